@@ -39,6 +39,20 @@ def service_settings(**options: Any) -> "ServiceSettings":
         fail(f"a setting is not valid: {', '.join(faults)}")
 
 
+def has_installation(settings: ServiceSettings) -> bool:
+    """Whether a service has run on this data; exits with one line when that cannot be seen."""
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
+
+    from tuneship.service.open_installation import has_installation as is_there  # noqa: PLC0415
+
+    try:
+        return is_there(settings)
+    except StartupError as error:
+        fail(str(error))
+    except (SQLAlchemyError, OSError, ValueError) as error:  # its own text may hold the URL
+        fail(f"the data of the service cannot be opened: {type(error).__name__}")
+
+
 @contextmanager
 def opened_installation(
     settings: "ServiceSettings", *, reads_files: bool = False

@@ -26,7 +26,12 @@ ALONE = {
 # Groups of commands for the service's own machine.
 OWN_GROUPS = ("keys",)
 # Commands that stand beside the declared ones in a group of the API, and go before one of the same name.
-BESIDE = {"jobs": "job_commands", "canary": "canary", "models": "models", "audit": "audit"}
+BESIDE = {
+    "jobs": ("job_commands",),
+    "canary": ("canary",),
+    "models": ("models", "base_models"),
+    "audit": ("audit",),
+}
 FLOWS, API, MACHINE, ACCOUNT = "Pipeline", "The API", "The service's machine", "Which service"
 
 
@@ -84,8 +89,10 @@ def _resource(group: str) -> Any:
     def commands() -> Mapping[str, Any]:
         from tuneship.cli.operations import declared_commands  # noqa: PLC0415 - starts slowly
 
-        beside = commands_in(_module(BESIDE[group])) if group in BESIDE else {}
-        return {**declared_commands(group), **beside}
+        found = dict(declared_commands(group))
+        for module in BESIDE.get(group, ()):
+            found |= commands_in(_module(module))
+        return found
 
     text = (type(resources()[group]).__doc__ or "").partition("\n")[0]
     return group_of(

@@ -7,12 +7,14 @@ import typer
 
 from tuneship.cli.common import fail, opened_installation, service_settings
 
-app = typer.Typer(no_args_is_help=True, help="Tuned models: export.")
+app = typer.Typer(
+    no_args_is_help=True, help="Base models: add, list, show, check, remove. Tuned models: export."
+)
 
 
 @app.callback()
 def models() -> None:
-    """Export tuned models for use elsewhere."""
+    """Add base models of your own, and export tuned models for use elsewhere."""
 
 
 @app.command()

@@ -61,6 +61,13 @@ class Installation:
     """The newest time that an earlier run has recorded."""
 
 
+def has_installation(settings: ServiceSettings) -> bool:
+    """Whether a service has run on the data directory or with the database. Raises as `open_for_command` does."""
+    url = url_of(settings.database_url, settings.data_dir)
+    check_name(settings.data_dir, url)
+    return installation.look(url).is_used or settings.master_key.is_file()
+
+
 def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> Installation:
     """Open the present installation without creating, migrating or writing anything. Raises `StartupError`.
 

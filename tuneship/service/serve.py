@@ -49,8 +49,10 @@ from tuneship.service.access.isolation import can_isolate, worker_folder
 from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
 from tuneship.service.access.key_usage import KeyKeeper
 from tuneship.service.all_handlers import SERVED
+from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
+from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.common.clock_watch import ClockWatch, utc_now
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.periodic import Periodic
@@ -85,6 +87,7 @@ SPARE_THREADS = 32
 # times the number of computing threads, would delay every answer.
 SWITCH_INTERVAL_S = 0.0005
 POSTGRES_PORT = 5432
+FOLDERS = ("blobs", "scratch", "work", "logs", "base_models")
 FORGET_EVERY_S = 1.0
 NOTE_TIME_EVERY_S = 60.0
 
@@ -104,7 +107,7 @@ class DirectoryInUse(StartupError):
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
     """Create the data directory, close it to other users, and hold its lock. Raises `StartupError`."""
-    for folder in (data_dir, *(data_dir / name for name in ("blobs", "scratch", "work", "logs"))):
+    for folder in (data_dir, *(data_dir / name for name in FOLDERS)):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not folder.stat().st_mode & 0o077:
             continue
@@ -187,7 +190,8 @@ def _build(
     timing: ServiceTiming,
 ) -> Parts:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
-    runtime, catalogue = LocalProcesses(isolated=isolates), Catalogue(settings.model_catalogue)
+    runtime = LocalProcesses(isolated=isolates)
+    catalogue = Catalogue(settings.model_catalogue, added_folder(data_dir))
     command, start_timeout_s = settings.vllm_command, settings.vllm_start_timeout_s
     vllm_replicas: dict[Path, OpenReplica] = {
         base.path: vllm_replica(runtime, VllmServer(command, base.runtime_options, start_timeout_s))
@@ -225,6 +229,7 @@ def recover(parts: Parts) -> None:
     """Release what a killed service held, and set aside files without a row. No other process works on this data."""
     data_dir, now = parts.settings.data_dir, parts.clock()
     parts.blobs.sweep()
+    sweep(added_folder(data_dir))
     with parts.database.write() as connection:
         leases.release_all(connection, now)
         idempotency.release_all(connection)

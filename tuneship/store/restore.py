@@ -32,7 +32,8 @@ from tuneship.store.ownership import OWN, RECORD, name_of
 
 RESTORING = "restoring"
 ROWS, HEADS = "rows.sqlite", "heads"
-ALLOWED_ENTRIES = frozenset({"lock", RESTORING, KEY, "cache"})
+# Added base models are in no backup, and may be there before.
+ALLOWED_ENTRIES = frozenset({"lock", RESTORING, KEY, "cache", "base_models"})
 EMPTY_FOLDERS = frozenset({BLOBS, "scratch", "work", "logs"})
 
 

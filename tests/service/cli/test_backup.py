@@ -179,6 +179,18 @@ def test_nothing_is_overwritten_by_a_restore(
     assert everything(database.url) == rows
 
 
+def test_a_restore_leaves_base_models_that_were_added_before(
+    embedded: Installed, tmp_path: Path
+) -> None:
+    folder, new = tmp_path / "backup", Installed(tmp_path / "new")
+    done(embedded, "backup", folder, "--with-master-key")
+    model = new.data_dir / "base_models" / "own" / "config.json"
+    model.parent.mkdir(parents=True)
+    model.write_text("{}")
+    done(new, "restore", folder)
+    assert model.read_text() == "{}"
+
+
 def test_a_restore_beside_a_running_service_is_refused(embedded: Installed, tmp_path: Path) -> None:
     folder = tmp_path / "backup"
     done(embedded, "backup", folder)

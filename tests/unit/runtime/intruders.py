@@ -77,6 +77,7 @@ class Installation:
             for name in (
                 *("master.key", "credentials.json", "tuneship.sqlite", "tuneship.sqlite-wal"),
                 *("audit-heads.jsonl", "blobs/datasets/other/data.jsonl"),
+                "base_models/other/model.safetensors",
                 *("work/other/attempt-1/progress.jsonl", "work/other/checkpoints/step-1/state"),
             )
         ]

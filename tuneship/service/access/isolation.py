@@ -15,6 +15,7 @@ from tuneship.runtime.landlock import Places
 from tuneship.runtime.worker_processes import TEMPORARY, LocalProcesses
 from tuneship.runtime.worker_protocol import WorkerSpec
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+from tuneship.service.catalogues.origins import added_folder
 from tuneship.settings import ServiceSettings
 from tuneship.store.audit_heads import heads_file
 from tuneship.store.database import SQLITE_FILE
@@ -41,7 +42,10 @@ def training_places(
 ) -> Places:
     """The folders that a training process may read and write before it has a job; then only the job's remain."""
     datasets = worker_folder(settings, "datasets")
-    return Places((*(base.path for base in bases), datasets), (work,))
+    # The whole folder, so that a process that waits already can read a model that is added later.
+    added = added_folder(settings.data_dir)
+    added.mkdir(mode=0o700, exist_ok=True)
+    return Places((*(base.path for base in bases), added, datasets), (work,))
 
 
 def can_isolate(settings: ServiceSettings) -> bool:
@@ -69,8 +73,9 @@ def intrusion_outcomes(settings: ServiceSettings) -> dict[str, str]:
     ]
     others = (data_dir / name for name in ("scratch", "work", "logs", "blobs", "cache"))
     folders = [data_dir, *(path for path in others if path.is_dir())]
-    bases = Catalogue(settings.model_catalogue)
-    places = Places((*(base.path for base in bases), worker_folder(settings, "models")))
+    added = added_folder(data_dir)
+    bases = Catalogue(settings.model_catalogue, added)
+    places = Places((*(base.path for base in bases), added, worker_folder(settings, "models")))
     ours, theirs = socket.socketpair()
     with (
         ours,

@@ -1,15 +1,17 @@
-"""The base models: the shipped one and those of a catalogue file. Reads checkpoints' metadata without loading torch.
+"""The base models: shipped ones, those that `tuneship models add` has added, and those of a catalogue file.
 
-A catalogue is YAML: `models: [{id, path, name?, version?, description?, runtime?, runtime_options?}]`, where `path` is
-a checkpoint directory or a hub id that is already in the local cache, and `runtime` names the engine that serves it.
-Code from a checkpoint is never run.
+Reads checkpoints' metadata without loading torch. A catalogue is YAML:
+`models: [{id, path, name?, version?, description?, runtime?, runtime_options?}]`, where `path` is a checkpoint
+directory or a hub id that is already in the local cache, and `runtime` names the engine that serves it. Code from a
+checkpoint is never run.
 """
 
 import json
 import math
+import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +21,7 @@ import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
 from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
+from tuneship.service.catalogues.origins import MODEL_ID, Origin
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
 
@@ -159,7 +162,7 @@ class CataloguedModel:
         """The chat template of the checkpoint. Raises `CatalogueFault`."""
         try:
             return PromptTemplate.load(self.path)
-        except (TemplateFailed, OSError, ValueError) as error:
+        except (TemplateFailed, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CatalogueFault("its chat template cannot be read") from error
 
     @cached_property
@@ -215,33 +218,79 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
     return shapes
 
 
+class AddedModels:
+    """The base models in a folder that `tuneship models add` fills, also while the service runs."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` may be missing."""
+        self._folder = folder
+        self._known: dict[tuple[str, int, int], CataloguedModel] = {}
+
+    def present(self) -> Mapping[str, CataloguedModel]:
+        """The models that are there now, by id. Looks at the folder's entries alone unless one is new."""
+        found: dict[tuple[str, int, int], CataloguedModel] = {}
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    # What is being added or removed has a name with a dot.
+                    if MODEL_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                        state = entry.stat(follow_symlinks=False)
+                        # A model of the same name that replaced another differs in the second or third.
+                        key = (entry.name, state.st_ino, state.st_ctime_ns)
+                        found[key] = self._known.get(key) or _added(Path(entry.path))
+        except FileNotFoundError:
+            pass
+        self._known = found
+        return {model.id: model for model in found.values()}
+
+
+def _added(folder: Path) -> CataloguedModel:
+    try:
+        origin = Origin.read(folder)
+    except (OSError, ValueError):
+        return CataloguedModel(folder.name, folder, folder.name, "1", "Added base model")
+    licence = f", licence {origin.licence}" if origin.licence else ""
+    description = f"Added from {origin.source} ({origin.kind}){licence}"
+    return CataloguedModel(folder.name, folder, folder.name, "1", description)
+
+
 class Catalogue:
     """All base models by id."""
 
-    def __init__(self, file: Path | None = None) -> None:
-        """Read the shipped models, then those of `file`. Raises `CatalogueFault`."""
+    def __init__(self, file: Path | None = None, added: Path | None = None) -> None:
+        """Read the shipped models and those of `file`; `added` is the folder of added ones. Raises `CatalogueFault`."""
         folders = sorted(path for path in SHIPPED.iterdir() if (path / "config.json").is_file())
         description = "Shipped tiny model of US diagnosis texts, for demos and tests"
-        shipped = [
-            CataloguedModel(folder.name, folder, folder.name, "1", description)
+        self.shipped: Mapping[str, CataloguedModel] = {
+            folder.name: CataloguedModel(folder.name, folder, folder.name, "1", description)
             for folder in folders
-        ]
-        models = (*shipped, *catalogue_entries(file))
-        self._models = {model.id: model for model in models}
+        }
+        self.listed: Mapping[str, CataloguedModel] = {
+            model.id: model for model in catalogue_entries(file)
+        }
+        self._added = None if added is None else AddedModels(added)
+
+    @property
+    def added(self) -> Mapping[str, CataloguedModel]:
+        """The added models that are there now."""
+        return {} if self._added is None else self._added.present()
 
     def __iter__(self) -> Iterator[CataloguedModel]:
         """The models that can be used, by id."""
-        usable = (model for model in self._models.values() if model.fault is None)
+        models = {**self.added, **self.shipped, **self.listed}
+        usable = (model for model in models.values() if model.fault is None)
         return iter(sorted(usable, key=lambda model: model.id))
 
     def get(self, identifier: str) -> CataloguedModel | None:
-        """The base model with this id, also one that cannot be used."""
-        return self._models.get(identifier)
+        """The base model with this id, also one that cannot be used. The operator's file decides over a name."""
+        known = self.listed.get(identifier) or self.shipped.get(identifier)
+        return known or self.added.get(identifier)
 
     @property
     def default(self) -> CataloguedModel:
         """The first shipped model; its tokenizer counts a dataset's tokens."""
-        return next(iter(self._models.values()))
+        first = next(iter(self.shipped))
+        return self.listed.get(first) or self.shipped[first]
 
 
 def catalogue_entries(file: Path | None) -> list[CataloguedModel]:

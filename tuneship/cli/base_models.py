@@ -1,0 +1,296 @@
+"""`tuneship models add | list | show | check | remove`: base models of one's own, whether the service runs or not.
+
+Results go to standard output (`--json` for programs), progress and errors to standard error. Exit code 1: nothing was
+changed; 2: an argument that cannot be read; 4: `check` has found faults.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tuneship.cli.common import fail, has_installation, opened_installation, service_settings
+from tuneship.settings import ServiceSettings
+from tuneship.startup import StartupError
+
+if TYPE_CHECKING:  # the light install has no service
+    from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+    from tuneship.service.catalogues.origins import Origin
+    from tuneship.store.base_model_records import BaseModelUsers
+
+WRONG = 4
+
+app = typer.Typer()
+
+DataDir = Annotated[
+    Path | None, typer.Option(help="The data directory of the service, as for `tuneship serve`.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+ModelId = Annotated[str, typer.Argument(metavar="ID", help="As `tuneship models bases` shows it.")]
+
+
+@app.command()
+def add(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A directory of a Hugging Face checkpoint, the hub's id of one in the local cache, or a GGUF file."
+        ),
+    ],
+    identifier: Annotated[
+        str | None, typer.Option("--id", help="Its id; default: the name of the source.")
+    ] = None,
+    hard_links: Annotated[
+        bool,
+        typer.Option(help="Share the checkpoint's files instead of copying: do not change them."),
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a base model; a running service offers it at once."""
+    settings = service_settings(data_dir=data_dir)
+    os.umask(0o077)  # the files are for the service's own user
+    _need_service()
+    from tuneship.service.catalogues.adding import add as add_model  # noqa: PLC0415 - the light install
+    from tuneship.service.catalogues.sources import default_id, find_source  # noqa: PLC0415
+
+    _refuse_other_user(settings.data_dir)
+    try:
+        found = find_source(source)
+        chosen = identifier if identifier is not None else default_id(found)
+        now = datetime.now(UTC)
+        origin = add_model(settings, found, chosen, now, _progress, hard_links=hard_links)
+    except StartupError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted: nothing was added")
+    if as_json:
+        record = {"id": chosen, "loss_before": origin.loss_before, "loss_after": origin.loss_after}
+        typer.echo(json.dumps(record, indent=2))
+        return
+    before, after = origin.loss_before, origin.loss_after
+    text = (
+        f"{before:.4f} as transformers reads the source, {after:.4f} as our engine reads the copy"
+    )
+    typer.echo(f"loss of a fixed text: {text}\nadded {chosen}")
+
+
+@app.command()
+def bases(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the base models of this machine: shipped, added, and those of the operator's file."""
+    settings = service_settings(data_dir=data_dir)
+    catalogue, users = _catalogue(settings), _users(settings)
+    records = [_record(catalogue, model, users) for model in _all(catalogue)]
+    if as_json:
+        typer.echo(json.dumps({"base_models": records}, indent=2, ensure_ascii=False))
+        return
+    table = Table()
+    for name in ("id", "parameters", "context", "origin", "licence", "in use by"):
+        table.add_column(name, no_wrap=name in ("id", "in use by"), overflow="fold")
+    for record in records:
+        table.add_row(
+            record["id"],
+            _short(record["parameters"]) if record["fault"] is None else f"! {record['fault']}",
+            str(record["context_length"] or ""),
+            _origin_text(record),
+            record["licence"] or "",
+            _users_text(record["in_use_by"]),
+        )
+    Console().print(table)
+
+
+@app.command()
+def show(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show one base model: its origin, its files, its losses and who uses it."""
+    settings = service_settings(data_dir=data_dir)
+    catalogue, users = _catalogue(settings), _users(settings)
+    model = _model(catalogue, identifier)
+    record = _record(catalogue, model, users) | {"path": str(model.path.absolute())}
+    origin = _origin(model)
+    if origin is not None:
+        names = ("versions", "source_sha256", "sha256", "loss_before", "loss_after")
+        record |= {name: getattr(origin, name) for name in names}
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        return
+    for name, value in record.items():
+        if isinstance(value, dict):
+            fields: Mapping[str, Any] = value
+            typer.echo(f"{name}:")
+            for key, entry in fields.items():
+                text = ", ".join(entry) or "none" if isinstance(entry, list) else entry
+                typer.echo(f"  {key}: {text}")
+        elif value is not None:
+            typer.echo(f"{name}: {value}")
+
+
+@app.command()
+def check(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Compare a base model's files with their digests, and our engine with transformers; ask it a question."""
+    model = _model(_catalogue(service_settings(data_dir=data_dir)), identifier)
+    from tuneship.conversion.order import QUESTION  # noqa: PLC0415 - the light install
+    from tuneship.service.catalogues.adding import check as check_model  # noqa: PLC0415
+
+    try:
+        result = check_model(model)
+    except StartupError as error:
+        fail(str(error))
+    record: dict[str, Any] = {"id": identifier, "faults": result.faults}
+    report = result.report
+    if report is not None and report.refused is None:
+        losses = {"transformers": report.loss_before, "engine": report.loss_after}
+        record |= {"losses": losses, "served_format": report.served_format}
+        record |= {"served_loss": report.served_loss, "question": QUESTION, "answer": report.answer}
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        raise typer.Exit(WRONG if result.faults else 0)
+    if "losses" in record:
+        by, served = record["losses"], f"{record['served_loss']:.4f} as it is served here"
+        text = (
+            f"{by['transformers']:.4f} by transformers, {by['engine']:.4f} by our engine, {served}"
+        )
+        typer.echo(f"loss of a fixed text: {text} ({record['served_format']})")
+        typer.echo(f"{QUESTION}\n{record['answer']}")
+    for fault in result.faults:
+        typer.echo(f"{identifier}: {fault}")
+    if result.faults:
+        fail(f"{len(result.faults)} things are wrong", WRONG)
+    typer.echo(f"{identifier} is as it should be")
+
+
+@app.command()
+def remove(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Remove a base model that was added and that nobody uses."""
+    settings = service_settings(data_dir=data_dir)
+    catalogue = _catalogue(settings)
+    from tuneship.service.catalogues.adding import remove as remove_model  # noqa: PLC0415 - light install
+    from tuneship.service.catalogues.origins import added_folder  # noqa: PLC0415
+
+    if identifier not in catalogue.added:
+        _model(catalogue, identifier)
+        fail(f"{identifier} was not added: a shipped model or one of the catalogue file stays")
+
+    def users() -> list[str]:
+        found = _users(settings).get(identifier)
+        return [] if found is None else found.all
+
+    try:
+        remove_model(added_folder(settings.data_dir), identifier, users)
+    except StartupError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{identifier} cannot be removed: {error.strerror}")
+    typer.echo(
+        json.dumps({"id": identifier, "removed": True}) if as_json else f"removed {identifier}"
+    )
+
+
+def _progress(text: str) -> None:
+    typer.echo(f"{text} ...", err=True)
+
+
+def _need_service() -> None:
+    """Exit with one line on the light install."""
+    try:
+        import tuneship.service.catalogues.adding  # noqa: F401, PLC0415 - the light install
+    except ModuleNotFoundError as error:
+        fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
+
+
+def _refuse_other_user(data_dir: Path) -> None:
+    """Files of another user would be closed to the service."""
+    if data_dir.is_dir() and data_dir.stat().st_uid != os.geteuid():
+        fail(f"{data_dir} belongs to another user: run this as that user")
+
+
+def _catalogue(settings: ServiceSettings) -> "Catalogue":
+    _need_service()
+    from tuneship.service.catalogues.base_models import Catalogue  # noqa: PLC0415 - the light install
+    from tuneship.service.catalogues.origins import added_folder  # noqa: PLC0415
+
+    try:
+        return Catalogue(settings.model_catalogue, added_folder(settings.data_dir))
+    except StartupError as error:
+        fail(str(error))
+
+
+def _users(settings: ServiceSettings) -> "Mapping[str, BaseModelUsers]":
+    """Who uses which base model; nobody before the first start of a service."""
+    if not has_installation(settings):
+        return {}
+    with opened_installation(settings) as opened:
+        from tuneship.store.base_model_records import users_of_base_models  # noqa: PLC0415 - light
+
+        with opened.database.read() as connection:
+            return users_of_base_models(connection)
+
+
+def _model(catalogue: "Catalogue", identifier: str) -> "CataloguedModel":
+    model = catalogue.get(identifier)
+    if model is None:
+        fail("there is no base model with this id: `tuneship models bases` shows them")
+    return model
+
+
+def _all(catalogue: "Catalogue") -> "list[CataloguedModel]":
+    """All models, also those that cannot be used, by id."""
+    models = {**catalogue.added, **catalogue.shipped, **catalogue.listed}
+    return [models[identifier] for identifier in sorted(models)]
+
+
+def _origin(model: "CataloguedModel") -> "Origin | None":
+    from tuneship.service.catalogues.origins import Origin  # noqa: PLC0415 - the light install
+
+    try:
+        return Origin.read(model.path)
+    except (OSError, ValueError):
+        return None
+
+
+def _record(
+    catalogue: "Catalogue", model: "CataloguedModel", users: "Mapping[str, BaseModelUsers]"
+) -> dict[str, Any]:
+    """The facts about a model that `list` shows."""
+    origin, used = _origin(model), users.get(model.id)
+    kind = "catalogue file" if model.id in catalogue.listed else "shipped"
+    is_usable = model.fault is None
+    return {
+        "id": model.id,
+        "parameters": model.parameters if is_usable else None,
+        "context_length": model.context_length if is_usable else None,
+        "origin": {
+            "kind": kind if origin is None else origin.kind,
+            "source": None if origin is None else origin.source,
+            "added_at": None if origin is None else origin.added_at,
+        },
+        "licence": None if origin is None else origin.licence,
+        "fault": model.fault,
+        "in_use_by": {
+            "jobs": [] if used is None else used.jobs,
+            "deployments": [] if used is None else used.deployments,
+            "models": [] if used is None else used.models,
+        },
+    }
+
+
+def _origin_text(record: Mapping[str, Any]) -> str:
+    origin = record["origin"]
+    return origin["kind"] if origin["source"] is None else f"{origin['kind']} {origin['source']}"
+
+
+def _users_text(users: Mapping[str, list[str]]) -> str:
+    counted = [f"{len(ids)} {kind}" for kind, ids in users.items() if ids]
+    return ", ".join(counted) or "nobody"
+
+
+def _short(number: int) -> str:
+    for size, unit in ((1_000_000_000, "B"), (1_000_000, "M")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)

@@ -1,0 +1,343 @@
+"""Adds a base model to an installation, checks and removes it, whether the service runs or not.
+
+A model is made in a folder of its own beside the others (`.adding-…`), flushed, and renamed when all is right: a
+running service sees it whole or not at all. Foreign files are read by a process of its own (`tuneship/conversion/`).
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+from tuneship.contract.common import render_time
+from tuneship.contract.errors import InternalError
+from tuneship.conversion.order import ALLOWED_DIFFERENCE, ReadingOrder, ReadingReport
+from tuneship.host.disk_space import check_room
+from tuneship.host.durable import flush, flush_open
+from tuneship.host.machine import GIB
+from tuneship.runtime.landlock import Places
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import WorkerSpec
+from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+from tuneship.service.catalogues.origins import (
+    MODEL_ID,
+    ORIGIN_FILE,
+    Origin,
+    added_folder,
+    digest_of,
+)
+from tuneship.service.catalogues.sources import AddingRefused, CheckpointSource, GgufSource
+from tuneship.service.common.refusals import abbreviated
+from tuneship.settings import ServiceSettings
+
+ADDING, REMOVING = ".adding-", ".removing-"
+LOCK = "lock"
+POLL_S = 0.05
+COPIED_AT_ONCE = 1 << 20
+# The call of Linux that copies a file without its blocks, where the file system can.
+FICLONE = 0x40049409
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The faults of a base model, and how it was read."""
+
+    faults: list[str]
+    report: ReadingReport | None = None
+    """None where the model was not read."""
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A source that is ready to be read."""
+
+    order: ReadingOrder
+    readable: Path
+    sha256: dict[str, str]
+    """SHA-256 of the source's files, by name."""
+
+
+def add(
+    settings: ServiceSettings,
+    source: CheckpointSource | GgufSource,
+    identifier: str,
+    now: datetime,
+    note: Note,
+    *,
+    hard_links: bool = False,
+) -> Origin:
+    """Add a base model under an id. Raises `AddingRefused`; then nothing has changed.
+
+    `hard_links`: share the files of a checkpoint instead of copying them. `note` is told what happens.
+    """
+    folder = added_folder(settings.data_dir)
+    _refuse_taken(Catalogue(settings.model_catalogue, folder), identifier)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with staged(folder, ADDING) as stage:
+            (stage / "model").mkdir(mode=0o700)
+            if isinstance(source, GgufSource):
+                prepared = _linked(settings, source, stage)
+                note("converting and comparing with transformers")
+            else:
+                note("copying")
+                prepared = _copied(settings, source, stage, hard_links=hard_links)
+                note("comparing with transformers")
+            report = read_in_process(prepared.order, stage, prepared.readable)
+            refuse_unusable(source.name, report)
+            origin = _finished(source, prepared, report, stage / "model", now)
+            (stage / "model").rename(folder / identifier)
+        flush(folder)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise AddingRefused(f"there is a base model {identifier} already") from None
+        raise AddingRefused(f"{source.name} cannot be added: {error.strerror}") from error
+    return origin
+
+
+def _refuse_taken(catalogue: Catalogue, identifier: str) -> None:
+    if not MODEL_ID.fullmatch(identifier):
+        raise AddingRefused(
+            "the id must begin with a letter or digit and hold only these and . _ -, 64 at most: choose it with --id"
+        )
+    if catalogue.get(identifier) is not None:
+        raise AddingRefused(
+            f"there is a base model {identifier} already: choose another id with --id"
+        )
+
+
+@contextmanager
+def staged(folder: Path, prefix: str) -> Generator[Path]:
+    """A new folder beside the models, removed at the end; the next command removes that of a killed one."""
+    with ExitStack() as held:
+        with _alone(folder):
+            _sweep(folder)
+            stage = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+            held.callback(shutil.rmtree, stage, ignore_errors=True)
+            lock = held.enter_context((stage / LOCK).open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield stage
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed commands have left in the folder of added models, which may be missing."""
+    if folder.is_dir():
+        with _alone(folder):
+            _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    for leftover in (*folder.glob(f"{ADDING}*"), *folder.glob(f"{REMOVING}*")):
+        try:
+            with (leftover / LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue  # its command runs
+        except OSError:
+            pass  # its command was killed before it made the lock
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """Let no other command make or remove folders of unfinished work meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _linked(settings: ServiceSettings, source: GgufSource, stage: Path) -> _Prepared:
+    """Put the file alone into a folder: transformers looks for others beside it."""
+    if find_spec("gguf") is None:
+        raise AddingRefused("a GGUF file needs `pip install 'tuneship[gguf]'`")
+    _refuse_full(settings, source.bytes_needed)
+    folder, name = stage / "source", "model.gguf"
+    folder.mkdir(mode=0o700)
+    (folder / name).symlink_to(source.file.resolve())
+    order = ReadingOrder(str(folder), str(stage / "model"), gguf_file=name)
+    return _Prepared(order, folder, {source.name: digest_of(source.file)})
+
+
+def _copied(
+    settings: ServiceSettings, source: CheckpointSource, stage: Path, *, hard_links: bool
+) -> _Prepared:
+    """Copy the files that are needed, and nothing else."""
+    names = source.files()
+    if not hard_links:
+        _refuse_full(settings, sum((source.folder / name).stat().st_size for name in names))
+    for name in names:
+        _copy((source.folder / name).resolve(), stage / "model" / name, hard_links=hard_links)
+    order = ReadingOrder(str(source.folder.absolute()), str(stage / "model"))
+    digests = {name: digest_of(stage / "model" / name) for name in names}
+    return _Prepared(order, source.folder.absolute(), digests)
+
+
+def _copy(source: Path, target: Path, *, hard_links: bool) -> None:
+    if hard_links:
+        with suppress(OSError):  # another file system, or one without links
+            target.hardlink_to(source)
+            return
+    with source.open("rb") as read, target.open("xb") as written:
+        try:
+            fcntl.ioctl(written, FICLONE, read.fileno())
+        except OSError:
+            shutil.copyfileobj(read, written, COPIED_AT_ONCE)
+        flush_open(written)
+
+
+def _refuse_full(settings: ServiceSettings, needed: int) -> None:
+    """Keep as much of the disk free as the service does for uploads."""
+    try:
+        check_room(settings, needed)
+    except InternalError:
+        raise AddingRefused(
+            f"the disk has no room for it: {needed / GIB:.1f} GiB are needed beside what the service keeps free"
+        ) from None
+
+
+def read_in_process(order: ReadingOrder, work: Path, readable: Path) -> ReadingReport:
+    """Have a process read the model that may write `work` alone. Raises `AddingRefused` when it ends without a report.
+
+    The process is as isolated as the host can, and ends with this one.
+    """
+    order_file, report_file = work / "order.json", work / "report.json"
+    order.write(order_file)
+    places = Places((readable, Path(order.target)), (work,))
+    arguments = (str(order_file.absolute()), str(report_file.absolute()))
+    spec = WorkerSpec("tuneship.conversion", arguments, work / "log", places=places)
+    worker = LocalProcesses(isolated=False).start(spec)
+    try:
+        while worker.exit_code() is None:
+            time.sleep(POLL_S)
+    finally:
+        worker.kill()
+    try:
+        return ReadingReport.read(report_file)
+    except (OSError, ValueError):
+        code = worker.exit_code() or 0
+        why = "was killed, perhaps for its memory" if code == -signal.SIGKILL else "crashed"
+        raise AddingRefused(f"the process that reads the model {why} (exit code {code})") from None
+
+
+def refuse_unusable(name: str, report: ReadingReport) -> None:
+    """Raises `AddingRefused` for a model that cannot be read, or that our engine reads otherwise."""
+    if report.refused is not None:
+        raise AddingRefused(f"{name} cannot be added: {report.refused}")
+    if not report.is_alike:
+        raise AddingRefused(f"{name} cannot be added: {difference_of(report)}")
+
+
+def difference_of(report: ReadingReport) -> str:
+    """Say by how much our engine and transformers differ."""
+    return (
+        f"our engine reads it otherwise than transformers: the loss of a fixed text is {report.loss_after:.4f} "
+        f"instead of {report.loss_before:.4f}, and single tokens differ by {report.difference:.2g}"
+    )
+
+
+def _finished(
+    source: CheckpointSource | GgufSource,
+    prepared: _Prepared,
+    report: ReadingReport,
+    model: Path,
+    now: datetime,
+) -> Origin:
+    """Write the origin, and everything to the disk. Raises `AddingRefused` for a model that would not be offered."""
+    fault = CataloguedModel(source.name, model, source.name, "", "").fault
+    if fault is not None:
+        raise AddingRefused(f"{source.name} cannot be added: {fault}")
+    files = sorted(model.iterdir())
+    origin = Origin(
+        kind=source.kind,
+        source=source.name,
+        source_sha256=prepared.sha256,
+        sha256={file.name: digest_of(file) for file in files},
+        versions=report.versions,
+        added_at=render_time(now),
+        licence=source.licence,
+        loss_before=report.loss_before,
+        loss_after=report.loss_after,
+    )
+    origin.write(model)
+    for path in (*files, model):
+        flush(path)
+    return origin
+
+
+def check(model: CataloguedModel) -> CheckResult:
+    """Compare the files with their digests, and our engine with transformers; ask the engine a question.
+
+    Raises `AddingRefused` for a model of another engine, and when the process that reads it crashes.
+    """
+    if not model.engine.is_own:
+        raise AddingRefused(f"{model.id} is served by {model.runtime}, which is not compared")
+    if model.fault is not None:
+        return CheckResult([model.fault])
+    origin, faults = _file_faults(model.path)
+    folder = str(model.path.absolute())
+    order = ReadingOrder(folder, folder, end_tokens=list(model.stop_tokens))
+    with tempfile.TemporaryDirectory(prefix="tuneship-check-") as work:
+        report = read_in_process(order, Path(work), model.path.absolute())
+    if report.refused is not None:
+        faults.append(report.refused)
+    elif not report.is_alike:
+        faults.append(difference_of(report))
+    elif origin and abs(report.loss_after - origin.loss_after) > ALLOWED_DIFFERENCE:
+        faults.append(
+            f"the loss of a fixed text is {report.loss_after:.4f}; it was {origin.loss_after:.4f} when it was added"
+        )
+    return CheckResult(faults, report)
+
+
+def _file_faults(model: Path) -> tuple[Origin | None, list[str]]:
+    """The origin of a model, and which of its files are not those that were added."""
+    try:
+        origin = Origin.read(model)
+    except FileNotFoundError:
+        return None, []  # a shipped model, or one of the operator's file
+    except (OSError, ValueError):
+        return None, [f"its {ORIGIN_FILE} cannot be read"]
+    faults: list[str] = []
+    for name, digest in origin.sha256.items():
+        try:
+            if digest_of(model / name) != digest:
+                faults.append(f"its {name} is not the file that was added")
+        except OSError as error:
+            faults.append(f"its {name} cannot be read: {error.strerror}")
+    return origin, faults
+
+
+def remove(folder: Path, identifier: str, users: Callable[[], Sequence[str]]) -> None:
+    """Remove an added model that nobody uses. Raises `AddingRefused` and `OSError`; then it is still there.
+
+    `users` lists the ids of what uses it now.
+    """
+    _refuse_used(identifier, users())
+    with staged(folder, REMOVING) as stage:
+        (folder / identifier).rename(stage / "model")
+        try:
+            # From here on the service offers it no more, so a user that came meanwhile is seen here.
+            _refuse_used(identifier, users())
+        except BaseException:
+            (stage / "model").rename(folder / identifier)
+            raise
+        flush(folder)
+
+
+def _refuse_used(identifier: str, users: Sequence[str]) -> None:
+    if users:
+        raise AddingRefused(f"{identifier} is in use: delete {abbreviated(users)} first")

@@ -1,0 +1,138 @@
+"""Finds the source of a base model that an operator adds, and the files of it that are needed.
+
+A source is a directory of a Hugging Face checkpoint, the id of one in the local cache of the hub, or a GGUF file.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tuneship.conversion.gguf_header import GgufRefused, check_convertible, read_header
+from tuneship.service.catalogues.base_models import (
+    CataloguedModel,
+    CatalogueFault,
+    cached_snapshot,
+)
+from tuneship.startup import StartupError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+INDEX = "model.safetensors.index.json"
+# The files beside the weights that training and serving read, and the licence.
+SIDE_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "chat_template.jinja"),
+    *("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt"),
+)
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class AddingRefused(StartupError):
+    """A base model was not added, changed or removed; the message says why."""
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """A checkpoint that can be copied."""
+
+    kind: str
+    name: str
+    folder: Path
+
+    def files(self) -> list[str]:
+        """The names of the files to copy. Raises `AddingRefused` for a checkpoint that cannot be served."""
+        weights = self._weights()
+        # Nothing is loaded for it, so that a mistake shows at once.
+        fault = CataloguedModel(self.name, self.folder, self.name, "", "").fault
+        if fault is not None:
+            raise AddingRefused(f"{self.name} cannot be added: {fault}")
+        return [*(name for name in SIDE_FILES if (self.folder / name).is_file()), *weights]
+
+    def _weights(self) -> list[str]:
+        index = self.folder / INDEX
+        if index.is_file():
+            names = self._named_in(index)
+        elif (self.folder / "model.safetensors").is_file():
+            names = {"model.safetensors"}
+        else:
+            names = {file.name for file in self.folder.glob("*.safetensors")}
+        if not names and any(file for kind in PICKLES for file in self.folder.glob(kind)):
+            raise AddingRefused(
+                f"{self.name} holds its weights as pickles only, which can run code when they are read: "
+                "save them as safetensors first"
+            )
+        lost = sorted(name for name in names if not (self.folder / name).is_file())
+        if lost:
+            raise AddingRefused(f"{self.name} cannot be added: its {lost[0]} is missing")
+        return [*sorted(names), *([INDEX] if index.is_file() else [])]
+
+    def _named_in(self, index: Path) -> set[str]:
+        """The files that an index of weights names: plain names in the same folder."""
+        try:
+            names = set[Any](json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            if all(re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
+                return names
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        raise AddingRefused(f"{self.name} cannot be added: its {INDEX} cannot be read")
+
+    @property
+    def licence(self) -> str | None:
+        """The licence that the model card names."""
+        try:
+            card = (self.folder / "README.md").read_text(encoding="utf-8")
+            header: Any = (
+                yaml.safe_load(card.split("---\n", 2)[1]) if card.startswith("---\n") else {}
+            )
+            named = header.get("license")
+        except (OSError, ValueError, yaml.YAMLError, IndexError, AttributeError):
+            return None
+        return named if isinstance(named, str) and named else None
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """A GGUF file that can be converted."""
+
+    name: str
+    file: Path
+    licence: str | None
+    bytes_needed: int
+    """Size of the checkpoint that is made of it, roughly."""
+    kind: str = "gguf"
+
+
+def find_source(text: str) -> CheckpointSource | GgufSource:
+    """The source that a user names. Raises `AddingRefused`."""
+    path = Path(text)
+    if path.is_dir():
+        return CheckpointSource("directory", path.resolve().name, path)
+    if path.is_file():
+        return _gguf(path)
+    if path.suffix == ".gguf" or not HUB_ID.fullmatch(text):
+        raise AddingRefused(f"there is no directory and no file {text}")
+    try:
+        return CheckpointSource("hub", text, cached_snapshot(text))
+    except CatalogueFault as fault:
+        raise AddingRefused(str(fault)) from None
+
+
+def default_id(source: CheckpointSource | GgufSource) -> str:
+    """An id made of the source's name, which may still be refused."""
+    name = Path(source.name).stem if isinstance(source, GgufSource) else Path(source.name).name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:64]
+
+
+def _gguf(file: Path) -> GgufSource:
+    try:
+        header = read_header(file)
+        check_convertible(header)
+    except GgufRefused as refusal:
+        raise AddingRefused(f"{file.name} cannot be added: {refusal}") from None
+    except OSError as error:
+        raise AddingRefused(f"{file.name} cannot be read: {error.strerror}") from None
+    width = 4 if all(tensor.format == "F32" for tensor in header.tensors) else 2
+    return GgufSource(file.name, file, header.licence, header.parameters * width)
