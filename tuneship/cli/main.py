@@ -11,6 +11,7 @@ import typer
 
 from tuneship.cli import audit as audit_cli
 from tuneship.cli import backup as backup_cli
+from tuneship.cli import init as init_cli
 from tuneship.cli import keys as keys_cli
 from tuneship.cli import models as models_cli
 from tuneship.cli.common import fail, service_settings
@@ -27,6 +28,7 @@ app.add_typer(keys_cli.app, name="keys")
 app.add_typer(audit_cli.app, name="audit")
 app.add_typer(models_cli.app, name="models")
 app.add_typer(backup_cli.app)
+app.add_typer(init_cli.app)
 
 
 @app.callback()
