@@ -1,6 +1,11 @@
 """The two distributions agree: one version, no file in both, and locks that hold the tested versions."""
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -41,6 +46,35 @@ def test_what_the_client_requires_tuneship_requires_in_the_same_versions() -> No
     client = project("packaging/client")["project"]
     ours = {*client["dependencies"], *client["optional-dependencies"]["cli"]}
     assert ours <= set(project(".")["project"]["dependencies"])
+
+
+def test_every_module_of_the_client_and_its_command_imports_without_the_rest(
+    tmp_path: Path,
+) -> None:
+    for source in wheel("packaging/client")["hooks"]["custom"]["files"]:
+        file = ROOT / "packaging" / "client" / source
+        copy = shutil.copytree if file.is_dir() else shutil.copyfile
+        (tmp_path / "tuneship").mkdir(exist_ok=True)
+        copy(file, tmp_path / "tuneship" / file.name)
+    modules = [
+        ".".join(file.relative_to(tmp_path).with_suffix("").parts)
+        for file in tmp_path.rglob("*.py")
+    ]
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    heavy = {"prefect", "pandas", "torch", "transformers", "sqlalchemy", "starlette", "flows"}
+    assert heavy & set(json.loads(done.stdout)) == set()
 
 
 @pytest.mark.parametrize("lock", LOCKED, ids=lambda file: file.stem)
