@@ -11,6 +11,9 @@ PURE = contract gates metrics traffic client
 TESTS = tests
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Before tuneship-client was a distribution, tuneship had its files: removing the one would take them from the other.
+FORGET = $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
+
 .PHONY: demo up down test test-all coverage soak check bench lock packages clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
@@ -69,9 +72,11 @@ $(VENV)/python.stamp:
 	@touch $@
 
 $(VENV)/service.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt
+	@$(FORGET)
 	$(PIP) -e packaging/client -e '.[service]'
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt
+	@$(FORGET)
 	$(PIP) -e packaging/client -e '.[dev]'
 	@touch $@ $(VENV)/service.stamp

@@ -167,9 +167,8 @@ def whole(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     made = Installed(tmp_path_factory.mktemp("whole"))
     done = made.pip("install", "--no-deps", "--no-index", *wheels.values())
     assert done.returncode == 0, done.stderr
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = made.python.parents[1] / "lib" / version / "site-packages"
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    # Not by a file in its site-packages: workers may read what PYTHONPATH names, and nothing else outside.
+    made.environment["PYTHONPATH"] = sysconfig.get_path("purelib")
     return made
 
 
