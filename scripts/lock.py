@@ -25,6 +25,7 @@ LOCKS = {
     "pipeline.txt": ("pyproject.toml", "--universal"),
     "service.txt": ("pyproject.toml", *EXTRAS, "--python-platform", "x86_64-manylinux_2_28"),
 }
+WITH_EXTRAS = re.compile(r"^([a-z0-9-]+)\[[^]]+\](==.*\n(?: +--hash=.*\n)+)", flags=re.MULTILINE)
 EDITABLE = ("-e", "packaging/client", "-e", ".[dev]")
 
 
@@ -61,21 +62,19 @@ def places_of_wheels() -> list[str]:
 def write_locks() -> None:
     """Let uv write every lock, and put them in place only when all are right."""
     fixed = (
-        f"-c {LOCK.name} --generate-hashes --no-emit-package tuneship-client --python-version 3.11"
+        f"-c {LOCK.name} --generate-hashes --no-strip-extras --python-version 3.11 --quiet".split()
     )
-    fixed = [
-        *fixed.split(),
-        "--custom-compile-command",
-        "make lock",
-        "--quiet",
-        *places_of_wheels(),
-    ]
+    fixed += ["--no-emit-package", "tuneship-client", "--custom-compile-command", "make lock"]
+    fixed += places_of_wheels()
     with tempfile.TemporaryDirectory(dir=LOCKED) as folder:
         for name, source in LOCKS.items():
             options = [*source, *fixed, "-o", str(Path(folder) / name)]
             subprocess.run(
                 [sys.executable, "-m", "uv", "pip", "compile", *options], cwd=ROOT, check=True
             )
+            # Up to version 23.2, pip asks for version and hashes of `name[extra]` and of `name` apart.
+            file = Path(folder) / name
+            file.write_text(WITH_EXTRAS.sub(r"\1\2\g<0>", file.read_text()))
         text = (Path(folder) / "service.txt").read_text()
         if not re.search(r"^torch==\S+\+cpu ", text, flags=re.MULTILINE):
             sys.exit("torch is not its CPU build: let pip's find-links name a folder that has it")

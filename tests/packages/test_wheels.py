@@ -210,13 +210,14 @@ def test_the_first_command_of_the_project_releases_a_model(whole: Installed, sho
     assert release.startswith("python flows/tune_and_deploy.py --params examples/release.yaml")
     assert release in (ROOT / "docs" / "installation.md").read_text()
     parameters = shop / "examples" / "release.yaml"
-    # The user's own file may be changed: a machine that runs tests is too busy for limits on latency.
-    text = parameters.read_text()
-    quick = text.replace(
-        "  latency_gates:\n    per_output_token: true", "  latency_gates: null\n   "
-    )
-    assert quick != text
-    parameters.write_text(quick)
+    # The files are the user's own now: less to train on, and no limits on latency where a machine is busy with tests.
+    chosen: Any = yaml.safe_load(parameters.read_text())
+    chosen["canary"]["latency_gates"] = None
+    chosen["evaluation"]["max_rows"] = 20
+    parameters.write_text(yaml.safe_dump(chosen))
+    for file in chosen["data"]["files"]:
+        lines = (parameters.parent / file).read_text().splitlines(keepends=True)
+        (parameters.parent / file).write_text("".join(lines[:400]))
     whole.run(*release.split(), cwd=shop)
     assert json.loads((shop / "out.json").read_text())["outcome"] == "promoted"
 
@@ -238,7 +239,10 @@ def up(whole: Installed, shop: Path) -> Iterator[str]:
 def test_a_worker_finds_the_flows_of_the_project(whole: Installed, up: str) -> None:
     own = {"PREFECT_API_URL": up, "PREFECT_HOME": str(whole.home / ".tuneship" / "prefect")}
     # From elsewhere, so that only the worker's own path leads to the flows.
-    whole.run("python", "-m", "prefect", "deployment", "run", "guard/guard", "--watch", **own)
+    said = whole.run(
+        "python", "-m", "prefect", "deployment", "run", "guard/guard", "--watch", **own
+    )
+    assert "Completed" in said
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOCKED = sorted((ROOT / "packaging" / "locked").glob("*.txt"))
-PIN = re.compile(r"^([a-z0-9._-]+)==(\S+)", flags=re.MULTILINE | re.IGNORECASE)
+PIN = re.compile(r"^([a-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", flags=re.MULTILINE | re.IGNORECASE)
 
 
 def project(folder: str) -> dict[str, Any]:
