@@ -35,7 +35,8 @@ def init(
     except NameTaken as taken:
         fail(f"{folder}: {taken}; name a folder without it")
     except OSError as error:
-        fail(f"{folder}: {error.strerror or 'cannot be written'}; nothing was written")
+        place = folder if folder.parent.is_dir() else folder.parent
+        fail(f"{place}: {error.strerror or 'cannot be written'}; nothing was written")
     typer.echo(f"{folder}: the pipeline of tuneship {installed}; next: {folder / 'README.md'}")
 
 
