@@ -11,7 +11,10 @@ PURE = contract gates metrics traffic client
 TESTS = tests
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo up down test test-all coverage soak check bench lock clean
+# Before tuneship-client was a distribution, tuneship had its files: removing the one would take them from the other.
+FORGET = $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
+
+.PHONY: demo up down test test-all coverage soak check bench lock packages clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
 	@$(BIN)/python examples/demo.py
@@ -52,8 +55,12 @@ bench: $(VENV)/dev.stamp ## the figures of docs and README, measured here; each 
 	  esac; done; \
 	  test -z "$$wrong" || { echo "wrong work:$$wrong" >&2; exit 1; }
 
-lock: $(VENV)/dev.stamp ## name in constraints.txt whatever an installation takes and no line names yet
+lock: $(VENV)/dev.stamp ## name in constraints.txt whatever an installation takes; write packaging/locked/ with hashes
 	$(BIN)/python scripts/lock.py
+
+packages: $(VENV)/dev.stamp ## both wheels, in dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/client
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean: ## forget the environment and the demo's files
 	rm -rf $(VENV) .demo
@@ -64,10 +71,12 @@ $(VENV)/python.stamp:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/service.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
-	$(PIP) -e '.[service]'
+$(VENV)/service.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt
+	@$(FORGET)
+	$(PIP) -e packaging/client -e '.[service]'
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
-	$(PIP) -e '.[dev]'
+$(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt
+	@$(FORGET)
+	$(PIP) -e packaging/client -e '.[dev]'
 	@touch $@ $(VENV)/service.stamp

@@ -16,6 +16,7 @@ import httpx
 from pydantic import ValidationError
 
 from deployments.background_processes import AtWork, NotStarted, ProcessFolder
+from deployments.definitions import PREFECT_YAML
 from deployments.set_up import WORK_POOL, SetUpFailed, register
 from deployments.webhook import ensure_webhook
 from flows.script.local_processes import PREFECT_SERVER, settings_at
@@ -53,6 +54,9 @@ class Local:
             "PREFECT_API_URL": self.prefect_url,
             "DO_NOT_TRACK": "1",
         }
+        # Flows, tasks and deployments need not be installed: the pipeline's processes find them in this project.
+        paths = (str(PREFECT_YAML.parent), self._environment.get("PYTHONPATH"))
+        self._pipeline_path = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     @property
     def prefect_url(self) -> str:
@@ -153,7 +157,10 @@ class Local:
     def _start_bridge(self) -> None:
         command = [sys.executable, "-m", "deployments.bridge"]
         self._processes.start(
-            "bridge", command, self._environment, lambda: _answers(self.bridge_url, 405)
+            "bridge",
+            command,
+            self._environment | self._pipeline_path,
+            lambda: _answers(self.bridge_url, 405),
         )
 
     def _start_worker(self, environment: dict[str, str]) -> None:
@@ -164,7 +171,7 @@ class Local:
         self._processes.start(
             "worker",
             [*command, "--name", "local"],
-            environment | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
+            environment | self._pipeline_path | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
             lambda: b"started" in log.read_bytes()[before:].lower(),
         )
 
@@ -216,7 +223,7 @@ def main() -> NoReturn:
         local = Local(LocalSettings(), ServiceSettings())
         {"up": local.up, "down": local.down, "status": local.status}[chosen]()
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; `make down` ends what runs\n")
+        sys.stderr.write("interrupted; `python -m deployments.local down` ends what runs\n")
         sys.exit(130)
     except ValidationError as fault:
         names = ", ".join(

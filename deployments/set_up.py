@@ -1,7 +1,7 @@
 """Sets up a Prefect server for tuneship, idempotently: work pool, flows, automations, credentials.
 
-`python -m deployments.set_up` does it for the server of PREFECT_API_URL (or of the active profile), from a checkout:
-the installed package has no `prefect.yaml`. `make up` calls it for its own server.
+`python -m deployments.set_up`, in the project's folder, does it for the server of PREFECT_API_URL (or of the active
+profile). `make up` calls it for its own server.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def register(environment: Mapping[str, str]) -> None:
     Settings that people have changed on the server stay (`definitions.py`). Raises `SetUpFailed`.
     """
     if not PREFECT_YAML.is_file():
-        raise SetUpFailed(f"{PREFECT_YAML} does not exist: set up from a checkout of tuneship")
+        raise SetUpFailed(f"{PREFECT_YAML} does not exist: `tuneship init` writes a whole project")
     prefect = ("prefect",)
     _run(
         environment, *prefect, "work-pool", "create", WORK_POOL, "--type", "process", "--overwrite"

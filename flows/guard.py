@@ -7,6 +7,14 @@ somebody else set are never touched. Runs every two minutes from `prefect.yaml`,
 `python flows/guard.py`. Rules: `flows/rollout/abandoned.py`.
 """
 
+import sys
+from pathlib import Path
+
+if (
+    __name__ == "__main__"
+):  # a script finds its modules in the project's folder, which need not be installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
 
 # isort: split

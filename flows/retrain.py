@@ -6,6 +6,14 @@ Runs weekly and on new datasets from `prefect.yaml`, or as `python flows/retrain
 is what the endpoint serves now. Requires `release.data`, as globs (`data/*.jsonl`) or as tags of datasets.
 """
 
+import sys
+from pathlib import Path
+
+if (
+    __name__ == "__main__"
+):  # a script finds its modules in the project's folder, which need not be installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
 
 # isort: split

@@ -6,11 +6,18 @@ deployments. Parameters: `CanaryPlan`. `tuneship/gates/canary.py` decides; `flow
 traffic.
 """
 
+import sys
+from pathlib import Path
+
+if (
+    __name__ == "__main__"
+):  # a script finds its modules in the project's folder, which need not be installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
 
 # isort: split
 from contextlib import nullcontext
-from pathlib import Path
 
 from prefect import flow, get_run_logger
 

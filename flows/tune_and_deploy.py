@@ -6,6 +6,14 @@ Requires a service (`TUNESHIP_URL`, or the script's own). Run it from the Prefec
 `python flows/tune_and_deploy.py --params release.yaml [--result out.json]`. Parameters: `flows/forms/release_form.py`.
 """
 
+import sys
+from pathlib import Path
+
+if (
+    __name__ == "__main__"
+):  # a script finds its modules in the project's folder, which need not be installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
 
 # isort: split

@@ -24,6 +24,7 @@ from tuneship.settings import (
     written_url,
 )
 
+PREFECT_PROGRAM = Path(__file__).with_name("prefect_server.py")
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 40.0
 # Exit code of `tuneship serve` when another one holds the data directory.
@@ -32,6 +33,7 @@ ALREADY_RUNNING = 6
 
 # Settings of every Prefect server started here: no telemetry, and batch sizes at which SQLite does not answer 503.
 PREFECT_SERVER = {
+    "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
@@ -142,7 +144,8 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             server = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-m", "flows.script.prefect_server", str(listener.fileno())],
+                # By its path: `-m` would search this project in the working directory, which may be any.
+                [sys.executable, "-P", str(PREFECT_PROGRAM), str(listener.fileno())],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.PIPE,  # the server ends when this pipe closes

@@ -40,7 +40,10 @@ def _module(name: str) -> str:
 
 
 def _pipeline() -> Builders:
-    return {"release": lambda: _in_panel(_single("release", "release"), FLOWS)}
+    return {
+        name: lambda name=name: _in_panel(_single(name, name), FLOWS)
+        for name in ("init", "release")
+    }
 
 
 def _api() -> Builders:

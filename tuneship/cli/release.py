@@ -2,11 +2,13 @@
 
 import runpy
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tuneship.cli.common import fail
 from tuneship.cli.connection import chosen_service, login_file, reported
 
 # By its name: the library does not know the pipeline, which stands above it.
@@ -34,6 +36,10 @@ def release(
     with reported():
         if not ClientSettings().url and login_file().is_file():
             use_service(chosen_service().settings)
+    # The pipeline lies in the folder of a project or in a checkout, as for the script.
+    sys.path.insert(0, str(Path.cwd()))
+    if find_spec(FLOW.partition(".")[0]) is None:
+        fail("there is no pipeline here: run this in a project that `tuneship init` made")
     sys.argv = ["tuneship release", "--params", str(params)]
     if result is not None:
         sys.argv += ["--result", str(result)]

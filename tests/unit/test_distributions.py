@@ -1,0 +1,103 @@
+"""The two distributions agree: one version, no file in both, and locks that hold the tested versions."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCKED = sorted((ROOT / "packaging" / "locked").glob("*.txt"))
+PIN = re.compile(r"^([a-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", flags=re.MULTILINE | re.IGNORECASE)
+
+
+def project(folder: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+
+
+def wheel(folder: str) -> dict[str, Any]:
+    return project(folder)["tool"]["hatch"]["build"]["targets"]["wheel"]
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_both_have_one_version() -> None:
+    both = project(".")["project"]
+    assert project("packaging/client")["project"]["version"] == both["version"]
+    assert f"tuneship-client[cli]=={both['version']}" in both["dependencies"]
+    assert f"-{both['version']}-" in (ROOT / "docs" / "installation.md").read_text()
+
+
+def test_each_file_of_the_package_belongs_to_one_distribution() -> None:
+    of_client = wheel("packaging/client")["hooks"]["custom"]["files"]
+    assert {f"/{target}" for target in of_client.values()} == set(wheel(".")["exclude"])
+    assert all(source == f"../../{target}" for source, target in of_client.items())
+
+
+def test_what_the_client_requires_tuneship_requires_in_the_same_versions() -> None:
+    client = project("packaging/client")["project"]
+    ours = {*client["dependencies"], *client["optional-dependencies"]["cli"]}
+    assert ours <= set(project(".")["project"]["dependencies"])
+
+
+def test_every_module_of_the_client_and_its_command_imports_without_the_rest(
+    tmp_path: Path,
+) -> None:
+    for source in wheel("packaging/client")["hooks"]["custom"]["files"]:
+        file = ROOT / "packaging" / "client" / source
+        copy = shutil.copytree if file.is_dir() else shutil.copyfile
+        (tmp_path / "tuneship").mkdir(exist_ok=True)
+        copy(file, tmp_path / "tuneship" / file.name)
+    modules = [
+        ".".join(file.relative_to(tmp_path).with_suffix("").parts)
+        for file in tmp_path.rglob("*.py")
+    ]
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    heavy = {"prefect", "pandas", "torch", "transformers", "sqlalchemy", "starlette", "flows"}
+    assert heavy & set(json.loads(done.stdout)) == set()
+
+
+@pytest.mark.parametrize("lock", LOCKED, ids=lambda file: file.stem)
+def test_a_lock_has_the_tested_versions_with_hashes_and_no_place(lock: Path) -> None:
+    text = lock.read_text()
+    assert "://" not in text
+    assert not re.search(r"^-", text, flags=re.MULTILINE), "an option would be an order to pip"
+    pins = dict(PIN.findall(text))
+    assert text.count("--hash=sha256:") >= len(pins) > 10
+    tested = {
+        canonical(name): version
+        for name, version in PIN.findall((ROOT / "constraints.txt").read_text())
+    }
+    other = {
+        name: version
+        for name, version in pins.items()
+        if canonical(name) in tested and version.removesuffix("+cpu") != tested[canonical(name)]
+    }
+    assert other == {}
+
+
+def test_the_lock_of_the_service_has_the_build_of_torch_for_processors() -> None:
+    text = (ROOT / "packaging" / "locked" / "service.txt").read_text()
+    assert re.search(r"^torch==\S+\+cpu ", text, flags=re.MULTILINE)
+    assert not re.search(r"^(nvidia|cuda|triton)", text, flags=re.MULTILINE)
+    assert "\ntorch==" not in (ROOT / "packaging" / "locked" / "pipeline.txt").read_text()

@@ -1,0 +1,15 @@
+"""The console script `tuneship`. It is installed with the client, whose library needs nothing of the command line."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command, or say what to install for it."""
+    try:
+        from tuneship.cli.main import main as run  # noqa: PLC0415 - what may be missing
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "tuneship":
+            raise  # a fault of ours, and no installation would mend it
+        need = "the command needs `pip install 'tuneship-client[cli]'`"
+        sys.exit(f"tuneship: {need} (missing: {error.name})")
+    run()
