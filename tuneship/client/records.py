@@ -229,7 +229,7 @@ def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterato
         pyarrow: Any = import_module("pyarrow")
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
-        message = "reading Parquet takes pyarrow: pip install 'tuneship[parquet]'"
+        message = "reading Parquet takes pyarrow: pip install pyarrow"
         raise SourceError(f"{name}: {message}") from None
     try:
         # Otherwise a group of rows is read as a whole, and most files have a single one.
