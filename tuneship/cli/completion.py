@@ -1,4 +1,4 @@
-"""What a shell completes: ids from the lists of the service, and words that the declarations name.
+"""Shell completion: ids from the lists of the service, and words that the declarations name.
 
 A service that does not answer within a moment, or refuses, completes nothing: a shell shows no errors.
 """

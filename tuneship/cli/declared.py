@@ -33,7 +33,7 @@ class DeclaredVerb:
 
     @property
     def sentence(self) -> str:
-        """What it does: the beginning of the operation's docstring, without notes."""
+        """The sentence of its help: the beginning of the operation's docstring, without notes."""
         text = self.operation.declaration.__doc__ or ""
         return NOTES.sub("", text.partition("\n\n")[0]).strip()
 

@@ -19,7 +19,11 @@ def command_line(
 ) -> list[str]:
     """The words after `tuneship` that send this body."""
     operation = verb.operation
-    words = [verb.group, verb.name, *(path_values[name] for name in operation.path_parameters)]
+    words = [
+        verb.group,
+        verb.name,
+        *(path_values.get(name, name.upper()) for name in operation.path_parameters),
+    ]
     if operation.file_parameter:
         words.append(file)
     if operation.body_parameter:

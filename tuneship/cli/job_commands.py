@@ -64,7 +64,7 @@ def watch(
 
 @dataclass
 class _Watched:
-    """What is known of a job: its record, and the last step of its stream."""
+    """The state of a watched job: its record, and the last step of its stream."""
 
     job: Job
     step: JobStep | None = None

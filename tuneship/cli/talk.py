@@ -36,7 +36,7 @@ NOT_OFFERED = ("prompt", "messages", "stream")
 
 @dataclass(frozen=True)
 class Target:
-    """Where a text comes from: the operation, and the id in its path."""
+    """The source of a text: the operation, and the id in its path."""
 
     call: Callable[..., Any]
     id: str
@@ -183,7 +183,7 @@ def _chat(target: str, system: str | None, as_json: bool, **given: Any) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """What the person says, a line at a time, until the end of the input."""
+    """The turns of the person, a line at a time, until the end of the input."""
     if not sys.stdin.isatty():
         yield from (line.strip() for line in sys.stdin if line.strip())
         return

@@ -1,4 +1,4 @@
-"""What people see: tables that fit, a job that moves, a text that cannot move the cursor."""
+"""Commands on a terminal show tables that fit, a job that moves, a text that cannot move the cursor."""
 
 import os
 import pty

@@ -182,7 +182,7 @@ def test_a_login_that_fails_keeps_nothing(
 
 
 def complete(home: Home, line: str, **environment: str) -> Result:
-    """What bash asks for at the end of a line."""
+    """Complete as bash does at the end of a line."""
     asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     return CliRunner().invoke(
         app,

@@ -60,7 +60,7 @@ def test_the_example_of_the_help_is_the_example_of_the_contract(verb: DeclaredVe
             body.pop(operation.file_parameter)
         sent = call.form if operation.is_form else call.body
         expected = {operation.body_parameter[0]: body} if operation.body_parameter else {}
-        path = {name: PATH_VALUES[name] for name in operation.path_parameters}
+        path = {name: PATH_VALUES.get(name, name.upper()) for name in operation.path_parameters}
         if operation.body_parameter:
             expected[operation.body_parameter[0]] = operation.body_parameter[1].model_validate(body)
         files = {operation.file_parameter: file} if operation.file_parameter else {}

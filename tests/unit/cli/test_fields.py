@@ -1,4 +1,4 @@
-"""What a text on the command line means for a field, and which mistakes are named."""
+"""A text on the command line becomes the value of a field, and which mistakes are named."""
 
 from typing import Any
 
