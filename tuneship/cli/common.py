@@ -39,7 +39,7 @@ def service_settings(**options: Any) -> "ServiceSettings":
         fail(f"a setting is not valid: {', '.join(faults)}")
 
 
-def has_installation(settings: ServiceSettings) -> bool:
+def has_installation(settings: "ServiceSettings") -> bool:
     """Whether a service has run on this data; exits with one line when that cannot be seen."""
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
