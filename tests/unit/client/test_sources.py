@@ -183,23 +183,18 @@ def test_nothing_is_sent_and_nothing_stays_when_a_row_is_bad(temporary_folder: P
     assert list(temporary_folder.iterdir()) == unnamed_files(temporary_folder) == []
 
 
-@pytest.fixture
-def file_limit() -> Iterator[None]:
-    """Let files grow to a page only, for which the system's answers are those of a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("count", [100, 5000], ids=["at the end", "on the way"])
-@pytest.mark.usefixtures("file_limit")
-def test_a_full_temporary_folder_is_told(count: int) -> None:
-    with (
-        Client(SETTINGS, httpx.MockTransport(lambda _: httpx.Response(500))) as client,
-        pytest.raises(SourceError, match="cannot be copied to the temporary folder"),
-    ):
-        client.datasets.upload(FORM, ROWS * count)
+def test_a_full_temporary_folder_is_reported(count: int) -> None:
+    """Files may grow to a page only, for which the system's answers are those of a full disk."""
+    rows, before = ROWS * count, resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Client(SETTINGS, httpx.MockTransport(lambda _: httpx.Response(500))) as client:
+        # Only for the upload: pytest's own log may already be longer.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        try:
+            with pytest.raises(SourceError, match="cannot be copied to the temporary folder"):
+                client.datasets.upload(FORM, rows)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_cancelled_upload_ends_the_reading_of_its_rows(temporary_folder: Path) -> None:
