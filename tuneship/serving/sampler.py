@@ -40,8 +40,7 @@ def choose(
 def _draw(probabilities: Tensor, top_p: float, draw: float) -> int:
     """Sample from the nucleus, the fewest tokens whose mass reaches top_p, by its inverse cumulative distribution."""
     if top_p >= 1:
-        mass = probabilities.cumsum(0)
-        return min(int(torch.searchsorted(mass, draw * float(mass[-1]), right=True)), len(mass) - 1)
+        return _place(probabilities.cumsum(0), draw)
     # Sorting a whole vocabulary takes 10 ms.
     likely, tokens = probabilities.topk(min(_NUCLEUS_TOKENS, len(probabilities)))
     if float(likely.sum()) < top_p:
@@ -57,5 +56,12 @@ def _draw(probabilities: Tensor, top_p: float, draw: float) -> int:
 
     mass = likely.cumsum(0)
     kept = min(int(torch.searchsorted(mass, top_p)), len(mass) - 1) + 1
-    index = int(torch.searchsorted(mass[:kept], draw * float(mass[kept - 1]), right=True))
-    return int(tokens[min(index, kept - 1)])
+    return int(tokens[_place(mass[:kept], draw)])
+
+
+def _place(mass: Tensor, draw: float) -> int:
+    """Index of the first token whose cumulative mass exceeds the share `draw` of the whole."""
+    # In float32 this share may round up to the whole, which no token exceeds. Behind the token that completes the
+    # whole, there are only those that cannot be drawn.
+    completing = int(torch.searchsorted(mass, mass[-1]))
+    return min(int(torch.searchsorted(mass, draw * float(mass[-1]), right=True)), completing)

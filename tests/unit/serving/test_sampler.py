@@ -34,6 +34,8 @@ def test_temperature_zero_takes_the_likeliest_token_whatever_is_drawn() -> None:
 @example(temperature=1e-38, logits=[1.0, 2.0, -30.0], top_p=0.9, draw=0.99)
 @example(temperature=1e-37, logits=[9e3, -1e4, 8e3], top_p=1.0, draw=0.5)
 @example(temperature=GREEDY_BELOW, logits=[-1e4, 1e4], top_p=1.0, draw=0.99)
+@example(temperature=1.0, logits=[1e4, -1e4], top_p=1.0, draw=1 - 2**-53)
+@example(temperature=1.0, logits=[1e4, -1e4], top_p=0.9999999999999999, draw=1 - 2**-53)
 def test_at_any_temperature_a_token_is_taken_that_the_exact_distribution_allows(
     temperature: float, logits: list[float], top_p: float, draw: float
 ) -> None:
