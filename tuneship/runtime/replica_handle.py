@@ -36,7 +36,6 @@ class ReplicaHandle:
         self.slots = 1
         """Requests that it runs at once."""
         self._changing = asyncio.Lock()
-        self._threads = Threads("files of an adapter", 1)
         self._entering: asyncio.Task[Path] | None = None
         """The latest entering of a hold, which goes on if nobody waits for it any more."""
 
@@ -98,11 +97,19 @@ class ReplicaHandle:
         # cancellation would leave filled with downloads that nobody wants.
         if self._entering is not None:
             await asyncio.wait([self._entering])
-        self._entering = asyncio.create_task(self._threads.run(held.enter_context, hold))
+        threads = Threads("files of an adapter", 1)
+        self._entering = asyncio.create_task(threads.run(held.enter_context, hold))
         try:
             await asyncio.shield(self._entering)
         except asyncio.CancelledError:
-            self._entering.add_done_callback(lambda _: held.close())
+
+            def release(entering: "asyncio.Task[Path]") -> None:
+                # Read, as asyncio would log an error that nobody asked for.
+                if not entering.cancelled():
+                    entering.exception()
+                held.close()
+
+            self._entering.add_done_callback(release)
             raise
 
     async def unload(self, adapter: str) -> None:

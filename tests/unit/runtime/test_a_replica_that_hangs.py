@@ -14,11 +14,6 @@ from tuneship.serving.replica_client import ReplicaLine, ReplicaLost
 
 
 @pytest.fixture
-def engines() -> PlayedEngines:
-    return PlayedEngines([5, 6])
-
-
-@pytest.fixture
 def pool(engines: PlayedEngines, tmp_path: Path) -> ReplicaPool:
     return ReplicaPool(engines, tmp_path)
 

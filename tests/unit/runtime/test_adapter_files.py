@@ -1,17 +1,19 @@
 """An adapter's files are held while a replica loads them, and by nobody when the loading was cancelled."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.runtime.replica_protocol import Adapter
-from tuneship.runtime.replica_set import ReplicaSet, replica_process
+from tuneship.runtime.replica_set import ReplicaSet
 
 
 class SlowFiles:
@@ -23,24 +25,18 @@ class SlowFiles:
         self.threads: list[str] = []
         """The name of the thread of each download."""
         self.events: list[str] = []
+        self.failure: OSError | None = None
 
     @contextmanager
     def hold(self) -> Generator[Path]:
         self.threads.append(threading.current_thread().name)
         assert self.may_arrive.wait(PATIENCE_S)
+        if self.failure is not None:
+            self.events.append("failed")
+            raise self.failure
         self.events.append("held")
         yield self._path
         self.events.append("released")
-
-
-@pytest.fixture
-def engines() -> PlayedEngines:
-    return PlayedEngines([5, 6])
-
-
-@pytest.fixture
-def group(engines: PlayedEngines, tmp_path: Path) -> ReplicaSet:
-    return ReplicaSet(replica_process(engines), tmp_path / "base", tmp_path / "replica.log")
 
 
 @pytest.fixture
@@ -91,6 +87,27 @@ def test_files_that_arrive_after_a_cancellation_are_released(
     asyncio.run(run())
 
 
+def test_an_abandoned_download_fails_in_silence(
+    group: ReplicaSet, files: SlowFiles, tmp_path: Path
+) -> None:
+    errors: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        await group.ready(None)
+        files.failure = OSError("the disk is full")
+        loading = asyncio.create_task(group.ready(Adapter("ft:m", tmp_path, hold=files.hold)))
+        await until_async(lambda: files.threads)
+        await cancel(loading)
+        files.may_arrive.set()
+        await until_async(lambda: files.events == ["failed"])
+        await group.close()
+
+    asyncio.run(run())
+    gc.collect()
+    assert errors == []
+
+
 def test_a_download_that_nobody_wants_any_more_does_not_begin(
     group: ReplicaSet, files: SlowFiles, tmp_path: Path
 ) -> None:
@@ -100,7 +117,9 @@ def test_a_download_that_nobody_wants_any_more_does_not_begin(
         for _ in range(3):
             loading = asyncio.create_task(group.ready(adapter))
             await until_async(lambda: files.threads)
-            await asyncio.sleep(0.02)
+            # The new attempt reaches the place where it waits for the thread of the first.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             await cancel(loading)
         files.may_arrive.set()
         await group.ready(adapter)

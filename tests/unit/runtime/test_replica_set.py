@@ -9,22 +9,12 @@ import pytest
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.runtime.replica_protocol import Adapter, NoReplica
-from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaSet, replica_process
+from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaSet
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ReplicaRefused
 
 REQUEST = GenerateRequest(
     tokens=(1,), max_tokens=2, adapter=None, temperature=0.0, top_p=1.0, seed=None, stop_tokens=()
 )
-
-
-@pytest.fixture
-def engines() -> PlayedEngines:
-    return PlayedEngines([5, 6])
-
-
-@pytest.fixture
-def group(engines: PlayedEngines, tmp_path: Path) -> ReplicaSet:
-    return ReplicaSet(replica_process(engines), tmp_path / "base", tmp_path / "replica.log")
 
 
 def messages(group: ReplicaSet) -> list[str]:
