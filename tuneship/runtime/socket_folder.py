@@ -1,18 +1,19 @@
 """The folder for a Unix socket, whose path has to be short; the data directory's may be too long for one."""
 
 import os
+from collections.abc import Sequence
 
 MAX_FOLDER_LENGTH = 75
 """The path of a Unix socket may have 107 bytes (man 7 unix); this leaves room for the name of the file."""
 USUAL = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - callers make a private folder there
 
 
-def socket_folder(*preferred: str) -> str:
-    """Return the first folder that is writable and has a short path: one of `preferred`, else a usual one.
+def socket_folder(*preferred: str, usual: Sequence[str] = USUAL) -> str:
+    """Return the first folder that is writable and has a short path: one of `preferred`, else of `usual`.
 
     Raises `OSError` where there is none.
     """
-    for folder in (*preferred, *USUAL):
+    for folder in (*preferred, *usual):
         if len(os.fsencode(folder)) <= MAX_FOLDER_LENGTH and os.access(folder, os.W_OK | os.X_OK):
             return folder
     raise OSError("no writable folder has a path that is short enough for a Unix socket")
