@@ -17,7 +17,9 @@ from typing import Any, BinaryIO, cast
 from tuneship.contract import strict_json
 from tuneship.contract.dataset_lines import (
     ALIASES,
+    BYTE_ORDER_MARK,
     FIELDS,
+    LINE_LIMIT_BYTES,
     STRUCTURED_FIELDS,
     ExampleProblem,
     decode_line,
@@ -26,12 +28,9 @@ from tuneship.contract.errors import SourceError
 from tuneship.contract.verbs import Columns, Source
 
 Record = dict[str, Any]
-# The service takes no longer line, and a quote that is not closed would make one field of the rest of a file.
-LONGEST_LINE_BYTES = 8 << 20
 # Rows in memory at a time, where a source hands out several. A row may have megabytes.
 ROWS_AT_A_TIME = 100
 PARQUET_BUFFER_BYTES = 1 << 20
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _Unfit(Exception):
@@ -119,15 +118,18 @@ def opened(path: Path) -> Generator[BinaryIO]:
 def _from_path(path: Path, columns: Columns | None) -> Iterator[Record]:
     reader = READERS.get(path.suffix.lower(), _from_json_lines)
     with opened(path) as file:
-        yield from reader(file, str(path), columns)
+        try:
+            yield from reader(file, str(path), columns)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     """The lines of a file without a byte order mark. One that is too long must not fill the memory."""
     number = 0
-    while line := file.readline(LONGEST_LINE_BYTES + 1):
+    while line := file.readline(LINE_LIMIT_BYTES + 1):
         number += 1
-        if len(line) > LONGEST_LINE_BYTES:
+        if len(line) > LINE_LIMIT_BYTES:
             raise SourceError(f"{name}, line {number}: is longer than 8 MiB")
         yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
@@ -177,9 +179,9 @@ def _from_objects(
 
 
 def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Record]:
-    # One limit holds for all readers of the process, at first 128 KiB. It is raised and never lowered, since others
-    # may rely on a higher one.
-    csv.field_size_limit(max(LONGEST_LINE_BYTES, csv.field_size_limit()))
+    # A quote that is not closed would make one field of the rest of the file. One limit holds for all readers of the
+    # process, at first 128 KiB. It is raised and never lowered, since others may rely on a higher one.
+    csv.field_size_limit(max(LINE_LIMIT_BYTES, csv.field_size_limit()))
     reader = csv.reader(_decoded(_lines(file, name), name), strict=True)
     places: dict[str, int] | None = None
     width, start = 0, 1

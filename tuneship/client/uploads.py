@@ -100,9 +100,16 @@ def _json_lines(source: Source, columns: Columns | None) -> Iterator[bytes]:
 
 
 def _fill(lines: Iterable[bytes], spool: IO[bytes]) -> None:
+    for line in lines:
+        try:
+            spool.write(line)
+        except OSError as error:
+            raise _full(error) from None
     try:
-        spool.writelines(lines)
         spool.seek(0)
-    except OSError as error:
-        message = f"the rows cannot be copied to the temporary folder ({error.strerror})"
-        raise SourceError(message) from None
+    except OSError as error:  # the last of it is written here
+        raise _full(error) from None
+
+
+def _full(error: OSError) -> SourceError:
+    return SourceError(f"the rows cannot be copied to the temporary folder ({error.strerror})")

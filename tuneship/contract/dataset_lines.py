@@ -21,6 +21,8 @@ ALIASES = {
 STRUCTURED_FIELDS = ("messages", "conversations", "tools", "metadata")
 # Every field that a line may have; others are ignored.
 FIELDS = (*ALIASES["instruction"], *ALIASES["response"], "system", "input", *STRUCTURED_FIELDS)
+LINE_LIMIT_BYTES = 8 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 
 

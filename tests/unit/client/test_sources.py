@@ -21,7 +21,7 @@ import pytest
 from tests.support.waiting import until
 from tests.unit.client.both_clients import SETTINGS, both
 from tests.unit.client.test_uploads import CREATED, FORM, Drain
-from tuneship.client import AsyncClient, Client, SourceError, records
+from tuneship.client import ApiError, AsyncClient, Client, SourceError, records
 from tuneship.contract.datasets import DatasetValidate
 
 ROWS = [{"instruction": f"What is {n}?", "response": f"Ärztin {n}"} for n in range(3)]
@@ -80,15 +80,9 @@ def test_columns_hold_for_a_validation_too(tmp_path: Path) -> None:
         sent.append(file_of(request))
         return httpx.Response(422, json={})
 
-    def validate(client: Any) -> Any:
-        columns = {"instruction": "q", "response": "a"}
-        return client.datasets.validate(form, str(file), columns=columns)
-
-    with (
-        Client(SETTINGS, httpx.MockTransport(handle)) as client,
-        pytest.raises(Exception, match="422"),
-    ):
-        validate(client)
+    with Client(SETTINGS, httpx.MockTransport(handle)) as client, pytest.raises(ApiError) as raised:
+        client.datasets.validate(form, file, columns={"instruction": "q", "response": "a"})
+    assert raised.value.status == 422
     assert sent == [b'{"instruction": "x", "response": "y"}\n']
 
 
@@ -195,6 +189,16 @@ def test_a_full_temporary_folder_is_reported(count: int) -> None:
                 client.datasets.upload(FORM, rows)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_source_that_cannot_be_read_is_blamed_and_not_the_copy(tmp_path: Path) -> None:
+    unreadable = tmp_path / "rows.csv"
+    unreadable.symlink_to("/proc/self/mem")  # it can be opened, and reading its first byte fails
+    with (
+        Client(SETTINGS, httpx.MockTransport(lambda _: httpx.Response(500))) as client,
+        pytest.raises(SourceError, match=r"rows\.csv: cannot be read \(Input/output error\)"),
+    ):
+        client.datasets.upload(FORM, unreadable)
 
 
 def test_a_cancelled_upload_ends_the_reading_of_its_rows(temporary_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from tuneship.contract import datasets as contract
+from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
 from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStatus
 from tuneship.contract.errors import DatasetError, ResourceNotFound
 from tuneship.host.disk_space import check_room
@@ -22,7 +23,7 @@ from tuneship.service.datasets.handlers import (
     store,
     verdict,
 )
-from tuneship.service.datasets.reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES_LIMIT
+from tuneship.service.datasets.reading import FILE_LIMIT, LINES_LIMIT
 from tuneship.store.blobs import StagedFile
 from tuneship.store.row_types import DatasetRow
 from tuneship.store.stored_files import dataset_file

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from tuneship.contract.dataset_lines import (
+    BYTE_ORDER_MARK,
+    LINE_LIMIT_BYTES,
     DatasetFormat,
     ExampleProblem,
     Message,
@@ -26,7 +28,6 @@ from tuneship.service.datasets.token_counting import CHARACTERS_AT_ONCE, TokenCo
 from tuneship.template import TemplateFailed
 
 FILE_LIMIT = 2 << 30
-LINE_LIMIT_BYTES = 8 << 20
 LINES_LIMIT = 5_000_000
 # Errors, and also warnings, that are listed at most; all are counted.
 REPORTED_PROBLEMS = 1000
@@ -36,7 +37,6 @@ BATCHES_AHEAD = 2
 LINES_AT_ONCE = 2048
 # Expected length of a line; the table of repetitions grows when lines are shorter.
 EXPECTED_LINE_BYTES = 256
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 # Line number and turns.
