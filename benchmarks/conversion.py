@@ -89,6 +89,8 @@ def measure(kind: str, folder: Path, size: int) -> None:
         client.datasets.upload(form, folder / f"rows.{kind}" if kind != "generator" else rows(size))
         seconds = time.perf_counter() - begun
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    if dropped.size < size:
+        sys.exit(f"{kind}: only {dropped.size} bytes were sent")
     print(
         f"{kind:<10} {dropped.size / 2**20:6.0f} MiB sent in {seconds:5.1f} s, "
         f"{grown / 1024:5.1f} MiB more memory"
