@@ -37,19 +37,22 @@ BASE_MODEL = "smollm2"
 GOAL_PERCENT = 70.0
 EVALUATION = {"max_rows": 200, "max_tokens": 24}
 SHIPPED: dict[str, Any] = {
-    "hyperparameters": {"learning_rate": 0.001, "batch_size": 16, "epochs": 2, "warmup_steps": 20},
+    "hyperparameters": {"learning_rate": 0.001, "batch_size": 16, "epochs": 2, "warmup_steps": 8},
     "validation_frequency": 0.5,
 }
 SMOLLM2: dict[str, Any] = {
-    "hyperparameters": {"learning_rate": 0.0005, "batch_size": 16, "epochs": 1, "warmup_steps": 20},
+    "hyperparameters": {"learning_rate": 0.0005, "batch_size": 16, "epochs": 1, "warmup_steps": 8},
     "validation_frequency": 0.25,
 }
-# One request a second is what two cores answer while the base model still serves: it rambles on to the last token.
+# The base model answers every question up to the last token, so two cores serve no more requests a second than these.
+# A proof needs some 200 requests to the candidate, which takes about three minutes; a busy machine has five a step.
 CANARY: dict[str, Any] = {
     "steps": [25, 50, 100],
     "interval": "1s",
     "look_every_seconds": 2,
     "min_looks_per_step": 5,
+    "max_looks_per_step": 150,
+    "max_looks": 450,
     "min_requests_per_step": 20,
     "bake_looks": 10,
     "lease_seconds": 60,
@@ -134,8 +137,10 @@ def releases(
         choices = {"canary": canary, "evaluation": EVALUATION}
         result = run.release(f"== {base_model}", base_model, parameters | choices | training | data)
         results[base_model] = result
-        failures += unexpected_outcome(result, "promoted", "none")
-    if not failures:
+        failures = unexpected_outcome(result, "promoted", "none")
+        if failures:
+            break
+    else:
         for base_model, result in results.items():
             before, after = exact_matches(result)
             say(
