@@ -44,7 +44,6 @@ SMOLLM2: dict[str, Any] = {
     "hyperparameters": {"learning_rate": 0.0005, "batch_size": 16, "epochs": 1, "warmup_steps": 8},
     "validation_frequency": 0.25,
 }
-# The base model answers every question up to the last token, so two cores serve no more requests a second than these.
 # A proof needs some 200 requests to the candidate, which takes about three minutes; a busy machine has five a step.
 CANARY: dict[str, Any] = {
     "steps": [25, 50, 100],
@@ -61,13 +60,10 @@ CANARY: dict[str, Any] = {
         "very_slow": {"ratio": 4.0, "harm": 0.15, "ok": 0.2},
         "per_output_token": True,
     },
-    "traffic": {
-        "prompts": VALIDATION,
-        "requests_per_second": 3,
-        "max_in_flight": 8,
-        "max_tokens": 16,
-    },
 }
+TRAFFIC: dict[str, Any] = {"prompts": VALIDATION, "max_in_flight": 8, "max_tokens": 16}
+# What two cores serve: a base model answers every question up to the last token.
+REQUESTS_PER_SECOND = {"tuneship-tiny": 20, BASE_MODEL: 3}
 
 
 def main() -> int:
@@ -134,7 +130,8 @@ def releases(
     for base_model, training in (("tuneship-tiny", SHIPPED), (BASE_MODEL, SMOLLM2)):
         name = f"icd10-{base_model}"
         parameters = {"model_name": name, "base_model": base_model, "endpoint": {"name": name}}
-        choices = {"canary": canary, "evaluation": EVALUATION}
+        traffic = TRAFFIC | {"requests_per_second": REQUESTS_PER_SECOND[base_model]}
+        choices = {"canary": canary | {"traffic": traffic}, "evaluation": EVALUATION}
         result = run.release(f"== {base_model}", base_model, parameters | choices | training | data)
         results[base_model] = result
         failures = unexpected_outcome(result, "promoted", "none")
