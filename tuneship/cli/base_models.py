@@ -1,4 +1,4 @@
-"""`tuneship models add | list | show | check | remove`: base models of one's own, whether the service runs or not.
+"""`tuneship models add | bases | show | check | remove`: base models of one's own, whether the service runs or not.
 
 Results go to standard output (`--json` for programs), progress and errors to standard error. Exit code 1: nothing was
 changed; 2: an argument that cannot be read; 4: `check` has found faults.
@@ -256,7 +256,7 @@ def _origin(model: "CataloguedModel") -> "Origin | None":
 def _record(
     catalogue: "Catalogue", model: "CataloguedModel", users: "Mapping[str, BaseModelUsers]"
 ) -> dict[str, Any]:
-    """The facts about a model that `list` shows."""
+    """The facts about a model that `bases` shows."""
     origin, used = _origin(model), users.get(model.id)
     kind = "catalogue file" if model.id in catalogue.listed else "shipped"
     is_usable = model.fault is None
