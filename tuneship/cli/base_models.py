@@ -1,4 +1,4 @@
-"""`tuneship models add | list | show | check | remove`: base models of one's own, whether the service runs or not.
+"""`tuneship models add | bases | show | check | remove`: base models of one's own, whether the service runs or not.
 
 Results go to standard output (`--json` for programs), progress and errors to standard error. Exit code 1: nothing was
 changed; 2: an argument that cannot be read; 4: `check` has found faults.
@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tuneship.cli.common import fail, has_installation, opened_installation, service_settings
+from tuneship.cli.output import Row, is_terminal, show_rows
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:  # the light install has no service
     from tuneship.store.base_model_records import BaseModelUsers
 
 WRONG = 4
+# Of the table of `bases`, in the order of what is left out last.
+COLUMNS = ("id", "fault", "parameters", "context", "kind", "in_use_by", "licence", "source")
 
 app = typer.Typer()
 
@@ -90,19 +91,7 @@ def bases(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"base_models": records}, indent=2, ensure_ascii=False))
         return
-    table = Table()
-    for name in ("id", "parameters", "context", "origin", "licence", "in use by"):
-        table.add_column(name, no_wrap=name in ("id", "in use by"), overflow="fold")
-    for record in records:
-        table.add_row(
-            record["id"],
-            _short(record["parameters"]) if record["fault"] is None else f"! {record['fault']}",
-            str(record["context_length"] or ""),
-            _origin_text(record),
-            record["licence"] or "",
-            _users_text(record["in_use_by"]),
-        )
-    Console().print(table)
+    show_rows(map(_row, records), COLUMNS)
 
 
 @app.command()
@@ -256,7 +245,7 @@ def _origin(model: "CataloguedModel") -> "Origin | None":
 def _record(
     catalogue: "Catalogue", model: "CataloguedModel", users: "Mapping[str, BaseModelUsers]"
 ) -> dict[str, Any]:
-    """The facts about a model that `list` shows."""
+    """The facts about a model that `bases` shows."""
     origin, used = _origin(model), users.get(model.id)
     kind = "catalogue file" if model.id in catalogue.listed else "shipped"
     is_usable = model.fault is None
@@ -279,14 +268,24 @@ def _record(
     }
 
 
-def _origin_text(record: Mapping[str, Any]) -> str:
-    origin = record["origin"]
-    return origin["kind"] if origin["source"] is None else f"{origin['kind']} {origin['source']}"
-
-
-def _users_text(users: Mapping[str, list[str]]) -> str:
-    counted = [f"{len(ids)} {kind}" for kind, ids in users.items() if ids]
-    return ", ".join(counted) or "nobody"
+def _row(record: Mapping[str, Any]) -> Row:
+    """A line of the table, of which people get the round number of parameters."""
+    parameters, origin = record["parameters"], record["origin"]
+    if parameters is not None and is_terminal():
+        parameters = _short(parameters)
+    counted = [
+        f"{len(ids)} {kind if len(ids) > 1 else kind[:-1]}"
+        for kind, ids in record["in_use_by"].items()
+        if ids
+    ]
+    return {
+        **record,
+        "parameters": parameters,
+        "context": record["context_length"],
+        "kind": origin["kind"],
+        "in_use_by": ", ".join(counted) or "nobody",
+        "source": origin["source"],
+    }
 
 
 def _short(number: int) -> str:

@@ -12,4 +12,6 @@ def main() -> None:
             raise  # a fault of ours, and no installation would mend it
         need = "the command needs `pip install 'tuneship-client[cli]'`"
         sys.exit(f"tuneship: {need} (missing: {error.name})")
+    except KeyboardInterrupt:  # later ones are the command's
+        sys.exit(130)
     run()

@@ -8,7 +8,7 @@ import typer
 from tuneship.cli.common import fail, opened_installation, service_settings
 
 app = typer.Typer(
-    no_args_is_help=True, help="Base models: add, list, show, check, remove. Tuned models: export."
+    no_args_is_help=True, help="Base models: add, bases, show, check, remove. Tuned models: export."
 )
 
 

@@ -66,24 +66,28 @@ def with_signature(
 
 def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
     """Carry out a declared command on what was given on the command line."""
-    file: Path | None = given.get(verb.operation.file_parameter or "")
-    with reported(), _opened(file) as (opened, progress):
+    operation = verb.operation
+    file: Path | None = given.get(operation.file_parameter or "")
+    with reported():
         options = request_options(given)
-        arguments = arguments_of(verb.operation, given, opened)
-        if progress is not None:
-            options["progress"] = progress
-        with connected(**options) as client:
-            _call(client, verb, arguments, given)
+        arguments = arguments_of(operation, given)
+        with _opened(file, given.get("columns")) as (opened, progress):
+            if operation.file_parameter:
+                arguments[operation.file_parameter] = opened
+            if progress is not None:
+                options["progress"] = progress
+            with connected(**options) as client:
+                _call(client, verb, arguments, given)
 
 
 @contextmanager
 def _opened(
-    file: Path | None,
+    file: Path | None, columns: str | None
 ) -> Generator[tuple[BinaryIO | None, Callable[[int, int], None] | None]]:
     if file is None:
         yield None, None
         return
-    with opened_file(file) as opened, progress_bar(file.name) as progress:
+    with progress_bar(file.name) as progress, opened_file(file, columns) as opened:
         yield opened, progress
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -110,8 +110,7 @@ def parameters_of(verb: DeclaredVerb) -> list[inspect.Parameter]:
     operation = verb.operation
     found = [path_argument(name, operation.hints[name]) for name in operation.path_parameters]
     if operation.file_parameter:
-        info = typer.Argument(metavar="FILE", show_default=False, help="JSON Lines, in UTF-8.")
-        found.append(parameter(operation.file_parameter, Path, info, inspect.Parameter.empty))
+        found += _file_parameters(operation.file_parameter)
     # A stream of a log is what `--follow` asks for.
     streams = ("stream",) if verb.can_follow else ()
     found += field_options(operation.query_model, "Options", streams)
@@ -126,6 +125,23 @@ def parameters_of(verb: DeclaredVerb) -> list[inspect.Parameter]:
         info = typer.Option("--all", help="Fetch every page.", rich_help_panel=GENERAL)
         found.append(parameter("every_page", bool, info, False))
     return [*found, *_request_options(operation), AS_JSON]
+
+
+def _file_parameters(name: str) -> list[inspect.Parameter]:
+    """The file of an upload, and which of its columns are sent."""
+    file = typer.Argument(
+        metavar="FILE", show_default=False, help="JSON Lines in UTF-8; or a .csv or .parquet file."
+    )
+    columns = typer.Option(
+        "--columns",
+        metavar="FIELD=COLUMN,...",
+        help="Which column holds which field; only these are sent: instruction=question,response=answer.",
+        show_default=False,
+    )
+    return [
+        parameter(name, Path, file, inspect.Parameter.empty),
+        parameter("columns", str | None, columns),
+    ]
 
 
 def body_options(model: type[BaseModel]) -> list[inspect.Parameter]:
@@ -251,10 +267,8 @@ def _read_params(source: str) -> dict[str, Any]:
         raise BadField(f"--params: {name}: {fault}") from None
 
 
-def arguments_of(
-    operation: Operation[..., Any], given: Mapping[str, Any], file: BinaryIO | None = None
-) -> dict[str, Any]:
-    """The arguments of the operation. Raises `BadField`, before anything is sent."""
+def arguments_of(operation: Operation[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the operation but a file. Raises `BadField`, before anything is sent."""
     arguments: dict[str, Any] = {}
     for name in operation.path_parameters:
         # An empty id, or one of dots, would make the path of another operation.
@@ -268,6 +282,4 @@ def arguments_of(
     if operation.body_parameter:
         name, body = operation.body_parameter
         arguments[name] = body_of(body, given)
-    if operation.file_parameter:
-        arguments[operation.file_parameter] = file
     return arguments

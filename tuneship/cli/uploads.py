@@ -10,17 +10,24 @@ from tuneship.cli.output import one_line
 
 
 @contextmanager
-def opened_file(path: Path) -> Generator[BinaryIO]:
-    """The bytes of an upload, as JSON Lines; other formats would be converted here. Raises `BadField`."""
+def opened_file(path: Path, columns: str | None) -> Generator[BinaryIO]:
+    """The bytes of an upload, as JSON Lines; CSV and Parquet are converted. Raises `BadField`.
+
+    `columns`: which column holds which field, as it was given.
+    """
+    from tuneship.client import SourceError, parse_columns  # noqa: PLC0415 - starts slowly
+    from tuneship.client.uploads import upload_file  # noqa: PLC0415
+
     try:
-        # A retry reads the file from its beginning, which a pipe cannot do.
-        if path.exists() and not path.is_file():
-            raise BadField("FILE: must be a file, since an upload may have to be sent twice")
-        opened = path.open("rb")
-    except OSError as error:
-        raise BadField(f"FILE: {path} cannot be read ({error.strerror})") from None
-    with opened:
-        yield opened
+        chosen = None if columns is None else parse_columns(columns)
+    except SourceError as error:
+        raise BadField(f"--{error}") from None
+    try:
+        with upload_file(path, chosen) as (opened, fill):
+            fill()
+            yield opened
+    except SourceError as error:
+        raise BadField(f"FILE: {error}") from None
 
 
 @contextmanager

@@ -197,6 +197,17 @@ def test_a_directory_is_added_shown_checked_and_removed(tmp_path: Path) -> None:
     assert (own["parameters"], own["context_length"], own["licence"]) == (1_180_800, 512, "mit")
     assert (own["origin"]["kind"], own["origin"]["source"]) == ("directory", "my model")
     assert own["in_use_by"] == {"jobs": [], "deployments": [], "models": []}
+    names, row, _ = (line.split("\t") for line in models(data, "bases").stdout.splitlines())
+    assert dict(zip(names, row, strict=True)) == {
+        "id": "my-model",
+        "fault": "",
+        "parameters": "1180800",
+        "context": "512",
+        "kind": "directory",
+        "in_use_by": "nobody",
+        "licence": "mit",
+        "source": "my model",
+    }
 
     shown = answer(data, "show", "my-model")
     assert shown["sha256"] == shown["source_sha256"]

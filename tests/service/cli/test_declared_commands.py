@@ -291,6 +291,68 @@ def test_the_status_of_a_canary_shows_share_health_and_requests(fresh: Place) ->
     assert (shown["endpoint"], shown["share"], shown["lease_ends_at"]) == (fresh.canary, "100", "")
 
 
+# Files of rows
+
+UPLOAD = ("--name", "n", "--format", "instruction")
+TABLE = 'question,answer,patient\n"Pain, acute",R52,secret\nCough,R05,secret\n'
+
+
+def test_the_columns_of_a_table_are_uploaded_as_fields(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "notes.csv"
+    file.write_text(TABLE)
+    lines = tmp_path / "notes.jsonl"
+    lines.write_bytes(
+        jsonl(
+            {"instruction": "Pain, acute", "response": "R52"},
+            {"instruction": "Cough", "response": "R05"},
+        )
+    )
+    words = ("datasets", "validate", "--format", "instruction")
+    checked = place.json(*words, str(file), "--columns", "instruction=question,response=answer")
+    assert (checked["is_valid"], checked["num_examples"]) == (True, 2)
+    assert checked == place.json(*words, str(lines))
+    made = place.json(
+        "datasets",
+        "upload",
+        str(file),
+        *UPLOAD,
+        "--columns",
+        "instruction=question,response=answer",
+    )
+    assert made["total_tokens"] == checked["total_tokens"]
+
+
+def test_what_comes_through_a_pipe_is_uploaded(place: Place) -> None:
+    words = ("datasets", "upload", "/dev/stdin", *UPLOAD, "--json")
+    with place.process(*words, stdin=subprocess.PIPE) as sending:
+        shown, told = sending.communicate(jsonl(*LINES).decode(), PATIENCE_S)
+    assert (sending.returncode, told) == (0, "")
+    assert json.loads(shown)["num_examples"] == len(LINES)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ("instruction", "--columns: part 1 must be of the form field=column"),
+        ("instruction=question,secret=answer", "--columns: part 2 names no field; the fields are"),
+        ("instruction=question,response=code", "there is no column code"),
+        (None, "column 3 is no field of a dataset; say with columns which ones to take"),
+    ],
+)
+def test_a_mistake_in_the_columns_is_one_line(
+    place: Place, tmp_path: Path, columns: str | None, says: str
+) -> None:
+    file = tmp_path / "notes.csv"
+    file.write_text(TABLE)
+    chosen = () if columns is None else ("--columns", columns)
+    done = place.run("datasets", "upload", str(file), *UPLOAD, *chosen)
+    assert (done.exit_code, done.stdout) == (1, ""), done.output
+    assert says in done.stderr
+    assert done.stderr.startswith("tuneship: ")
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
+
+
 # What is wrong
 
 
@@ -309,8 +371,8 @@ def test_the_status_of_a_canary_shows_share_health_and_requests(fresh: Place) ->
         (("jobs", "create", "--params", "/no/such/file"), "--params: /no/such/file cannot be read"),
         (("jobs", "create", "--params", "."), "--params: . cannot be read"),
         (("jobs", "logs", "ft_1", "-f", "--limit", "3"), "--limit: does not bound a stream"),
-        (("datasets", "upload", "/no/file", "--name", "n", "--format", "instruction"), "FILE: /no/file cannot"),
-        (("datasets", "upload", "/dev/null", "--name", "n", "--format", "instruction"), "FILE: must be a file"),
+        (("datasets", "upload", "/no/file", *UPLOAD), "FILE: /no/file: no such file"),
+        (("datasets", "upload", "/", *UPLOAD), "FILE: /: cannot be read (Is a directory)"),
         (("datasets", "upload", "{file}", "--name", "n", "--format", "preference"), "format: must be"),
         (("generate", "secret", "a"), "TARGET: no endpoint or deployment has this id or name"),
         (("generate", "{deployment}", ""), "prompt: "),

@@ -53,7 +53,8 @@ def test_the_example_of_the_help_is_the_example_of_the_contract(verb: DeclaredVe
         given = context.params
     operation = verb.operation
     with io.BytesIO() as file:
-        call = operation.bind(**arguments_of(operation, given, file))
+        files = {operation.file_parameter: file} if operation.file_parameter else {}
+        call = operation.bind(**arguments_of(operation, given), **files)
         body = dict(next(iter(operation.example.requests.values()), {}))
         if operation.file_parameter:
             assert str(given[operation.file_parameter]) == EXAMPLE_FILE
@@ -63,7 +64,6 @@ def test_the_example_of_the_help_is_the_example_of_the_contract(verb: DeclaredVe
         path = {name: PATH_VALUES.get(name, name.upper()) for name in operation.path_parameters}
         if operation.body_parameter:
             expected[operation.body_parameter[0]] = operation.body_parameter[1].model_validate(body)
-        files = {operation.file_parameter: file} if operation.file_parameter else {}
         wanted = operation.bind(**path, **expected, **files)
     assert (call.path, call.query, sent) == (
         wanted.path,

@@ -209,16 +209,18 @@ def _refuse_full(settings: ServiceSettings, needed: int) -> None:
         ) from None
 
 
-def read_in_process(order: ReadingOrder, work: Path, readable: Path) -> ReadingReport:
+def read_in_process(
+    order: ReadingOrder, work: Path, readable: Path, module: str = "tuneship.conversion"
+) -> ReadingReport:
     """Have a process read the model that may write `work` alone. Raises `AddingRefused` when it ends without a report.
 
-    The process is as isolated as the host can, and ends with this one.
+    The process is as isolated as the host can (no network, no other files of its user), and ends with this one.
     """
     order_file, report_file = work / "order.json", work / "report.json"
     order.write(order_file)
     places = Places((readable, Path(order.target)), (work,))
     arguments = (str(order_file.absolute()), str(report_file.absolute()))
-    spec = WorkerSpec("tuneship.conversion", arguments, work / "log", places=places)
+    spec = WorkerSpec(module, arguments, work / "log", places=places)
     worker = LocalProcesses(isolated=False).start(spec)
     try:
         while worker.exit_code() is None:
