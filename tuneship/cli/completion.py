@@ -3,8 +3,11 @@
 A service that does not answer within a moment, or refuses, completes nothing: a shell shows no errors.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import io
+import shlex
+import sys
+from collections.abc import Callable, Generator, MutableMapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 from tuneship.cli.connection import for_completion
@@ -44,6 +47,44 @@ def _ids_in(verb: DeclaredVerb, incomplete: str) -> Words:
         for entry in getattr(page, place[0])
         if entry.id.startswith(incomplete)
     ]  # fmt: skip
+
+
+@contextmanager
+def words_for_bash(environment: MutableMapping[str, str]) -> Generator[None]:
+    """Answer with what follows the last colon, as bash replaces no more of the word under the cursor."""
+    kept = join_at_colons(environment)
+    answer = io.StringIO()
+    try:
+        with redirect_stdout(answer):
+            yield
+    finally:
+        sys.stdout.writelines(
+            line.removeprefix(kept) for line in answer.getvalue().splitlines(True)
+        )
+
+
+def join_at_colons(environment: MutableMapping[str, str]) -> str:
+    """Make one word again of what bash has split at colons, which are in the ids of models.
+
+    Returns the beginning of the word under the cursor that bash keeps.
+    """
+    kept = ""
+    try:
+        words, cursor = shlex.split(environment["COMP_WORDS"]), int(environment["COMP_CWORD"])
+    except (KeyError, ValueError):
+        return kept
+    joined: list[str] = []
+    place = cursor
+    for number, word in enumerate(words):
+        if number and ":" in (word, words[number - 1]):
+            joined[-1] += word
+            place -= number <= cursor
+            if number == cursor:
+                kept = joined[-1][: joined[-1].rindex(":") + 1]
+        else:
+            joined.append(word)
+    environment["COMP_WORDS"], environment["COMP_CWORD"] = shlex.join(joined), str(place)
+    return kept
 
 
 def word_completion(words: Sequence[str]) -> Callable[[str], list[str]]:

@@ -4,6 +4,7 @@ Nothing is loaded before somebody names it. A module below has its commands in `
 the declarations (`declared.py`), and a module's commands join the group of the API's resource.
 """
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -126,7 +127,14 @@ def tuneship() -> None:
 
 def main() -> None:
     """Run the command. The entry point of the console script."""
-    app()
+    variables = os.environ  # noqa: TID251 - the shell's variables are no settings
+    if variables.get("_TUNESHIP_COMPLETE") != "complete_bash":
+        app()
+        return
+    from tuneship.cli.completion import words_for_bash  # noqa: PLC0415 - starts slowly
+
+    with words_for_bash(variables):
+        app()
 
 
 if __name__ == "__main__":

@@ -353,6 +353,31 @@ def test_a_mistake_in_the_columns_is_one_line(
     assert "secret" not in done.stderr
 
 
+# Words for the shell
+
+
+def test_the_shell_completes_ids_and_nothing_where_no_service_answers(place: Place) -> None:
+    def words(*typed: str, **environment: str) -> list[str]:
+        asked = {"_TUNESHIP_COMPLETE": "complete_bash", "COMP_CWORD": str(len(typed))}
+        line = " ".join(("tuneship", *typed))
+        done = subprocess.run(
+            [Path(sys.executable).with_name("tuneship")],
+            env={**os.environ, **place.environment, **asked, "COMP_WORDS": line, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.split()
+
+    assert words("deployments", "get", place.deployment[:-3]) == [place.deployment]
+    assert place.model in words("models", "get", "f")
+    # Bash splits the id at its colons, and keeps what stands before the last one.
+    name, last = place.model.rsplit(":", 1)
+    assert words("models", "get", *name.replace(":", " : ").split(), ":", last[:3]) == [last]
+    assert words("jobs", "get", "ft_", TUNESHIP_URL="http://127.0.0.1:9") == []
+
+
 # What is wrong
 
 
