@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tuneship.host.process_start import process_start
+
 # Longer than the service needs to end: it drains for 30 s, and for 20 s more it waits for what
 # hangs.
 STOP_WITHIN_S = 55.0
@@ -37,17 +39,7 @@ class RecordedProcess:
     @property
     def is_alive(self) -> bool:
         """Whether this very process still runs."""
-        return _start_of(self.pid) == self.started
-
-
-def _start_of(pid: int) -> int | None:
-    try:
-        # The name before the last parenthesis may hold spaces and parentheses itself.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    # A zombie has ended: only its parent has not asked for its exit code yet.
-    return None if fields[0] == "Z" else int(fields[19])
+        return process_start(self.pid) == self.started
 
 
 class ProcessFolder:
@@ -154,4 +146,4 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
             ],
             setsid=True,
         )
-    return RecordedProcess(pid, _start_of(pid) or 0)
+    return RecordedProcess(pid, process_start(pid) or 0)

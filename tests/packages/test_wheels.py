@@ -317,6 +317,14 @@ def test_the_command_of_the_client_needs_no_service(command: Installed) -> None:
     assert "serve" in command.run("tuneship", "--help")
 
 
+def test_the_command_of_the_client_logs_in(command: Installed, start: Any) -> None:
+    service = start()
+    service.listen()
+    (command.home / "key").write_text(service.headers["alice"]["Authorization"].split()[1])
+    command.run("tuneship", "login", service.url, "--client-id", "alice", "--api-key-file", "key")
+    assert json.loads(command.run("tuneship", "whoami", "--json"))["url"] == service.url
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

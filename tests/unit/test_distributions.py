@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 LOCKED = sorted((ROOT / "packaging" / "locked").glob("*.txt"))
@@ -51,11 +52,11 @@ def test_what_the_client_requires_tuneship_requires_in_the_same_versions() -> No
 def test_every_module_of_the_client_and_its_command_imports_without_the_rest(
     tmp_path: Path,
 ) -> None:
-    for source in wheel("packaging/client")["hooks"]["custom"]["files"]:
+    for source, target in wheel("packaging/client")["hooks"]["custom"]["files"].items():
         file = ROOT / "packaging" / "client" / source
         copy = shutil.copytree if file.is_dir() else shutil.copyfile
-        (tmp_path / "tuneship").mkdir(exist_ok=True)
-        copy(file, tmp_path / "tuneship" / file.name)
+        (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
+        copy(file, tmp_path / target)
     modules = [
         ".".join(file.relative_to(tmp_path).with_suffix("").parts)
         for file in tmp_path.rglob("*.py")
@@ -76,6 +77,31 @@ def test_every_module_of_the_client_and_its_command_imports_without_the_rest(
     assert done.returncode == 0, done.stderr
     heavy = {"prefect", "pandas", "torch", "transformers", "sqlalchemy", "starlette", "flows"}
     assert heavy & set(json.loads(done.stdout)) == set()
+
+
+def packages_in(lock: str) -> set[str]:
+    """Names of the packages that pip takes from a lock on the tested platform."""
+    lines = (ROOT / "packaging" / "locked" / f"{lock}.txt").read_text().splitlines()
+    entries = [Requirement(line.rstrip("\\ ")) for line in lines if re.match("[a-z0-9]", line)]
+    return {one.name for one in entries if one.marker is None or one.marker.evaluate()}
+
+
+def test_the_documents_count_the_packages_of_the_locks() -> None:
+    of_extras = {"psycopg", "psycopg-binary", "obstore"}
+    assert of_extras < packages_in("service")
+    counts = {
+        "tuneship-client": len(packages_in("client")) + 1,
+        "tuneship-client[cli]": len(packages_in("command")) + 1,
+        "tuneship": len(packages_in("pipeline")) + 2,
+        "tuneship[service]": len(packages_in("service") - of_extras) + 2,
+        "tuneship[service,postgres,objects]": len(packages_in("service")) + 2,
+    }
+    text = (ROOT / "docs" / "installation.md").read_text()
+    rows = re.findall(r"^\| `(\S+)` \| .* \| (\d+) \|$", text, flags=re.MULTILINE)
+    assert {name: int(count) for name, count in rows} == counts
+    decision = (ROOT / "docs" / "decisions" / "036-two-distributions.md").read_text()
+    words = "client is {tuneship-client}\npackages, {tuneship-client[cli]} with the command, {tuneship} with"
+    assert re.sub(r"\{(.*?)\}", lambda found: str(counts[found[1]]), words) in decision
 
 
 @pytest.mark.parametrize("lock", LOCKED, ids=lambda file: file.stem)

@@ -18,11 +18,12 @@ from urllib.parse import urlsplit
 import typer
 
 from tuneship.cli.common import fail
-from tuneship.cli.fields import BadField
+from tuneship.cli.fields import BadField, is_header
+from tuneship.host.process_start import process_start
 
 if TYPE_CHECKING:  # they start slowly
     from tuneship.client import Client
-    from tuneship.settings import ClientSettings
+    from tuneship.settings import ClientSettings, PipelineSettings
 
 ENDED_BY_CTRL_C = 130
 # 128 and the number of SIGPIPE: whoever read the output has closed it.
@@ -51,25 +52,30 @@ def login_file() -> Path:
     return Path(typer.get_app_dir("tuneship")) / "login.json"
 
 
-def chosen_service() -> ChosenService:
-    """The service of the first place that names one. Raises `NoService`."""
+def settings_of_environment() -> tuple["ClientSettings", "PipelineSettings"]:
+    """Read the settings of the client and of the pipeline from the environment. Raises `NoService`."""
     from pydantic import ValidationError  # noqa: PLC0415 - starts slowly
 
     from tuneship.settings import ClientSettings, PipelineSettings  # noqa: PLC0415
 
     try:
-        settings = ClientSettings()
-        data_dir = PipelineSettings().data_dir.expanduser()
+        return ClientSettings(), PipelineSettings()
     except ValidationError as error:
         names = ", ".join(f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in error.errors())
         raise NoService(f"a setting is not valid: {names}") from None
+
+
+def chosen_service() -> ChosenService:
+    """The service of the first place that names one. Raises `NoService`."""
+    settings, pipeline = settings_of_environment()
+    data_dir = pipeline.data_dir.expanduser()
     if settings.url:
         needed = {"TUNESHIP_API_KEY": settings.api_key, "TUNESHIP_CLIENT_ID": settings.client_id}
         missing = [name for name, value in needed.items() if not value]
         if missing:
-            raise NoService(f"TUNESHIP_URL is set, and {' and '.join(missing)} must be set, too")
-        if not (settings.client_id + settings.api_key.get_secret_value()).isascii():
-            raise NoService("TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID must be ASCII")
+            raise NoService(f"TUNESHIP_URL is set, and {' and '.join(missing)} must be set too")
+        if not is_header(settings.client_id + settings.api_key.get_secret_value()):
+            raise NoService("TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID must be printable ASCII")
         return ChosenService(settings, "the environment")
     if login_file().is_file():
         return ChosenService(_logged_in(login_file()), "tuneship login")
@@ -109,8 +115,9 @@ def _on_this_machine(data_dir: Path) -> "ClientSettings":
     if url is None or not credentials.is_file():
         raise NoService(NO_SERVICE)
     # Another program may have taken the port since: it must not be sent the key.
-    process = _fields_in(data_dir / "service.json").get("pid")
-    if not isinstance(process, int) or not _runs(process):
+    served = _fields_in(data_dir / "service.json")
+    process, started = served.get("pid"), served.get("started")
+    if not isinstance(process, int) or started is None or process_start(process) != started:
         raise NoService(
             f"no service runs on {data_dir}: the last one, at {url}, has ended (`tuneship serve` starts it; one on "
             "another machine or in a container is named by TUNESHIP_URL, TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID)"
@@ -120,16 +127,6 @@ def _on_this_machine(data_dir: Path) -> "ClientSettings":
         return ClientSettings(url=url, api_key=kept["api_key"], client_id=kept["client_id"])
     except (KeyError, ValueError):
         raise NoService(f"{credentials} is damaged: start the service again") from None
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 @contextmanager
@@ -171,6 +168,8 @@ def reported() -> Generator[None]:
         fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(ENDED_BY_CTRL_C) from None
+    except UnicodeDecodeError:
+        fail("standard input: is not UTF-8")
     except BrokenPipeError:
         # Python's own last flush would fail, too, and say so.
         nowhere = os.open(os.devnull, os.O_WRONLY)

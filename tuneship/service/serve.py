@@ -33,6 +33,7 @@ from tuneship.events.delivery import Deliverer
 from tuneship.host.durable import write_private
 from tuneship.host.machine import cache_share
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
+from tuneship.host.process_start import process_start
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.engine_kinds import VLLM_ENGINE
 from tuneship.runtime.isolation import hide
@@ -369,8 +370,9 @@ class _Server(HttpServer):
         await super().startup(sockets)
         if self.started:
             url = self._parts.public_url
-            record = json.dumps({"url": url, "pid": os.getpid()}) + "\n"
-            write_private(self._parts.settings.data_dir / "service.json", record)
+            record = {"url": url, "pid": os.getpid(), "started": process_start(os.getpid())}
+            file = self._parts.settings.data_dir / "service.json"
+            write_private(file, json.dumps(record) + "\n")
             sys.stdout.write(f"ready {url}\n")
             sys.stdout.flush()
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from tests.support.in_process import Service
 from tests.support.waiting import free_port
 from tuneship.cli.main import app
+from tuneship.host.process_start import process_start
 from tuneship.service.access.api_keys import write_credentials
 
 NO_SERVICE = {"TUNESHIP_URL": None, "TUNESHIP_API_KEY": None, "TUNESHIP_CLIENT_ID": None}
@@ -42,10 +43,11 @@ class Home:
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
-    def write_local(self, service: Service, process: int) -> None:
+    def write_local(self, service: Service, process: int, started: int | None = None) -> None:
         """Write what `tuneship serve` leaves in its data directory."""
         self.data_dir.mkdir(exist_ok=True)
-        record = json.dumps({"url": service.url, "pid": process})
+        started = process_start(process) if started is None else started
+        record = json.dumps({"url": service.url, "pid": process, "started": started})
         (self.data_dir / "service.json").write_text(record)
         file = self.data_dir / "credentials.json"
         write_credentials(service.keys, file, service.url, service.clock())
@@ -85,14 +87,15 @@ def test_the_service_of_this_machine_needs_no_setting(home: Home, served: Servic
 
 
 def test_a_service_that_has_ended_is_sent_no_key(home: Home, served: Service) -> None:
-    """Another program may listen at its address by now."""
-    home.write_local(served, ended_process())
+    """Another program may listen at its address by now, and another process may have its id."""
     before = len(served.log.texts)
-    done = home.run("jobs", "list")
-    assert done.exit_code == 1
-    assert f"no service runs on {home.data_dir}: the last one, at {served.url}, has ended" in (
-        done.stderr
-    )
+    for process, started in ((ended_process(), 7), (1, 7), (os.getpid(), 7)):
+        home.write_local(served, process, started)
+        done = home.run("jobs", "list")
+        assert done.exit_code == 1
+        assert f"no service runs on {home.data_dir}: the last one, at {served.url}, has ended" in (
+            done.stderr
+        )
     assert served.log.texts[before:] == []
 
 
@@ -124,7 +127,7 @@ def test_a_damaged_data_directory_is_told(
 def test_the_environment_goes_first_and_must_be_whole(home: Home, served: Service) -> None:
     done = home.run("jobs", "list", TUNESHIP_URL=served.url)
     assert done.exit_code == 1
-    assert "TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID must be set, too" in done.stderr
+    assert "TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID must be set too" in done.stderr
     whole = {"TUNESHIP_API_KEY": key_of(served), "TUNESHIP_CLIENT_ID": "alice"}
     assert home.run("jobs", "list", TUNESHIP_URL=served.url, **whole).exit_code == 0
     nobody = f"http://127.0.0.1:{free_port()}"
