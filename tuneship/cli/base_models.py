@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuneship.cli.common import fail, has_installation, opened_installation, service_settings
+from tuneship.cli.connection import ENDED_BY_CTRL_C
 from tuneship.cli.output import Row, is_terminal, show_rows
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
@@ -70,7 +71,7 @@ def add(
     except StartupError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        fail("interrupted: nothing was added")
+        fail("interrupted: nothing was added", ENDED_BY_CTRL_C)
     if as_json:
         record = {"id": chosen, "loss_before": origin.loss_before, "loss_after": origin.loss_after}
         typer.echo(json.dumps(record, indent=2))
@@ -149,7 +150,7 @@ def check(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False
     for fault in result.faults:
         typer.echo(f"{identifier}: {fault}")
     if result.faults:
-        fail(f"{len(result.faults)} things are wrong", WRONG)
+        raise typer.Exit(WRONG)
     typer.echo(f"{identifier} is as it should be")
 
 
@@ -163,7 +164,7 @@ def remove(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = Fals
 
     if identifier not in catalogue.added:
         _model(catalogue, identifier)
-        fail(f"{identifier} was not added: a shipped model or one of the catalogue file stays")
+        fail(f"{identifier} was not added, and only added models can be removed")
 
     def users() -> list[str]:
         found = _users(settings).get(identifier)

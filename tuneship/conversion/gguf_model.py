@@ -68,7 +68,7 @@ def _set_rotation(header: GgufHeader, file: Path, config: Any) -> None:
         return
     theta = header.setting("rope.freq_base") or 10_000.0
     if tensor.format != "F32" or tensor.shape != (config.head_dim // 2,):
-        raise GgufRefused(f"its {ROPE_FACTORS} fits no head")
+        raise GgufRefused(f"its {ROPE_FACTORS} does not fit the size of its heads")
     factors = torch.from_numpy(np.fromfile(file, "<f4", tensor.shape[0], offset=tensor.begin))
     settings = {**LLAMA3, "factor": float(factors.max()), "rope_theta": theta}
     turns = torch.arange(0, config.head_dim, 2) / config.head_dim
@@ -77,7 +77,9 @@ def _set_rotation(header: GgufHeader, file: Path, config: Any) -> None:
     share = ((turns - low) / (high - low)).clamp(0, 1)
     expected = 1 / ((1 - share) / settings["factor"] + share)
     if not torch.allclose(factors, expected, rtol=1e-3):
-        raise GgufRefused(f"its rotary embedding is scaled ({ROPE_FACTORS}) otherwise than Llama's")
+        raise GgufRefused(
+            f"its rotary embedding is scaled ({ROPE_FACTORS}) differently from Llama's"
+        )
     config.rope_parameters = {**settings, "rope_type": "llama3"}
 
 

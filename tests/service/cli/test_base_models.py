@@ -1,4 +1,4 @@
-"""`tuneship models add | list | show | check | remove`: what goes wrong leaves nothing and says why in one line."""
+"""`tuneship models add | bases | show | check | remove`: what goes wrong leaves nothing and says why in one line."""
 
 import errno
 import json
@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from safetensors.torch import load_file
@@ -23,7 +25,7 @@ from tests.support.waiting import until
 from tuneship.cli.main import app
 from tuneship.conversion.order import ReadingReport
 from tuneship.service.catalogues.adding import refuse_unusable, staged, sweep
-from tuneship.service.catalogues.base_models import SHIPPED
+from tuneship.service.catalogues.base_models import SHIPPED, AddedModels
 from tuneship.service.catalogues.sources import AddingRefused
 
 TINY = SHIPPED / "tuneship-tiny"
@@ -123,8 +125,8 @@ def test_a_directory_that_cannot_be_served_is_refused_before_anything_is_copied(
 
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    assert refusal(data, "add", "/no/where") == "there is no directory and no file /no/where"
-    assert refusal(data, "add", "a.gguf") == "there is no directory and no file a.gguf"
+    assert refusal(data, "add", "/no/where") == "/no/where: no such file or directory"
+    assert refusal(data, "add", "a.gguf") == "a.gguf: no such file or directory"
     why = "the model some/model is neither a directory nor in the local cache"
     assert refusal(data, "add", "some/model") == why
     (tmp_path / "text.gguf").write_text("no model")
@@ -297,7 +299,7 @@ def test_the_rotation_of_llama_3_is_found_again(tmp_path: Path) -> None:
     rope["original_max_position_embeddings"] = 4096
     made = build_family(tmp_path / "other", "llama", rope_parameters=rope, head_dim=64)
     file = write_gguf(made, tmp_path / "other.gguf")
-    assert "otherwise than Llama's" in refusal(tmp_path / "data", "add", str(file))
+    assert "differently from Llama's" in refusal(tmp_path / "data", "add", str(file))
 
 
 @pytest.mark.slow
@@ -343,6 +345,30 @@ def test_a_kill_in_the_middle_leaves_a_folder_that_the_next_command_removes(tmp_
     assert left_over(data) == []
 
 
+def test_a_removal_that_is_killed_before_it_is_sure_is_undone(tmp_path: Path) -> None:
+    folder = tmp_path / "base_models"
+    (folder / ".removing-x" / "model").mkdir(parents=True)
+    (folder / ".removing-x" / "model" / "config.json").write_text("{}")
+    (folder / ".removing-x" / "name").write_text("own")
+    sweep(folder)
+    assert [str(one.relative_to(folder)) for one in folder.rglob("*")] == ["own", "own/config.json"]
+
+
+def test_a_model_that_goes_while_the_folder_is_read_takes_no_other_with_it(tmp_path: Path) -> None:
+    for name in ("kept", "gone"):
+        (tmp_path / name).mkdir()
+
+    scanned = os.scandir
+
+    def scandir(folder: Any) -> Any:
+        entries = list(scanned(folder))
+        (tmp_path / "gone").rmdir()
+        return nullcontext(iter(entries))
+
+    with patch("os.scandir", scandir):
+        assert list(AddedModels(tmp_path).present()) == ["kept"]
+
+
 @pytest.mark.slow
 def test_an_interrupted_command_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tuneship.cli.main", "models", "add", str(TINY), "--id", "own"]
@@ -352,7 +378,7 @@ def test_an_interrupted_command_leaves_nothing(tmp_path: Path) -> None:
     until(lambda: list(tmp_path.glob("base_models/.adding-*/log")))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert errors.splitlines()[-1] == "tuneship: interrupted: nothing was added"
     assert list((tmp_path / "base_models").iterdir()) == []
 

@@ -41,7 +41,10 @@ from tuneship.settings import ServiceSettings
 
 ADDING, REMOVING = ".adding-", ".removing-"
 LOCK = "lock"
+# Holds the id of a model that is being removed, as long as it may have to be put back.
+NAME = "name"
 POLL_S = 0.05
+MAX_LAST_LINE_CHARACTERS = 300
 COPIED_AT_ONCE = 1 << 20
 # The call of Linux that copies a file without its blocks, where the file system can.
 FICLONE = 0x40049409
@@ -88,20 +91,25 @@ def add(
         with staged(folder, ADDING) as stage:
             (stage / "model").mkdir(mode=0o700)
             if isinstance(source, GgufSource):
+                if hard_links:
+                    raise AddingRefused("--hard-links: a GGUF file is converted, not shared")
                 prepared = _linked(settings, source, stage)
                 note("converting and comparing with transformers")
             else:
                 note("copying")
-                prepared = _copied(settings, source, stage, hard_links=hard_links)
+                prepared = _copied(settings, source, stage, note, hard_links=hard_links)
                 note("comparing with transformers")
             report = read_in_process(prepared.order, stage, prepared.readable)
             refuse_unusable(source.name, report)
             origin = _finished(source, prepared, report, stage / "model", now)
-            (stage / "model").rename(folder / identifier)
+            try:
+                (stage / "model").rename(folder / identifier)
+            except OSError as error:
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise AddingRefused(f"there is a base model {identifier} already") from None
+                raise
         flush(folder)
     except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            raise AddingRefused(f"there is a base model {identifier} already") from None
         raise AddingRefused(f"{source.name} cannot be added: {error.strerror}") from error
     return origin
 
@@ -146,6 +154,10 @@ def _sweep(folder: Path) -> None:
             continue  # its command runs
         except OSError:
             pass  # its command was killed before it made the lock
+        if leftover.name.startswith(REMOVING):
+            # Killed before it knew that nobody uses the model.
+            with suppress(OSError):
+                (leftover / "model").rename(folder / (leftover / NAME).read_text())
         shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -173,24 +185,37 @@ def _linked(settings: ServiceSettings, source: GgufSource, stage: Path) -> _Prep
 
 
 def _copied(
-    settings: ServiceSettings, source: CheckpointSource, stage: Path, *, hard_links: bool
+    settings: ServiceSettings,
+    source: CheckpointSource,
+    stage: Path,
+    note: Note,
+    *,
+    hard_links: bool,
 ) -> _Prepared:
-    """Copy the files that are needed, and nothing else."""
+    """Copy or share the files that are needed, and nothing else."""
     names = source.files()
-    if not hard_links:
-        _refuse_full(settings, sum((source.folder / name).stat().st_size for name in names))
-    for name in names:
-        _copy((source.folder / name).resolve(), stage / "model" / name, hard_links=hard_links)
+    files = {stage / "model" / name: (source.folder / name).resolve() for name in names}
+    if hard_links:
+        files = {target: file for target, file in files.items() if not _is_shared(file, target)}
+        if files:
+            note("the files cannot be shared from there, so they are copied")
+    _refuse_full(settings, sum(file.stat().st_size for file in files.values()))
+    for target, file in files.items():
+        _copy(file, target)
     order = ReadingOrder(str(source.folder.absolute()), str(stage / "model"))
     digests = {name: digest_of(stage / "model" / name) for name in names}
     return _Prepared(order, source.folder.absolute(), digests)
 
 
-def _copy(source: Path, target: Path, *, hard_links: bool) -> None:
-    if hard_links:
-        with suppress(OSError):  # another file system, or one without links
-            target.hardlink_to(source)
-            return
+def _is_shared(source: Path, target: Path) -> bool:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system, one without links, or a file of another user
+        return False
+    return True
+
+
+def _copy(source: Path, target: Path) -> None:
     with source.open("rb") as read, target.open("xb") as written:
         try:
             fcntl.ioctl(written, FICLONE, read.fileno())
@@ -214,7 +239,8 @@ def read_in_process(
 ) -> ReadingReport:
     """Have a process read the model that may write `work` alone. Raises `AddingRefused` when it ends without a report.
 
-    The process is as isolated as the host can (no network, no other files of its user), and ends with this one.
+    The process is as isolated as the host allows (Linux with Landlock: no network, no other files of its user), and
+    ends with this one.
     """
     order_file, report_file = work / "order.json", work / "report.json"
     order.write(order_file)
@@ -232,7 +258,10 @@ def read_in_process(
     except (OSError, ValueError):
         code = worker.exit_code() or 0
         why = "was killed, perhaps for its memory" if code == -signal.SIGKILL else "crashed"
-        raise AddingRefused(f"the process that reads the model {why} (exit code {code})") from None
+        lines = (work / "log").read_text(errors="replace").splitlines() or [""]
+        last = f": {lines[-1][:MAX_LAST_LINE_CHARACTERS]}" if lines[-1] else ""
+        message = f"the process that reads the model {why} (exit code {code}){last}"
+        raise AddingRefused(message) from None
 
 
 def refuse_unusable(name: str, report: ReadingReport) -> None:
@@ -246,7 +275,7 @@ def refuse_unusable(name: str, report: ReadingReport) -> None:
 def difference_of(report: ReadingReport) -> str:
     """Say by how much our engine and transformers differ."""
     return (
-        f"our engine reads it otherwise than transformers: the loss of a fixed text is {report.loss_after:.4f} "
+        f"our engine reads it differently from transformers: the loss of a fixed text is {report.loss_after:.4f} "
         f"instead of {report.loss_before:.4f}, and single tokens differ by {report.difference:.2g}"
     )
 
@@ -313,7 +342,10 @@ def _file_faults(model: Path) -> tuple[Origin | None, list[str]]:
         return None, []  # a shipped model, or one of the operator's file
     except (OSError, ValueError):
         return None, [f"its {ORIGIN_FILE} cannot be read"]
-    faults: list[str] = []
+    added = {*origin.sha256, ORIGIN_FILE}
+    faults = [
+        f"its {file.name} was not added" for file in model.iterdir() if file.name not in added
+    ]
     for name, digest in origin.sha256.items():
         try:
             if digest_of(model / name) != digest:
@@ -330,13 +362,16 @@ def remove(folder: Path, identifier: str, users: Callable[[], Sequence[str]]) ->
     """
     _refuse_used(identifier, users())
     with staged(folder, REMOVING) as stage:
+        (stage / NAME).write_text(identifier)
         (folder / identifier).rename(stage / "model")
         try:
-            # From here on the service offers it no more, so a user that came meanwhile is seen here.
+            # The service offers it no more, so one look shows nearly every user that came meanwhile. A job or a
+            # deployment that found the model just before and is stored after this look fails by name.
             _refuse_used(identifier, users())
         except BaseException:
             (stage / "model").rename(folder / identifier)
             raise
+        (stage / NAME).unlink()
         flush(folder)
 
 

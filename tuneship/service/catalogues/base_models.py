@@ -12,6 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -229,17 +230,20 @@ class AddedModels:
     def present(self) -> Mapping[str, CataloguedModel]:
         """The models that are there now, by id. Looks at the folder's entries alone unless one is new."""
         found: dict[tuple[str, int, int], CataloguedModel] = {}
-        try:
-            with os.scandir(self._folder) as entries:
-                for entry in entries:
-                    # What is being added or removed has a name with a dot.
-                    if MODEL_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                        state = entry.stat(follow_symlinks=False)
-                        # A model of the same name that replaced another differs in the second or third.
-                        key = (entry.name, state.st_ino, state.st_ctime_ns)
-                        found[key] = self._known.get(key) or _added(Path(entry.path))
-        except FileNotFoundError:
-            pass
+        entries = list[os.DirEntry[str]]()
+        with suppress(FileNotFoundError), os.scandir(self._folder) as scanned:
+            entries.extend(scanned)
+        for entry in entries:
+            # What is being added or removed has a name with a dot.
+            if not (MODEL_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)):
+                continue
+            try:
+                state = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # it has just been removed
+                continue
+            # A model of the same name that replaced another differs in the second or third.
+            key = (entry.name, state.st_ino, state.st_ctime_ns)
+            found[key] = self._known.get(key) or _added(Path(entry.path))
         self._known = found
         return {model.id: model for model in found.values()}
 
@@ -329,12 +333,12 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
 def cached_snapshot(hub_id: str) -> Path:
     """The snapshot of a hub id in the local cache; nothing is downloaded. Raises `CatalogueFault`."""
     import huggingface_hub  # noqa: PLC0415 - only for hub ids
-    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     hub: Any = huggingface_hub
     try:
         return Path(hub.snapshot_download(hub_id, local_files_only=True))
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):
         raise CatalogueFault(
             f"the model {hub_id} is neither a directory nor in the local cache"
         ) from None

@@ -113,7 +113,7 @@ def find_source(text: str) -> CheckpointSource | GgufSource:
     if path.is_file():
         return _gguf(path)
     if path.suffix == ".gguf" or not HUB_ID.fullmatch(text):
-        raise AddingRefused(f"there is no directory and no file {text}")
+        raise AddingRefused(f"{text}: no such file or directory")
     try:
         return CheckpointSource("hub", text, cached_snapshot(text))
     except CatalogueFault as fault:
