@@ -20,6 +20,8 @@ from tuneship.settings import ClientSettings, PipelineSettings, embedded_service
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "examples" / "icd10cm"
 VALIDATION = str(DATA / "validation.jsonl")
+# In every folder of a demo: no other one is emptied.
+MARK = "emptied-by-the-demo"
 EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
 
 Result = dict[str, Any]
@@ -132,10 +134,13 @@ class Memory(threading.Thread):
 
 
 def emptied(folder: Path) -> Path:
-    """Make a folder of a demo, without what an earlier one has left."""
-    if folder.exists():
-        shutil.rmtree(folder)
+    """Make a folder of a demo, without what an earlier one has left. Ends the program at a folder of other things."""
+    mark = folder / MARK
+    if folder.exists() and any(folder.iterdir()) and not mark.is_file():
+        sys.exit(f"{folder} holds other things than a demo's, and would be emptied")
+    shutil.rmtree(folder, ignore_errors=True)
     (folder / "reports").mkdir(parents=True)
+    mark.touch()
     return folder
 
 
@@ -157,8 +162,8 @@ def summary(results: Mapping[str, Result], folder: Path, seconds: float, memory:
     """Print how each release ended, where its report is, and how to look again."""
     say("\n== Summary")
     for name, result in results.items():
-        why = "" if result["reason"] == "none" else f" ({result['reason']})"
-        say(f"{name}: {result['outcome']}{why}, {result['seconds']:.0f} s")
+        why = "" if result.get("reason", "none") == "none" else f" ({result['reason']})"
+        say(f"{name}: {result.get('outcome', 'no result')}{why}, {result['seconds']:.0f} s")
         say(f"   report: {shown(Path(result.get('report') or folder))}")
     say(f"{seconds:.0f} s, peak memory {memory.peak_kib / 1024:.0f} MiB\n")
     say("See the service and the Prefect UI again:")

@@ -82,7 +82,10 @@ def main() -> int:
     started = time.monotonic()
     memory = Memory()
     memory.start()
-    folder = emptied(chosen.folder.resolve())
+    folder = chosen.folder.resolve()
+    if chosen.gguf and chosen.gguf.resolve().is_relative_to(folder):
+        parser.error(f"--gguf: {folder} is emptied at the start; move the file elsewhere first")
+    emptied(folder)
     try:
         gguf = chosen.gguf or downloaded(folder)
         add(gguf, folder / "data")
