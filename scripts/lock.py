@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from ast import literal_eval
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +55,8 @@ def places_of_wheels() -> list[str]:
         [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
     )
     lines = (line.partition("=") for line in done.stdout.splitlines())
-    values = [value.strip("'") for name, _, value in lines if name.endswith(".find-links")]
+    # Each value is written as Python writes a text, and several places stand on lines of their own.
+    values = [literal_eval(value) for name, _, value in lines if name.endswith(".find-links")]
     found = dict.fromkeys(place for value in values for place in value.split())
     return [option for place in found for option in ("--find-links", place)]
 
@@ -93,8 +95,13 @@ def main() -> None:
         for name, version in resolved().items()
         if canonical(name) not in named and canonical(name) not in OWN
     ]
+    before = LOCK.read_text()
     LOCK.write_text("\n".join([*head, *sorted([*pins, *added], key=str.lower)]) + "\n")
-    write_locks()
+    try:
+        write_locks()  # uv reads the new lines
+    except BaseException:
+        LOCK.write_text(before)
+        raise
     sys.stdout.write(f"{LOCK.name}: {len(pins)} lines kept, added: {', '.join(added) or 'none'}\n")
 
 
