@@ -30,6 +30,8 @@ def mapping_in(text: str) -> dict[str, Any]:
         is_repeated = getattr(error, "context", None) == REPEATED
         wrong = REPEATED if is_repeated else "is not valid YAML or JSON"
         raise UnreadableParameters(f"{wrong}{where}") from None
+    except ValueError:  # a date that the calendar does not have
+        raise UnreadableParameters("is not valid YAML or JSON") from None
     if not isinstance(content, dict):
         raise UnreadableParameters("must hold a mapping of parameters")
     # By way of JSON, so that YAML's own types (dates, ...) do not leak into the parameters.

@@ -129,7 +129,7 @@ def check(
     for name, fault in sorted(report.faults.items()):
         typer.echo(f"{name}: {fault}")
     if report.faults:
-        fail(f"{len(report.faults)} things are wrong", WRONG)
+        fail(f"faults: {len(report.faults)}", WRONG)
     typer.echo(
         f"{report.objects} datasets and models and {report.keys} data keys are as they should be"
     )

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Print one line on standard error and exit with a code."""
-    typer.echo(f"tuneship: {message}", err=True)
+    from tuneship.cli.output import readable  # noqa: PLC0415 - starts slowly
+
+    # It may hold words of another program: of a service, or of a model's file.
+    typer.echo(f"tuneship: {readable(message)}", err=True)
     raise typer.Exit(code)
 
 

@@ -28,6 +28,11 @@ class BadField(Exception):
     """A field cannot be set so. The message names the field and the problem, not the value."""
 
 
+def is_header(text: str) -> bool:
+    """Whether a text can be the value of a header."""
+    return bool(text) and text.isascii() and text.isprintable()
+
+
 def members(hint: Any) -> tuple[Any, ...]:
     """The types that a hint allows, without limits and without None."""
     if get_origin(hint) is Annotated:

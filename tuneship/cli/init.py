@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tuneship.cli.common import fail
+from tuneship.host.durable import flush
 
 SHIPPED = Path(__file__).parents[1] / "project"
 
@@ -42,8 +43,6 @@ def init(
 
 def write_project(shipped: Path, folder: Path, requirements: str) -> None:
     """Copy a project into a folder, whole or not at all. Raises `NameTaken` and OSError."""
-    from tuneship.host.durable import flush  # noqa: PLC0415 - the client is installed without it
-
     names = sorted({file.name for file in shipped.iterdir()} | {"requirements.txt"})
     for name in names:
         if (folder / name).exists() or (folder / name).is_symlink():
@@ -59,8 +58,12 @@ def write_project(shipped: Path, folder: Path, requirements: str) -> None:
             shipped,
             made,
             ignore=shutil.ignore_patterns("__pycache__"),
-            copy_function=shutil.copyfile,  # an installation may be read-only, a project is not
+            copy_function=shutil.copyfile,
         )
+        # An installation may be read-only, a project is not.
+        for one in (made, *made.rglob("*")):
+            if one.is_dir():
+                one.chmod(0o755)
         (made / "requirements.txt").write_text(requirements)
         for path in (*made.rglob("*"), made):
             flush(path)

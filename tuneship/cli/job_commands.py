@@ -1,6 +1,7 @@
 """`tuneship jobs watch`: a job live, over broken connections, until it has ended."""
 
 import threading
+import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # starts slowly
 
 # Speed and end time are in the job's record, which is read again so often.
 RECORD_EVERY_S = 2.0
+RECORD_WITHIN_S = 5.0
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -95,7 +97,8 @@ def _live(client: "Client", seen: _Watched) -> Generator[None]:
         while not seen.ended.wait(RECORD_EVERY_S):
             # The stream decides whether the service is lost; this one only adds to it.
             try:
-                seen.job = client.with_options(tries=1).jobs.get(seen.job.id)
+                ends_at = time.monotonic() + RECORD_WITHIN_S
+                seen.job = client.with_options(tries=1, ends_at=ends_at).jobs.get(seen.job.id)
             except TuneshipError:
                 continue
 
@@ -111,6 +114,8 @@ def _live(client: "Client", seen: _Watched) -> Generator[None]:
             yield
     finally:
         seen.ended.set()
+        # The client is closed next.
+        reader.join()
 
 
 def progress_line(job: Job, step: JobStep | None) -> str:

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 Builders = Mapping[str, Callable[[], Any]]
@@ -46,10 +46,22 @@ def lazy_group(*finders: Callable[[], Builders]) -> type[TyperGroup]:
     return LazyCommands
 
 
+class UnquotingCommand(TyperCommand):
+    """A command whose complaint about too many words does not repeat them: they may be a patient's text."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of the command line."""
+        ctx.allow_extra_args = True
+        super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            ctx.fail("too many arguments: a text of several words stands in quotes")
+        return ctx.args
+
+
 def command_of(function: Callable[..., Any], **options: Any) -> Any:
     """One command from a function with typed parameters, as `@app.command(**options)` makes it."""
     app = typer.Typer(add_completion=False)
-    app.command(**options)(function)
+    app.command(cls=UnquotingCommand, **options)(function)
     return get_command(app)
 
 

@@ -4,14 +4,23 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from tuneship.cli.common import fail
-from tuneship.cli.connection import ChosenService, chosen_service, connected, login_file, reported
-from tuneship.cli.fields import BadField
+from tuneship.cli.connection import (
+    ChosenService,
+    chosen_service,
+    connected,
+    login_file,
+    reported,
+    settings_of_environment,
+)
+from tuneship.cli.fields import BadField, is_header
 from tuneship.cli.output import note, show_fields, show_json
 from tuneship.cli.parameters import AsJson
+from tuneship.host.durable import write_private
 
 if TYPE_CHECKING:  # starts slowly
     from tuneship.settings import ClientSettings
@@ -38,8 +47,6 @@ def login(
 
     The service is asked first whether the key is good. The key is never an argument: other users see those.
     """
-    from tuneship.host.durable import write_private  # noqa: PLC0415
-
     with reported():
         if client_id is None and not sys.stdin.isatty():
             raise BadField("--client-id: is needed where nobody can be asked")
@@ -53,8 +60,8 @@ def login(
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(file, json.dumps(fields, indent=2) + "\n")
         note(f"logged in to {url} as {client_id}; the key is in {file}")
-        if settings_of_environment():
-            note("TUNESHIP_URL is set, and goes before what was kept")
+        if settings_of_environment()[0].url:
+            note("TUNESHIP_URL is set and takes precedence over this login")
 
 
 def _key(file: str | None) -> str:
@@ -77,8 +84,13 @@ def _settings(fields: dict[str, Any]) -> "ClientSettings":
 
     if not fields["url"].startswith(("http://", "https://")):
         raise BadField("URL: must begin with http:// or https://")
+    place = urlsplit(fields["url"])
+    if "@" in place.netloc:
+        raise BadField("URL: must not hold a user or a password")
+    if place.scheme == "http" and place.hostname not in ("localhost", "127.0.0.1", "::1"):
+        note("the key is sent over http, which others in the network can read: use https")
     for name, text in (("the client id", fields["client_id"]), ("the API key", fields["api_key"])):
-        if not (text and text.isascii() and text.isprintable()):
+        if not is_header(text):
             raise BadField(f"{name}: must be one line of printable ASCII")
     try:
         return ClientSettings(**fields)
@@ -96,13 +108,6 @@ def _check(chosen: ChosenService) -> None:
             client.models.list(limit=1)
         except PermissionDenied:
             return
-
-
-def settings_of_environment() -> bool:
-    """Whether the environment names a service."""
-    from tuneship.settings import ClientSettings  # noqa: PLC0415 - starts slowly
-
-    return bool(ClientSettings().url)
 
 
 @app.command()

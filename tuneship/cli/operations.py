@@ -1,10 +1,10 @@
 """Runs a declared command: makes the call, and shows its answer, its stream, or every page of its list."""
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from tuneship.cli.connection import connected, reported
 from tuneship.cli.declared import DeclaredVerb, verbs_of
@@ -66,29 +66,11 @@ def with_signature(
 
 def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
     """Carry out a declared command on what was given on the command line."""
-    operation = verb.operation
-    file: Path | None = given.get(operation.file_parameter or "")
     with reported():
         options = request_options(given)
-        arguments = arguments_of(operation, given)
-        with _opened(file, given.get("columns")) as (opened, progress):
-            if operation.file_parameter:
-                arguments[operation.file_parameter] = opened
-            if progress is not None:
-                options["progress"] = progress
-            with connected(**options) as client:
-                _call(client, verb, arguments, given)
-
-
-@contextmanager
-def _opened(
-    file: Path | None, columns: str | None
-) -> Generator[tuple[BinaryIO | None, Callable[[int, int], None] | None]]:
-    if file is None:
-        yield None, None
-        return
-    with progress_bar(file.name) as progress, opened_file(file, columns) as opened:
-        yield opened, progress
+        arguments = arguments_of(verb.operation, given)
+        with connected(**options) as client:
+            _call(client, verb, arguments, given)
 
 
 def _call(
@@ -103,8 +85,21 @@ def _call(
             show_generation(pieces, as_json)
     elif given.get("every_page") and verb.paged:
         _show_every_page(client, verb, arguments, as_json)
+    elif operation.file_parameter:
+        show_reply(verb, _upload(client, verb, arguments, given), as_json)
     else:
         show_reply(verb, client.call(operation, **arguments), as_json)
+
+
+def _upload(
+    client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], given: Mapping[str, Any]
+) -> Any:
+    """Send the file under a bar, which is gone before anything is shown of the reply."""
+    name = str(verb.operation.file_parameter)
+    file: Path = given[name]
+    with progress_bar(file.name) as progress, opened_file(file, given.get("columns")) as opened:
+        watched = client if progress is None else client.with_options(progress=progress)
+        return watched.call(verb.operation, **arguments, **{name: opened})
 
 
 def _follow(client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], as_json: bool) -> None:

@@ -40,7 +40,7 @@ def write(text: str, end: str = "\n") -> None:
 def note(text: str) -> None:
     """A remark for people, beside the output."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{readable(text)}\n")
 
 
 def one_line(value: Any) -> str:

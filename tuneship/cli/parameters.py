@@ -22,6 +22,7 @@ from tuneship.cli.fields import (
     choices_of,
     described,
     element_of,
+    is_header,
     kind_of,
     members,
     pair_in,
@@ -203,7 +204,7 @@ def request_options(given: Mapping[str, Any]) -> dict[str, Any]:
     names = (*(name for name, _ in HEADERS.values()), "idempotency_key")
     found = {name: str(given[name]) for name in names if given.get(name) is not None}
     for name, value in found.items():
-        if not (value and value.isascii() and value.isprintable()):
+        if not is_header(value):
             raise BadField(f"--{name.replace('_', '-')}: must be printable ASCII")
     return found
 
@@ -240,7 +241,12 @@ def body_of(
     content = dict(begun or {}) | ({} if source is None else _read_params(source))
     for assignment in given.get("set_fields") or ():
         set_field(content, model, assignment)
-    content |= given_fields(model, given)
+    for name, value in given_fields(model, given).items():
+        known = content.get(name)
+        if isinstance(value, dict) and isinstance(known, dict):
+            content[name] = {**known, **value}
+        else:
+            content[name] = value
     return _checked(lambda: model.model_validate_json(json.dumps(content)), content)
 
 

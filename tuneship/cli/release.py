@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tuneship.cli.common import fail
-from tuneship.cli.connection import chosen_service, login_file, reported
+from tuneship.cli.connection import chosen_service, login_file, reported, settings_of_environment
 
 # By its name: the library does not know the pipeline, which stands above it.
 FLOW = "flows.tune_and_deploy"
@@ -31,14 +31,19 @@ def release(
     Without a service it starts one for itself. Ends with 0 promoted, 3 rejected, 4 rolled back, 5 paused for a
     person, 1 any error, 130 or 143 stopped after the traffic was returned.
     """
-    from tuneship.settings import ClientSettings, use_service  # noqa: PLC0415 - starts slowly
+    from tuneship.settings import use_service  # noqa: PLC0415 - starts slowly
 
     with reported():
-        if not ClientSettings().url and login_file().is_file():
+        if not settings_of_environment()[0].url and login_file().is_file():
             use_service(chosen_service().settings)
     # The pipeline lies in the folder of a project or in a checkout, as for the script.
     sys.path.insert(0, str(Path.cwd()))
-    if find_spec(FLOW.partition(".")[0]) is None:
+    try:
+        found = find_spec(FLOW)
+    except ModuleNotFoundError:
+        found = None
+    # Every user of Prefect has a folder of that name.
+    if found is None:
         fail("there is no pipeline here: run this in a project that `tuneship init` made")
     sys.argv = ["tuneship release", "--params", str(params)]
     if result is not None:

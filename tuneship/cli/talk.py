@@ -101,7 +101,9 @@ def _routing() -> inspect.Parameter:
 def generate_command() -> Any:
     """The command `generate`."""
     prompt = typer.Argument(
-        metavar="PROMPT", show_default=False, help="- or nothing reads standard input."
+        metavar="PROMPT",
+        show_default=False,
+        help="- or nothing reads standard input; an argument can be seen by other users of the machine.",
     )
     parameters = [
         _target_argument(),
@@ -115,7 +117,7 @@ def generate_command() -> Any:
     return command_of(
         with_signature(_generate, parameters),
         help=help_text,
-        epilog='Example:\n\ntuneship generate icd-release "Senile cataract" --max-tokens 64',
+        epilog="Example:\n\ntuneship generate icd-release --max-tokens 64 < prompt.txt",
     )
 
 

@@ -52,7 +52,8 @@ def progress_bar(name: str) -> Generator[Callable[[int, int], None] | None]:
         DownloadColumn(),
         TransferSpeedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    # Left alone: what is written to standard output would come out on the console of the bar.
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(one_line(name).replace("[", r"\["), total=None)
 
         def show(sent: int, size: int) -> None:

@@ -394,7 +394,7 @@ def test_check_names_what_is_missing_extra_changed_or_cannot_be_opened(
             "models/ft_unknown: there is no row that names it",
         ]
     )
-    assert result.stderr == "tuneship: 5 things are wrong\n"
+    assert result.stderr == "tuneship: faults: 5\n"
     missing = failed(installed, "backup", tmp_path / "backup", code=4)
     assert "complete, but 2 files of datasets or models were missing or damaged" in missing
     new = Installed(tmp_path / "new")

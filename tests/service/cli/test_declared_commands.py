@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.in_process import ANSWER, LINES, Service, jsonl
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.support.whole_api import BODIES, Own
 from tuneship.cli.declared import DeclaredVerb, resources, verbs_of
 from tuneship.cli.examples import command_line
@@ -356,13 +356,13 @@ def test_a_mistake_in_the_columns_is_one_line(
 # Words for the shell
 
 
-def test_the_shell_completes_ids_and_nothing_where_no_service_answers(place: Place) -> None:
+def test_the_shell_completes_ids_and_nothing_where_no_service_answers(fresh: Place) -> None:
     def words(*typed: str, **environment: str) -> list[str]:
         asked = {"_TUNESHIP_COMPLETE": "complete_bash", "COMP_CWORD": str(len(typed))}
         line = " ".join(("tuneship", *typed))
         done = subprocess.run(
             [Path(sys.executable).with_name("tuneship")],
-            env={**os.environ, **place.environment, **asked, "COMP_WORDS": line, **environment},
+            env={**os.environ, **fresh.environment, **asked, "COMP_WORDS": line, **environment},
             capture_output=True,
             text=True,
             check=False,
@@ -370,11 +370,13 @@ def test_the_shell_completes_ids_and_nothing_where_no_service_answers(place: Pla
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.split()
 
-    assert words("deployments", "get", place.deployment[:-3]) == [place.deployment]
-    assert place.model in words("models", "get", "f")
+    # A service that does not answer at once completes nothing, and this machine may be busy.
+    until(lambda: words("deployments", "get", fresh.deployment[:-3]) == [fresh.deployment])
+    until(lambda: fresh.model in words("models", "get", "f"))
     # Bash splits the id at its colons, and keeps what stands before the last one.
-    name, last = place.model.rsplit(":", 1)
-    assert words("models", "get", *name.replace(":", " : ").split(), ":", last[:3]) == [last]
+    name, last = fresh.model.rsplit(":", 1)
+    parts = name.replace(":", " : ").split()
+    until(lambda: words("models", "get", *parts, ":", last[:3]) == [last])
     assert words("jobs", "get", "ft_", TUNESHIP_URL="http://127.0.0.1:9") == []
 
 
@@ -419,11 +421,26 @@ def test_a_mistake_is_one_line_with_its_place(
     assert "secret" not in done.stderr
 
 
+def test_a_text_without_quotes_is_refused_and_not_repeated(place: Place) -> None:
+    done = place.run("generate", place.deployment, "Senile", "secret")
+    assert done.exit_code == 2
+    assert "a text of several words stands in quotes" in " ".join(done.stderr.split())
+    assert "secret" not in done.stderr
+
+
+def test_an_option_adds_to_what_set_names_in_the_same_mapping(fresh: Place) -> None:
+    words = ("update", fresh.deployment, "--set", "tags.b=2", "--tags", "a=1", "--json")
+    done = fresh.run("deployments", *words)
+    assert done.exit_code == 0, done.output
+    assert {"a": "1", "b": "2"}.items() <= json.loads(done.stdout)["tags"].items()
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ("[1]", "must hold a mapping"),
         ("a: [", "is not valid YAML or JSON (line 1"),
+        ("a: 2026-02-30", "is not valid YAML or JSON"),
         ("model_name: a\nmodel_name: secret", "a key is repeated"),
     ],
 )

@@ -1,5 +1,6 @@
 """Commands on a terminal show tables that fit, a job that moves, a text that cannot move the cursor."""
 
+import json
 import os
 import pty
 import re
@@ -8,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -20,13 +22,16 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class Terminal:
     """A command that runs on a terminal of 80 columns, and all that it has shown."""
 
-    def __init__(self, environment: dict[str, str], *words: str) -> None:
+    def __init__(
+        self, environment: dict[str, str], *words: str, output: IO[bytes] | None = None
+    ) -> None:
+        """`output`: where its standard output goes instead, as in `tuneship ... > file`."""
         own, its = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tuneship.cli.main", *words],
             env={**os.environ, **environment, "COLUMNS": "80", "TERM": "xterm"},
             stdin=its,
-            stdout=its,
+            stdout=its if output is None else output,
             stderr=its,
         )
         os.close(its)
@@ -72,6 +77,21 @@ def environment(served: Service, tmp_path: Path) -> dict[str, str]:
         "TUNESHIP_CLIENT_ID": "alice",
         "XDG_CONFIG_HOME": str(tmp_path),
     }
+
+
+def test_the_answer_of_an_upload_goes_where_its_output_goes_and_the_bar_to_the_terminal(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"instruction": "a", "response": "b"}\n' * 50)
+    words = ("upload", str(rows), "--name", "n" * 100, "--format", "instruction", "--json")
+    with (tmp_path / "answer").open("wb") as output:
+        terminal = Terminal(environment, "datasets", *words, output=output)
+        assert terminal.end() == 0
+    answer = json.loads((tmp_path / "answer").read_bytes())
+    assert (answer["num_examples"], answer["name"]) == (50, "n" * 100)
+    assert "rows.jsonl" in terminal.text
+    assert answer["id"] not in terminal.text
 
 
 def test_a_table_fits_and_names_what_it_leaves_out(

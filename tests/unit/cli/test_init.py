@@ -1,5 +1,6 @@
 """`tuneship init` writes a project whole or not at all, and never over something."""
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ PIN = "tuneship[service]==1.2.3\n"
 
 
 @pytest.fixture
-def shipped(tmp_path: Path) -> Path:
+def shipped(tmp_path: Path) -> Generator[Path]:
     """A small project as an installation holds it: read-only, with byte code beside the sources."""
     folder = tmp_path / "shipped"
     for name in ("flows/guard.py", "flows/__pycache__/guard.pyc", "README.md", "prefect.yaml"):
@@ -20,7 +21,11 @@ def shipped(tmp_path: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)
         file.chmod(0o444)
-    return folder
+    for inner in (folder / "flows" / "__pycache__", folder / "flows", folder):
+        inner.chmod(0o555)
+    yield folder
+    for inner in (folder, *folder.rglob("*")):
+        inner.chmod(0o755)
 
 
 def names(folder: Path) -> set[str]:
@@ -41,8 +46,10 @@ def test_a_new_and_an_empty_folder_get_the_whole_project(
     write_project(shipped, folder, PIN)
     assert names(folder) == WHOLE
     assert (folder / "requirements.txt").read_text() == PIN
-    mode = (folder / "README.md").stat().st_mode
-    assert mode & 0o200, "the project is its owner's to change"
+    folders = (folder, folder / "flows")
+    assert all(one.stat().st_mode & 0o200 for one in (folder / "README.md", *folders)), (
+        "the project is its owner's to change"
+    )
     assert names(folder.parent) == {"shop", *(f"shop/{name}" for name in WHOLE)}, "nothing is left"
 
 
