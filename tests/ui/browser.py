@@ -158,9 +158,10 @@ class Browser:
         path = f"//button[normalize-space()='{name}']"
         shown = [one for one in self._all(path) if one.is_displayed() and one.is_enabled()]
         assert shown, f"no button {name!r}"
-        # A notice of a failed call stays while the pointer rests on it, and may cover the button.
+        # A notice of a failed call stays while the pointer rests on it, and may cover the button. Its own ring of time
+        # covers its cross, so the cross is not pressed with the pointer.
         for cross in self._driver.find_elements(By.CSS_SELECTOR, ".p-toast__close-btn"):
-            cross.click()
+            self._driver.execute_script("arguments[0].click()", cross)
         shown[-1].click()
         return True
 
