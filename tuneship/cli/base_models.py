@@ -4,7 +4,6 @@ Results go to standard output (`--json` for programs), progress and errors to st
 changed; 2: an argument that cannot be read; 4: `check` has found faults.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ import typer
 
 from tuneship.cli.common import fail, has_installation, opened_installation, service_settings
 from tuneship.cli.connection import ENDED_BY_CTRL_C
-from tuneship.cli.output import Row, is_terminal, show_rows
+from tuneship.cli.output import Row, is_terminal, one_line, readable, show_json, show_rows, write
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
@@ -74,13 +73,13 @@ def add(
         fail("interrupted: nothing was added", ENDED_BY_CTRL_C)
     if as_json:
         record = {"id": chosen, "loss_before": origin.loss_before, "loss_after": origin.loss_after}
-        typer.echo(json.dumps(record, indent=2))
+        show_json(record)
         return
     before, after = origin.loss_before, origin.loss_after
     text = (
         f"{before:.4f} as transformers reads the source, {after:.4f} as our engine reads the copy"
     )
-    typer.echo(f"loss of a fixed text: {text}\nadded {chosen}")
+    write(f"loss of a fixed text: {text}\nadded {chosen}")
 
 
 @app.command()
@@ -90,7 +89,7 @@ def bases(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     catalogue, users = _catalogue(settings), _users(settings)
     records = [_record(catalogue, model, users) for model in _all(catalogue)]
     if as_json:
-        typer.echo(json.dumps({"base_models": records}, indent=2, ensure_ascii=False))
+        show_json({"base_models": records})
         return
     show_rows(map(_row, records), COLUMNS)
 
@@ -107,17 +106,16 @@ def show(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False)
         names = ("versions", "source_sha256", "sha256", "loss_before", "loss_after")
         record |= {name: getattr(origin, name) for name in names}
     if as_json:
-        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        show_json(record)
         return
     for name, value in record.items():
         if isinstance(value, dict):
             fields: Mapping[str, Any] = value
-            typer.echo(f"{name}:")
+            write(f"{name}:")
             for key, entry in fields.items():
-                text = ", ".join(entry) or "none" if isinstance(entry, list) else entry
-                typer.echo(f"  {key}: {text}")
+                write(f"  {key}: {one_line(entry) or 'none'}")
         elif value is not None:
-            typer.echo(f"{name}: {value}")
+            write(f"{name}: {one_line(value)}")
 
 
 @app.command()
@@ -138,20 +136,20 @@ def check(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False
         record |= {"losses": losses, "served_format": report.served_format}
         record |= {"served_loss": report.served_loss, "question": QUESTION, "answer": report.answer}
     if as_json:
-        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        show_json(record)
         raise typer.Exit(WRONG if result.faults else 0)
     if "losses" in record:
         by, served = record["losses"], f"{record['served_loss']:.4f} as it is served here"
         text = (
             f"{by['transformers']:.4f} by transformers, {by['engine']:.4f} by our engine, {served}"
         )
-        typer.echo(f"loss of a fixed text: {text} ({record['served_format']})")
-        typer.echo(f"{QUESTION}\n{record['answer']}")
+        write(f"loss of a fixed text: {text} ({record['served_format']})")
+        write(f"{QUESTION}\n{readable(record['answer'])}")
     for fault in result.faults:
-        typer.echo(f"{identifier}: {fault}")
+        write(f"{identifier}: {one_line(fault)}")
     if result.faults:
         raise typer.Exit(WRONG)
-    typer.echo(f"{identifier} is as it should be")
+    write(f"{identifier} is as it should be")
 
 
 @app.command()
@@ -176,13 +174,14 @@ def remove(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = Fals
         fail(str(error))
     except OSError as error:
         fail(f"{identifier} cannot be removed: {error.strerror}")
-    typer.echo(
-        json.dumps({"id": identifier, "removed": True}) if as_json else f"removed {identifier}"
-    )
+    if as_json:
+        show_json({"id": identifier, "removed": True})
+    else:
+        write(f"removed {identifier}")
 
 
 def _progress(text: str) -> None:
-    typer.echo(f"{text} ...", err=True)
+    typer.echo(f"{readable(text)} ...", err=True)
 
 
 def _need_service() -> None:

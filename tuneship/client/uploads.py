@@ -68,7 +68,10 @@ def upload_file(
         if file is not None and file.seekable():
             yield file, _nothing
             return
-        spool = TemporaryFile()  # noqa: SIM115 - closing it may fail
+        try:
+            spool = TemporaryFile()  # noqa: SIM115 - closing it may fail
+        except OSError as error:
+            raise _full(error) from None
         stack.callback(_discard, spool)
         # What comes through a pipe cannot be read a second time.
         rows = _json_lines(source, columns) if file is None else iter(lambda: file.read(BLOCK), b"")
@@ -89,7 +92,7 @@ def _nothing() -> None:
 
 
 def _discard(spool: IO[bytes]) -> None:
-    # A full disk fails once more here; it has been told before.
+    # A full disk fails once more here, and was reported before.
     with suppress(OSError):
         spool.close()
 
