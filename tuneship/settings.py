@@ -187,6 +187,10 @@ class ServiceSettings(BaseSettings):
     vllm_start_timeout_s: Annotated[
         float, Field(gt=0, le=900, description="Until a vLLM server must be ready.")
     ] = 600.0
+    openai: bool = Field(
+        default=True,
+        description="Offer OpenAI's API below `/openai/v1`, with the keys of this service.",
+    )
     preload_base_models: bool = Field(
         default=True, description="Load the shipped base model when the service starts."
     )

@@ -23,6 +23,8 @@ MAX_DETAILS = 100
 FREE_KEYS = {"tags"}
 # Ids that one refusal lists.
 IDS_NAMED = 10
+# Codes of fields and values that are known, and not supported here.
+NOT_SUPPORTED = {"unsupported_parameter", "unsupported_value"}
 OUT_OF_RANGE = {
     "greater_than",
     "greater_than_equal",
@@ -58,6 +60,8 @@ def _detail(problem: Any) -> ErrorDetail:
     text = text.replace("must be a valid", "must be a")
     kind: str = problem["type"]
     code = "wrong_type" if kind.endswith("_type") else "invalid_value"
+    if kind in NOT_SUPPORTED:
+        return ErrorDetail(field, kind, text)
     return ErrorDetail(field, "out_of_range" if kind in OUT_OF_RANGE else code, text)
 
 

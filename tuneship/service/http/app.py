@@ -28,6 +28,7 @@ from tuneship.contract.errors import (
     RateLimitExceeded,
     ResourceNotFound,
 )
+from tuneship.contract.openai.declaring import OPENAI
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import AuditTrail
@@ -35,6 +36,7 @@ from tuneship.service.access.hipaa import Caller
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts
+from tuneship.service.http import openai as openai_form
 from tuneship.service.http import profiles
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary, InFlightLimits
@@ -67,7 +69,7 @@ def build_app(
     """The ASGI application that serves these operations."""
     # Routes are tried in order, and generations are by far the most frequent requests.
     operations = sorted(served, key=lambda bound: not bound.is_async)
-    paths = [operation.path for operation in DECLARED]
+    paths = [operation.path for operation in (*DECLARED, *OPENAI)]
     routes = [
         _route(
             bound.operation.method,
@@ -103,7 +105,9 @@ def build_app(
 def _route_refusal(routes: Sequence[Route], request: Request, error: Exception) -> Response:
     """404 for a path that no route has; 405 with the allowed methods for another method of one that has."""
     if not isinstance(error, HTTPException) or error.status_code != 405:
-        return error_response(request, ResourceNotFound("there is no such route"))
+        unknown = ResourceNotFound("there is no such route")
+        is_openai = openai_form.is_openai(request.scope)
+        return error_response(request, openai_form.no_such_route(unknown) if is_openai else unknown)
     methods = {
         method
         for route in routes
@@ -259,7 +263,7 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
             address=address,
             action=operation.name,
             is_change=operation.is_change,
-            path_id=next(iter(request.path_params.values()), None),
+            path_id=openai_form.stored_id(request.scope, request.path_params),
         ),
     )
 
