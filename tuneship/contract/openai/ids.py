@@ -25,6 +25,8 @@ def shown_id(identifier: str, prefix: str | None = None) -> str:
 
 def own_id(identifier: str) -> str:
     """The form of an id that tuneship stores, e.g. `ft_<x>` of `ftjob-<x>`; any other text is returned unchanged."""
+    if identifier.startswith(RESULT_FILE):
+        return identifier
     for own, shown in PREFIXES.items():
         if identifier.startswith(f"{shown}-"):
             return f"{own}_{identifier.removeprefix(f'{shown}-')}"

@@ -20,7 +20,7 @@ BRANCHES = {"int", "float", "str", "constrained-int", "constrained-float", "func
 # Problems that one answer lists: a body may have thousands.
 MAX_DETAILS = 100
 # Objects whose keys are the caller's own words, so they are not echoed.
-FREE_KEYS = {"tags"}
+FREE_KEYS = {"tags", "metadata"}
 # Ids that one refusal lists.
 IDS_NAMED = 10
 # Codes of fields and values that are known, and not supported here.

@@ -301,15 +301,18 @@ class _Call:
 def _call(operation: Operation[..., Any], request: Request, content: Content) -> _Call:
     content = parsed(operation, content)
     given, key = request.headers.getlist("idempotency-key"), None
-    if given and operation.takes_idempotency_key:
-        if len(given) > 1 or not KEY_SHAPE.fullmatch(given[0]):
+    retry = openai_form.retry_count(request)
+    if (given or retry is not None) and operation.takes_idempotency_key:
+        if given and (len(given) > 1 or not KEY_SHAPE.fullmatch(given[0])):
             text = "Idempotency-Key must be 1 to 255 printable ASCII characters"
             raise InvalidRequestError(text)
         text = f"{operation.method}\n{request.url.path}\n{content.digest}"
         if "if-match" in request.headers:  # another condition is another request
             text += f"\n{request.headers['if-match']}"
         fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        key = idempotency.Key(request.state.principal.client_id, given[0], fingerprint)
+        name = given[0] if given else f"stainless:{fingerprint}"
+        client_id = request.state.principal.client_id
+        key = idempotency.Key(client_id, name, fingerprint, None if given else retry)
 
     arguments = {
         **query_arguments(operation, request.query_params.multi_items()),
@@ -323,11 +326,12 @@ def _call(operation: Operation[..., Any], request: Request, content: Content) ->
     return _Call(arguments, key)
 
 
-def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold:
+def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold | None:
     """The stored answer to an idempotency key, or a hold on the key for the answer to come."""
+    begin = idempotency.begin if key.retry is None else idempotency.begin_try
     with context.parts.database.write() as connection:
-        begun = idempotency.begin(connection, key, context.now)
-        if isinstance(begun, idempotency.Hold):
+        begun = begin(connection, key, context.now)
+        if begun is None or isinstance(begun, idempotency.Hold):
             return begun
         # A replayed answer is audited like the first one, by the resource that it is about.
         created_id = (begun.location or "").rpartition("/")[2]

@@ -1,10 +1,12 @@
 """How the boundary treats requests below `/openai/v1`: who asks, what a refusal looks like, which headers are sent."""
 
+import re
 import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from tuneship.contract.errors import ApiError, AuthenticationError
 from tuneship.contract.openai.declaring import PREFIX
@@ -13,6 +15,7 @@ from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, openai_refusal
 
 VERSION = "2020-10-01"
+RETRY_COUNT = re.compile(r"[0-9]{1,4}")
 JOBS = f"{PREFIX}fine_tuning/jobs"
 GENERATING = (f"{PREFIX}chat/completions", f"{PREFIX}completions")
 # The headers that may name the client, and the variables from which OpenAI's clients take them.
@@ -48,6 +51,12 @@ def credentials(scope: Mapping[str, Any], headers: Headers) -> tuple[list[str], 
     # Azure's clients send the key alone.
     keys = given[0] or [f"Bearer {key}" for key in headers.getlist("api-key")]
     return keys, given[1] or None
+
+
+def retry_count(request: Request) -> int | None:
+    """How often OpenAI's clients have sent this request before; they number their tries and send no key for them."""
+    count = request.headers.get("x-stainless-retry-count", "")
+    return int(count) if is_openai(request.scope) and RETRY_COUNT.fullmatch(count) else None
 
 
 def stored_id(scope: Mapping[str, Any], path: Mapping[str, str]) -> str | None:
