@@ -41,18 +41,18 @@ def live_ids_of_model(connection: sa.Connection, client_id: str, model_name: str
     return list(connection.scalars(query.order_by(deployments.c.created_at, deployments.c.id)))
 
 
-def serving_ids_of_model(connection: sa.Connection, client_id: str, model_name: str) -> list[str]:
-    """The client's deployments of a model that answer, or soon will, oldest first."""
-    query = sa.select(deployments.c.id).where(
+def serving_of_model(
+    connection: sa.Connection, client_id: str, model_name: str
+) -> list[DeploymentRow]:
+    """The client's deployments of a model that answer, then those that soon will, oldest first."""
+    where = (
         deployments.c.client_id == client_id,
         deployments.c.model_name == model_name,
         deployments.c.status.in_(SERVING),
     )
-    # One that is being created has not answered yet.
-    is_new = deployments.c.status == DeploymentStatus.CREATING
-    return list(
-        connection.scalars(query.order_by(is_new, deployments.c.created_at, deployments.c.id))
-    )
+    found = rows.matching(connection, deployments, *where)
+    is_new = DeploymentStatus.CREATING
+    return sorted(found, key=lambda row: (row["status"] == is_new, row["created_at"], row["id"]))
 
 
 def security_settings_of(

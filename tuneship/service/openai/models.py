@@ -6,6 +6,7 @@ from tuneship.contract.openai import models as contract
 from tuneship.contract.openai.ids import own_model_id
 from tuneship.contract.openai.models import ModelDeleted, ModelObject, ModelObjects
 from tuneship.service.context.context import ALL_ROWS, Context
+from tuneship.service.deployments.implicit import remove_implicit
 from tuneship.service.models import handlers as models
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.refusals import with_names
@@ -37,13 +38,15 @@ def openai_get_model(context: Context, model_id: str) -> ModelObject:
         return _shown_model(context, models.get_model(context, identifier))
 
 
-@serves_openai(contract.openai_delete_model)
+@serves_openai(contract.openai_delete_model, is_long=True)
 def openai_delete_model(context: Context, model_id: str) -> ModelDeleted:
-    """Delete a tuned model as the main API does."""
+    """Delete a tuned model as the main API does, and before it the deployment that was made for its name."""
     identifier = own_model_id(model_id, context.client_id)
     with with_names(NAMES):
         if not identifier.startswith(models.TUNED):
             raise ModelNotFound("only a tuned model can be deleted", param="model_id")
+        models.get_model(context, identifier)
+        remove_implicit(context, identifier)
         models.delete_model(context, identifier)
     return ModelDeleted(id=identifier)
 
