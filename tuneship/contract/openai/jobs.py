@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import DatasetId, ModelId, ModelName, Reply, Tags, absent
@@ -20,7 +20,11 @@ def _own(value: object) -> object:
     return own_id(value) if isinstance(value, str) else value
 
 
-TrainingFileId = Annotated[DatasetId, BeforeValidator(_own)]
+TrainingFileId = Annotated[
+    DatasetId,
+    BeforeValidator(_own),
+    WithJsonSchema({"type": "string", "pattern": "^(file-|ds_)[0-9a-z]{20,32}$"}),
+]
 
 
 class SupervisedHyperparameters(OpenAIRequest):
