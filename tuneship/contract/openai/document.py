@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
@@ -134,9 +134,11 @@ def _used(paths: Json, components: Json) -> Json:
 
 
 def _names_in(value: Any) -> set[str]:
-    start = TEMPLATE.format(model="")
-    if isinstance(value, dict):
-        own = value.get("$ref")
-        names = {own.removeprefix(start)} if isinstance(own, str) else set[str]()
-        return names.union(*map(_names_in, value.values()))
-    return set[str]().union(*map(_names_in, value)) if isinstance(value, list) else set()
+    if isinstance(value, list):
+        return set[str]().union(*map(_names_in, cast("list[Any]", value)))
+    if not isinstance(value, dict):
+        return set()
+    members = cast("dict[str, Any]", value)
+    start, own = TEMPLATE.format(model=""), members.get("$ref")
+    names = {own.removeprefix(start)} if isinstance(own, str) else set[str]()
+    return names.union(*map(_names_in, members.values()))
