@@ -1,4 +1,4 @@
-"""Whatever a program sends to chat: the answer has OpenAI's form, and a refusal holds nothing of the request."""
+"""Any request to chat is answered in OpenAI's form, and a refusal holds nothing of what was sent."""
 
 import json
 from typing import Any

@@ -185,6 +185,12 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"hyperparameters": {"n_epochs": 0}}, 422, "invalid_value", "hyperparameters.n_epochs"),
     ({"hyperparameters": {"lora_rank": 9999}}, 422, "invalid_value", "hyperparameters.lora_rank"),
     ({"hyperparameters": {SECRET: 1}}, 422, "unknown_parameter", "hyperparameters"),
+    (
+        {"hyperparameters": {"learning_rate_multiplier": 1e9}},
+        422,
+        "invalid_value",
+        "hyperparameters.learning_rate_multiplier",
+    ),
     ({"seed": -1}, 422, "invalid_value", "seed"),
     ({"suffix": SECRET * 9}, 422, "invalid_value", "suffix"),
     ({"metadata": {"k": SECRET * 99}}, 422, "invalid_value", "metadata"),

@@ -40,6 +40,7 @@ from tuneship.store.row_types import JobRow
 
 # The name of the model where the client gave none: OpenAI leaves it empty, and a model here has one.
 UNNAMED = "tuned"
+HYPERPARAMETERS, MULTIPLIER = "hyperparameters", "learning_rate_multiplier"
 # OpenAI's names of the main API's fields.
 NAMES = {
     "base_model": "model",
@@ -68,7 +69,10 @@ DIGITS = 10
 def openai_create_job(context: Context, job: FineTuningJobCreate) -> FineTuningJob:
     """Queue the job with the settings that stand for OpenAI's."""
     _refuse_unready(context, job)
-    with with_names(NAMES):
+    names = NAMES
+    if job.chosen.learning_rate is None:
+        names = NAMES | {f"{HYPERPARAMETERS}.learning_rate": f"{HYPERPARAMETERS}.{MULTIPLIER}"}
+    with with_names(names):
         made = jobs.create_job(context, _job_of(context.parts, job))
     context.trail.created_id = made.id
     context.headers["Location"] = f"/v1/fine-tuning/jobs/{made.id}"
@@ -92,7 +96,7 @@ def _job_of(parts: Parts, job: FineTuningJobCreate) -> JobCreate:
     """The job as the main API takes it. Raises the contract's errors."""
     chosen = job.chosen
     own = chosen.model_dump(exclude_none=True)
-    multiplier = own.pop("learning_rate_multiplier", "auto")
+    multiplier = own.pop(MULTIPLIER, "auto")
     hyperparameters: dict[str, Any] = {"epochs": own.pop("n_epochs"), **own}
     hyperparameters.setdefault("learning_rate", "auto")
     if multiplier != "auto" and not job.model.startswith(TUNED):
