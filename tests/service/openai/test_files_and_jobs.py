@@ -13,6 +13,8 @@ from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers, blocking
 from tuneship.service.models.hyperparameters import usual_rate
 
+pytestmark = pytest.mark.both_databases
+
 SECRET = "zq planted text 7731"
 TALKS = [
     {

@@ -11,6 +11,8 @@ import pytest
 from tests.support.in_process import ANSWER, Service
 from tests.support.openai_clients import blocking
 
+pytestmark = pytest.mark.both_databases
+
 MESSAGES: Any = [{"role": "user", "content": "senile cataract"}]
 
 
