@@ -187,6 +187,15 @@ class ServiceSettings(BaseSettings):
     vllm_start_timeout_s: Annotated[
         float, Field(gt=0, le=900, description="Until a vLLM server must be ready.")
     ] = 600.0
+    openai: bool = Field(
+        default=True,
+        description="Offer OpenAI's API below `/openai/v1`, with the keys of this service.",
+    )
+    openai_serve: Literal["own", "never"] = Field(
+        default="own",
+        description="`own`: a model that no deployment serves gets one that sleeps when it is idle, when OpenAI's API "
+        "is asked for it; `never`: it has to be deployed.",
+    )
     preload_base_models: bool = Field(
         default=True, description="Load the shipped base model when the service starts."
     )

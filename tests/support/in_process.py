@@ -31,7 +31,7 @@ from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring
-from tuneship.service.all_handlers import SERVED
+from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import ClockWatch, awake_s
@@ -154,7 +154,7 @@ class Service:
         """Build the app again, with these rate limits (none by default) and other fields of its `Boundary`."""
         none = RateLimits(0, 0, self.clock)
         self.app = build_app(
-            SERVED.values(),
+            (*SERVED.values(), *OPENAI_SERVED.values()),
             Boundary(self.parts, self.keys, rates or none, self.supervisor.wake, **places),
         )
 

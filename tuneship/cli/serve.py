@@ -70,8 +70,14 @@ def serve(  # noqa: PLR0913 - the options of a command
 
 
 @app.command()
-def openapi() -> None:
+def openapi(
+    openai: Annotated[
+        bool, typer.Option(help="Print OpenAI's API below /openai/v1 instead of the main one.")
+    ] = False,
+) -> None:
     """Print the API as an OpenAPI 3.1 document, e.g. to generate a client in another language."""
+    from tuneship.contract.openai.document import openai_document  # noqa: PLC0415 - starts slowly
     from tuneship.contract.openapi import document  # noqa: PLC0415 - starts slowly
 
-    typer.echo(json.dumps(document(), indent=1, ensure_ascii=False))
+    printed = openai_document() if openai else document()
+    typer.echo(json.dumps(printed, indent=1, ensure_ascii=False))

@@ -5,7 +5,7 @@ takes null as not sent, a key that is left out is never null, keys of an object 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -159,8 +159,15 @@ def without_references(text: str) -> str:
 class Schemas:
     """Schema components of some operations, and the schemas of each operation's parts."""
 
-    def __init__(self, operations: Sequence[Operation[..., Any]]) -> None:
-        """Generate all at once, so that a model that is used twice becomes one component."""
+    def __init__(
+        self,
+        operations: Sequence[Operation[..., Any]],
+        frames: Mapping[str, TypeAdapter[Any]] = FRAMES,
+    ) -> None:
+        """Generate all at once, so that a model that is used twice becomes one component.
+
+        `frames`: the models of the lines of streams, by operation.
+        """
         wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
         for operation in operations:
             wanted.append((_key(operation, "reply"), "serialization", operation.reply_type))
@@ -170,7 +177,7 @@ class Schemas:
             query = TypeAdapter[Any](operation.query_model)
             wanted.append((_key(operation, "query"), "validation", query))
             if operation.may_stream:
-                wanted.append((_key(operation, "frame"), "serialization", FRAMES[operation.name]))
+                wanted.append((_key(operation, "frame"), "serialization", frames[operation.name]))
             if operation.body_parameter is not None:
                 body = TypeAdapter[Any](operation.body_parameter[1])
                 wanted.append((_key(operation, "body"), "validation", body))

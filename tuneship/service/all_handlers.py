@@ -13,6 +13,11 @@ from tuneship.service.generation import handlers as generation
 from tuneship.service.jobs import handlers as jobs
 from tuneship.service.models import handlers as models
 from tuneship.service.models import instances
+from tuneship.service.openai import files as openai_files
+from tuneship.service.openai import generation as openai_generation
+from tuneship.service.openai import jobs as openai_jobs
+from tuneship.service.openai import models as openai_models
+from tuneship.service.openai.bindings import OPENAI_SERVED
 
 RESOURCES = (
     audit,
@@ -27,7 +32,11 @@ RESOURCES = (
     jobs,
     metrics,
     models,
+    openai_files,
+    openai_generation,
+    openai_jobs,
+    openai_models,
     webhooks,
 )
 
-__all__ = ["RESOURCES", "SERVED"]
+__all__ = ["OPENAI_SERVED", "RESOURCES", "SERVED"]

@@ -49,7 +49,7 @@ from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.access.isolation import can_isolate, worker_folder
 from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
 from tuneship.service.access.key_usage import KeyKeeper
-from tuneship.service.all_handlers import SERVED
+from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
 from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
@@ -278,7 +278,7 @@ async def _run(
     )
     tasks = (supervisor, *_periodic_tasks(parts, keys, secret))
     app = build_app(
-        SERVED.values(),
+        (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
         Boundary(parts, keys, limits, supervisor.wake),
         lifespan=_lifespan(parts, tasks),
     )

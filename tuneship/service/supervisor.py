@@ -18,6 +18,7 @@ from tuneship.runtime.worker_protocol import Runtime
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
+from tuneship.service.deployments import implicit
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.endpoints.lease_expiry import LeaseKeeper
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
@@ -176,6 +177,7 @@ class Supervisor:
             events.forget(connection, now=now)
         with database.write() as connection:
             idempotency.forget(connection, now=now)
+        implicit.delete_idle(self._parts, now)
 
 
 def _is_early(now: datetime, due: datetime, every: timedelta) -> bool:

@@ -41,6 +41,20 @@ def live_ids_of_model(connection: sa.Connection, client_id: str, model_name: str
     return list(connection.scalars(query.order_by(deployments.c.created_at, deployments.c.id)))
 
 
+def serving_of_model(
+    connection: sa.Connection, client_id: str, model_name: str
+) -> list[DeploymentRow]:
+    """The client's deployments of a model that answer, then those that soon will, oldest first."""
+    where = (
+        deployments.c.client_id == client_id,
+        deployments.c.model_name == model_name,
+        deployments.c.status.in_(SERVING),
+    )
+    found = rows.matching(connection, deployments, *where)
+    is_new = DeploymentStatus.CREATING
+    return sorted(found, key=lambda row: (row["status"] == is_new, row["created_at"], row["id"]))
+
+
 def security_settings_of(
     connection: sa.Connection, client_id: str, ids: Iterable[str]
 ) -> Sequence[Row]:

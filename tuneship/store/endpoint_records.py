@@ -127,6 +127,21 @@ def endpoints_naming(
     return fetch_all(connection, query)
 
 
+def named(connection: sa.Connection, client_id: str, name: str) -> EndpointRow | None:
+    """The client's endpoint with this name; a name belongs to one endpoint at a time."""
+    is_live = endpoints.c.status != EndpointStatus.DELETED
+    where = (endpoints.c.client_id == client_id, endpoints.c.name == name, is_live)
+    found = rows.matching(connection, endpoints, *where)
+    return found[0] if found else None
+
+
+def active_of(connection: sa.Connection, client_id: str) -> list[EndpointRow]:
+    """The client's endpoints that route requests, by name."""
+    is_active = endpoints.c.status == EndpointStatus.ACTIVE
+    found = rows.matching(connection, endpoints, endpoints.c.client_id == client_id, is_active)
+    return sorted(found, key=lambda row: row["name"])
+
+
 def endpoints_routing_to(
     connection: sa.Connection, client_id: str, deployment_id: str
 ) -> list[EndpointRow]:

@@ -12,6 +12,8 @@ from tuneship.store.tables import idempotency
 
 # How long a request may work on a key before a repeated request takes it over.
 LOCK = timedelta(seconds=60)
+# How long the tries of one request, which a client only numbers, may lie apart.
+TRIES_WITHIN = timedelta(minutes=10)
 # How long an answer is kept.
 KEPT = timedelta(hours=24)
 
@@ -32,6 +34,8 @@ class Key:
     client_id: str
     key: str
     fingerprint: str
+    retry: int | None = None
+    """How often the request was sent before, where a client numbers its tries instead of choosing keys."""
 
     @property
     def about(self) -> str:
@@ -88,6 +92,23 @@ def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | 
         )
     )
     return Hold(key, now + LOCK)
+
+
+def begin_try(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | Hold | None:
+    """As `begin` for a numbered try: the first one of a request begins it again.
+
+    None: a request that looks the same is still being worked on, and this one is not its repetition.
+    """
+    is_over = _row(key) & idempotency.c.body.is_not(None)
+    if key.retry:
+        is_over &= idempotency.c.created_at < now - TRIES_WITHIN
+    connection.execute(sa.delete(idempotency).where(is_over))
+    try:
+        return begin(connection, key, now)
+    except InvalidRequestError:
+        if key.retry:
+            raise
+        return None
 
 
 def _busy() -> InvalidRequestError:

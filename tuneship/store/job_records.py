@@ -217,3 +217,39 @@ def steps_after(
         .limit(limit)
     )
     return fetch_all(connection, query)
+
+
+def measured_steps(connection: sa.Connection, job_id: str) -> set[int]:
+    """The steps at which the model was measured, thinned as in `curve_of`."""
+    return {row.step for row in curve_of(connection, job_id, evaluated_only=True).rows}
+
+
+def best_step(connection: sa.Connection, job_id: str) -> JobMetricsRow | None:
+    """The measured step with the lowest validation loss, whose state a completed job has kept."""
+    own = sa.and_(job_metrics.c.job_id == job_id, job_metrics.c.evaluated)
+    query = sa.select(job_metrics).where(own)
+    query = query.order_by(job_metrics.c.validation_loss, job_metrics.c.step).limit(1)
+    found: list[JobMetricsRow] = fetch_all(connection, query)
+    return found[0] if found else None
+
+
+def logs_before(
+    connection: sa.Connection, job_id: str, *, before: int | None, limit: int
+) -> Sequence[JobLogRow]:
+    """Entries up to the id `before`, newest first."""
+    query = sa.select(job_logs).where(job_logs.c.job_id == job_id)
+    if before is not None:
+        query = query.where(job_logs.c.id <= before)
+    return fetch_all(connection, query.order_by(job_logs.c.id.desc()).limit(limit))
+
+
+def steps_before(
+    connection: sa.Connection, job_id: str, *, before: tuple[int, int] | None, limit: int
+) -> Sequence[JobMetricsRow]:
+    """Steps that were stored before the place (newest entry of the log, step), newest first."""
+    place = sa.tuple_(job_metrics.c.log_id, job_metrics.c.step)
+    query = sa.select(job_metrics).where(job_metrics.c.job_id == job_id)
+    if before is not None:
+        query = query.where(place < sa.tuple_(*(sa.literal(one) for one in before)))
+    order = (job_metrics.c.log_id.desc(), job_metrics.c.step.desc())
+    return fetch_all(connection, query.order_by(*order).limit(limit))

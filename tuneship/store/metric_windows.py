@@ -171,6 +171,16 @@ def _with_minutes(
     return bytes(records)
 
 
+def has_requests(connection: sa.Connection, deployment_id: str, since: float) -> bool:
+    """Whether a deployment had requests since a moment, in epoch seconds, or up to an hour before it."""
+    query = sa.select(table.c.start).where(
+        table.c.deployment_id == deployment_id,
+        table.c.width == HOUR,
+        table.c.start > since - HOUR,
+    )
+    return connection.execute(query.limit(1)).first() is not None
+
+
 def forget(connection: sa.Connection, now: float) -> None:
     """Delete the windows that are older than `KEPT_SECONDS`."""
     for width in WIDTHS:

@@ -115,6 +115,30 @@ def listed(
     return page(connection, listing.table, where, limit=limit, offset=offset, total=total)
 
 
+def behind(  # noqa: PLR0913 - what a list by ids is asked for
+    connection: sa.Connection,
+    listing: Listing[R],
+    client_id: str,
+    filters: Sequence[sa.ColumnElement[bool]],
+    *,
+    after: Row | None,
+    limit: int,
+    is_rising: bool = False,
+) -> list[R]:
+    """At most `limit` rows of a tenant's list behind the row `after`, newest first unless `is_rising`."""
+    table = listing.table
+    place = sa.tuple_(table.c.created_at, table.c.id)
+    where = [*listing.filters(client_id), *filters]
+    if after is not None:
+        start = sa.tuple_(
+            sa.literal(after["created_at"], table.c.created_at.type), sa.literal(after["id"])
+        )
+        where.append(place > start if is_rising else place < start)
+    columns = (table.c.created_at, table.c.id)
+    order = columns if is_rising else tuple(column.desc() for column in columns)
+    return fetch_all(connection, sa.select(table).where(*where).order_by(*order).limit(limit))
+
+
 def page(
     connection: sa.Connection,
     table: "TypedTable[R]",

@@ -141,6 +141,7 @@ class DeploymentRow(ResourceRow):
     security_settings: dict[str, Any]
     error: dict[str, Any] | None
     health: str
+    implicit: bool
 
 
 class DeploymentLogRow(TypedDict):

@@ -245,6 +245,7 @@ deployments: "TypedTable[DeploymentRow]" = _resource(
     _json("security_settings"),
     _json("error", optional=True),
     _text("health", default="unknown", server_default="unknown"),
+    sa.Column("implicit", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
     sa.Index("ix_deployments_status", "status"),
     sa.Index("ix_deployments_client_id_status", "client_id", "status"),
 )

@@ -224,10 +224,16 @@ class Keys:
         # Only now, and only these: after a failure all are still to be stored, and requests note more meanwhile.
         self._unstored.difference_update(used)
 
-    def authenticate(self, authorization: list[str], client_ids: list[str]) -> Principal:
-        """The caller behind the headers `Authorization` and `X-Client-ID`. Raises `AuthenticationError`."""
-        if len(authorization) != 1 or len(client_ids) != 1:
-            raise AuthenticationError("one Authorization and one X-Client-ID header are required")
+    def authenticate(self, authorization: list[str], client_ids: list[str] | None) -> Principal:
+        """The caller behind the headers `Authorization` and `X-Client-ID`. Raises `AuthenticationError`.
+
+        None instead of client ids: the key alone says who the caller is.
+        """
+        if len(authorization) != 1 or (client_ids is not None and len(client_ids) != 1):
+            needed = "one Authorization and one X-Client-ID header are required"
+            raise AuthenticationError(
+                needed if client_ids is not None else "one Authorization header is required"
+            )
         key = _key_in(authorization[0])
         public = None if key is None else key_id(key)
         if key is None or public is None:
@@ -237,7 +243,7 @@ class Keys:
         if (
             row is None
             or not hmac.compare_digest(row["secret_hash"], digest)
-            or row["client_id"] != client_ids[0]
+            or (client_ids is not None and row["client_id"] != client_ids[0])
             or not is_in_force(row, now)
         ):
             raise AuthenticationError("the API key or the client id is not valid")

@@ -20,9 +20,11 @@ BRANCHES = {"int", "float", "str", "constrained-int", "constrained-float", "func
 # Problems that one answer lists: a body may have thousands.
 MAX_DETAILS = 100
 # Objects whose keys are the caller's own words, so they are not echoed.
-FREE_KEYS = {"tags"}
+FREE_KEYS = {"tags", "metadata"}
 # Ids that one refusal lists.
 IDS_NAMED = 10
+# Codes of fields and values that are known, and not supported here.
+NOT_SUPPORTED = {"unsupported_parameter", "unsupported_value"}
 OUT_OF_RANGE = {
     "greater_than",
     "greater_than_equal",
@@ -58,6 +60,8 @@ def _detail(problem: Any) -> ErrorDetail:
     text = text.replace("must be a valid", "must be a")
     kind: str = problem["type"]
     code = "wrong_type" if kind.endswith("_type") else "invalid_value"
+    if kind in NOT_SUPPORTED:
+        return ErrorDetail(field, kind, text)
     return ErrorDetail(field, "out_of_range" if kind in OUT_OF_RANGE else code, text)
 
 

@@ -18,6 +18,7 @@ class Frame:
     """One piece of a stream. Text instead of an object is a mark for readers of events, e.g. `[DONE]`."""
 
     event: str
+    """The kind of the frame; without one, readers of events get only the data."""
     data: BaseModel | str
     id: str | None = None
     """A reader that was cut off sends this id to resume after the frame."""
@@ -34,6 +35,8 @@ class Stream:
     frames: AsyncGenerator[Sequence[Frame]]
     outlasts_drain: bool = False
     """A draining service lets it finish: it ends by itself, and its reader could not resume elsewhere."""
+    is_events_only: bool = False
+    """It goes out as server-sent events, whatever the reader asks for."""
 
 
 class Notifier:

@@ -53,8 +53,13 @@ class Bind(Protocol[P, R]):
     ) -> Callable[Concatenate[Context, P], Awaitable[R | Stream]]: ...
 
 
-def serves(operation: Operation[P, R], *, is_long: bool = False) -> Bind[P, R]:
-    """Bind a handler to an operation.
+def serves(
+    operation: Operation[P, R],
+    *,
+    is_long: bool = False,
+    served: dict[str, BoundOperation] = SERVED,
+) -> Bind[P, R]:
+    """Bind a handler to an operation, which is then listed in `served`.
 
     A plain function runs in a worker thread and owns one transaction; with `is_long` it may work on whole files, for
     seconds or minutes. A coroutine function runs on the event loop: for waiting, not for work. Instead of the reply a
@@ -63,7 +68,7 @@ def serves(operation: Operation[P, R], *, is_long: bool = False) -> Bind[P, R]:
 
     def bind(handler: Any) -> Any:
         is_async = inspect.iscoroutinefunction(handler)
-        SERVED[operation.name] = BoundOperation(operation, handler, is_async, is_long)
+        served[operation.name] = BoundOperation(operation, handler, is_async, is_long)
         return handler
 
     return bind

@@ -21,9 +21,9 @@ from tuneship.service.deployments.handlers import shown_deployment
 from tuneship.service.generation.accounting import GeneratedAnswer, GenerationAccount
 from tuneship.service.generation.completion_text import Completion
 from tuneship.service.generation.prompts import (
+    PromptTooLong,
     is_long_prompt,
     prompt_param,
-    prompt_too_long,
     replica_request,
 )
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
@@ -165,7 +165,7 @@ class GenerationRun:
         lengths, length = self._parts.prompt_lengths, len(prepared.tokens)
         share = self._faults.refuse
         if share and lengths.is_among_longest(self._deployment["id"], length, share):
-            raise prompt_too_long(prompt_param(request), str(length), length - 1)
+            raise PromptTooLong(prompt_param(request), str(length), length - 1)
         return prepared
 
     async def _run(self, prepared: GenerateRequest) -> GeneratedAnswer:

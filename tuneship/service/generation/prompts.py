@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuneship.contract.dataset_lines import instruction_messages
-from tuneship.contract.errors import ValidationRefused
+from tuneship.contract.errors import ErrorDetail, ValidationRefused
 from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
@@ -49,11 +49,11 @@ def replica_request(deployment: Row, served: ServedModel, request: Generate) -> 
     context_length = configuration["context_length"]
     characters = sum(len(message["content"]) for message in messages)
     if served.base.is_surely_longer(characters, context_length):
-        raise prompt_too_long(param, f"over {context_length}", context_length)
+        raise PromptTooLong(param, f"over {context_length}", context_length)
     tokens = prompt_tokens(served.base, served.template, messages, param)
     room = context_length - len(tokens)
     if room < 1:
-        raise prompt_too_long(param, str(len(tokens)), context_length)
+        raise PromptTooLong(param, str(len(tokens)), context_length)
 
     most, wanted = configuration["max_output_tokens"], request.max_tokens
     if wanted is None:
@@ -79,10 +79,16 @@ def prompt_param(request: Generate) -> str:
     return "prompt" if request.prompt is not None else "messages"
 
 
-def prompt_too_long(param: str, tokens: str, context_length: int) -> ValidationRefused:
+class PromptTooLong(ValidationRefused):
     """The refusal of a prompt that does not fit into the context."""
-    message = f"has {tokens} tokens, the context holds {context_length}"
-    return refused(param, message, "out_of_range")
+
+    def __init__(self, param: str, tokens: str, context_length: int) -> None:
+        """`tokens` is a number, or says that there are more than one."""
+        message = f"has {tokens} tokens, the context holds {context_length}"
+        details = [ErrorDetail(param, "out_of_range", message)]
+        super().__init__(f"{param} {message}", param=param, details=details)
+        self.tokens = tokens
+        self.context_length = context_length
 
 
 def prompt_tokens(

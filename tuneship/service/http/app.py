@@ -28,6 +28,7 @@ from tuneship.contract.errors import (
     RateLimitExceeded,
     ResourceNotFound,
 )
+from tuneship.contract.openai.declaring import OPENAI
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import AuditTrail
@@ -35,6 +36,7 @@ from tuneship.service.access.hipaa import Caller
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts
+from tuneship.service.http import openai as openai_form
 from tuneship.service.http import profiles
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary, InFlightLimits
@@ -67,7 +69,7 @@ def build_app(
     """The ASGI application that serves these operations."""
     # Routes are tried in order, and generations are by far the most frequent requests.
     operations = sorted(served, key=lambda bound: not bound.is_async)
-    paths = [operation.path for operation in DECLARED]
+    paths = [operation.path for operation in (*DECLARED, *OPENAI)]
     routes = [
         _route(
             bound.operation.method,
@@ -103,7 +105,9 @@ def build_app(
 def _route_refusal(routes: Sequence[Route], request: Request, error: Exception) -> Response:
     """404 for a path that no route has; 405 with the allowed methods for another method of one that has."""
     if not isinstance(error, HTTPException) or error.status_code != 405:
-        return error_response(request, ResourceNotFound("there is no such route"))
+        unknown = ResourceNotFound("there is no such route")
+        is_openai = openai_form.is_openai(request.scope)
+        return error_response(request, openai_form.no_such_route(unknown) if is_openai else unknown)
     methods = {
         method
         for route in routes
@@ -259,7 +263,7 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
             address=address,
             action=operation.name,
             is_change=operation.is_change,
-            path_id=next(iter(request.path_params.values()), None),
+            path_id=openai_form.stored_id(request.scope, request.path_params),
         ),
     )
 
@@ -297,15 +301,18 @@ class _Call:
 def _call(operation: Operation[..., Any], request: Request, content: Content) -> _Call:
     content = parsed(operation, content)
     given, key = request.headers.getlist("idempotency-key"), None
-    if given and operation.takes_idempotency_key:
-        if len(given) > 1 or not KEY_SHAPE.fullmatch(given[0]):
+    retry = openai_form.retry_count(request)
+    if (given or retry is not None) and operation.takes_idempotency_key:
+        if given and (len(given) > 1 or not KEY_SHAPE.fullmatch(given[0])):
             text = "Idempotency-Key must be 1 to 255 printable ASCII characters"
             raise InvalidRequestError(text)
         text = f"{operation.method}\n{request.url.path}\n{content.digest}"
         if "if-match" in request.headers:  # another condition is another request
             text += f"\n{request.headers['if-match']}"
         fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        key = idempotency.Key(request.state.principal.client_id, given[0], fingerprint)
+        name = given[0] if given else f"stainless:{fingerprint}"
+        client_id = request.state.principal.client_id
+        key = idempotency.Key(client_id, name, fingerprint, None if given else retry)
 
     arguments = {
         **query_arguments(operation, request.query_params.multi_items()),
@@ -319,11 +326,12 @@ def _call(operation: Operation[..., Any], request: Request, content: Content) ->
     return _Call(arguments, key)
 
 
-def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold:
+def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold | None:
     """The stored answer to an idempotency key, or a hold on the key for the answer to come."""
+    begin = idempotency.begin if key.retry is None else idempotency.begin_try
     with context.parts.database.write() as connection:
-        begun = idempotency.begin(connection, key, context.now)
-        if isinstance(begun, idempotency.Hold):
+        begun = begin(connection, key, context.now)
+        if begun is None or isinstance(begun, idempotency.Hold):
             return begun
         # A replayed answer is audited like the first one, by the resource that it is about.
         created_id = (begun.location or "").rpartition("/")[2]

@@ -109,11 +109,18 @@ async def read_form(operation: Operation[..., Any], request: Request, upload: Up
         if "tags" in fields and operation.is_creating:
             fields["tags"] = form_tags(fields["tags"])
         check_file_media(form.file_media)
+        if _takes_file_name(operation):
+            fields["filename"] = form.file_name
         # The raw body holds a boundary that changes with every retry, so its digest would too.
         text = json.dumps([fields, form.file.content_sha256], sort_keys=True, default=str)
         return Content(fields, hashlib.sha256(text.encode()).hexdigest(), form.file)
 
     return await upload.run(finished)
+
+
+def _takes_file_name(operation: Operation[..., Any]) -> bool:
+    parameter = operation.body_parameter
+    return parameter is not None and "filename" in parameter[1].model_fields
 
 
 class _FormReader:
@@ -123,6 +130,7 @@ class _FormReader:
         self.texts: dict[str, str] = {}
         self.file = staged
         self.file_media: str | None = None
+        self.file_name = ""
         self._refusal: Exception | None = None
         self._files = 0
         self._parts = 0
@@ -201,6 +209,7 @@ class _FormReader:
             self._files += 1
             if self._files > 1:
                 raise _one_file()
+            self.file_name = options.get(b"filename", b"").decode("utf-8", "replace")
             self.file_media = self._headers.get(b"content-type", b"").decode("latin-1")
             self._part_text = None
         elif self._part_name in self.texts:

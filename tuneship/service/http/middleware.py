@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -15,9 +15,11 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     RateLimitExceeded,
 )
+from tuneship.contract.openai.declaring import OPENAI
 from tuneship.contract.operation import DECLARED
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import OPAQUE_ID
+from tuneship.service.http import openai
 from tuneship.service.http.body_timeout import BodyTimeout
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.connections import CONNECTION, Connection
@@ -47,7 +49,8 @@ class EntryMiddleware:
         self._app = app
         self._boundary = boundary
         self._reading_ids = asyncio.Lock()
-        paths = (*(operation.path for operation in DECLARED), *OPEN_PATHS)
+        declared = (*DECLARED, *OPENAI)
+        paths = (*(operation.path for operation in declared), *OPEN_PATHS)
         self._api_words = {part for path in paths for part in path.split("/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,8 +59,8 @@ class EntryMiddleware:
             return
         state = cast("MutableMapping[str, Any]", scope.setdefault("state", {}))
         state["request_id"] = new_id("req")
-        request, answer = Request(scope), _CommonHeaders(state, send)
         started = time.perf_counter()
+        request, answer = Request(scope), _CommonHeaders(scope, send, started)
         try:
             _check_framing(scope)
             if len(scope["path"]) > 1:
@@ -100,19 +103,25 @@ class EntryMiddleware:
                 text = "too many failed authentications"
                 raise RateLimitExceeded(text, retry_after=failures.retry_after) from None
             # A request without any key is no attempt at one.
-            if request.headers.getlist("authorization") and limits.count_audited_failure():
+            if (
+                openai.credentials(request.scope, request.headers)[0]
+                and limits.count_audited_failure()
+            ):
                 await asyncio.to_thread(self._audit_failure, request)
             raise
         if connection is not None:
             connection.show_key(is_valid=True)
         request.state.principal = principal
-        kind = "generate" if request.scope["path"].endswith("/generate") else "control"
+        path: str = request.scope["path"]
+        is_generating = path.endswith("/generate") or path in openai.GENERATING
+        kind = "generate" if is_generating else "control"
         request.state.window = limits.count(principal.client_id, kind)
+        if openai.is_openai(request.scope):
+            openai.check_tenant(request.headers, principal.client_id)
 
     async def _principal_of(self, request: Request, *, is_limited: bool) -> Principal:
         """The caller. Raises `AuthenticationError`."""
-        keys, headers = self._boundary.keys, request.headers
-        given = headers.getlist("authorization"), headers.getlist("x-client-id")
+        keys, given = self._boundary.keys, openai.credentials(request.scope, request.headers)
         if keys.is_cached(given[0]):  # nearly always: a thread would cost more
             return keys.authenticate(*given)
         if is_limited:
@@ -150,9 +159,11 @@ class EntryMiddleware:
 class _CommonHeaders:
     """Puts the common headers on an answer and remembers its status."""
 
-    def __init__(self, state: Mapping[str, Any], send: Send) -> None:
-        self._state = state
+    def __init__(self, scope: Scope, send: Send, started: float) -> None:
+        self._scope = scope
+        self._state: MutableMapping[str, Any] = scope["state"]
         self._send = send
+        self._started = started
         self.status = 0
 
     async def send(self, message: Message) -> None:
@@ -160,6 +171,8 @@ class _CommonHeaders:
             self.status = message["status"]
             window: RateWindow | None = self._state.get("window")
             headers = {"X-Request-ID": self._state["request_id"]}
+            if openai.is_openai(self._scope):
+                headers |= openai.answer_headers(self._state, self._started)
             for name, value in {**headers, **(window.headers if window else {})}.items():
                 message["headers"].append((name.lower().encode(), value.encode()))
         body: bytes = message.get("body", b"")

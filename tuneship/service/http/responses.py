@@ -14,7 +14,7 @@ from tuneship.contract.errors import ApiError, InternalError, InvalidRequestErro
 from tuneship.contract.operation import Operation
 from tuneship.security.vault import Vault
 from tuneship.service.context.context import Context
-from tuneship.service.http import profiles
+from tuneship.service.http import openai, profiles
 from tuneship.store import idempotency
 from tuneship.store.blobs import BlobsAway
 
@@ -32,7 +32,14 @@ READ_ONLY_SQLSTATE = "25006"
 
 
 def refusal_of(request: Request, error: Exception) -> ApiError:
-    """The declared error for any exception; no traceback, path or SQL ever leaves the service."""
+    """The declared error for any exception, in the form of the API that was called.
+
+    No traceback, path or SQL ever leaves the service.
+    """
+    return openai.in_its_form(request.scope, _declared(request, error))
+
+
+def _declared(request: Request, error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ClientDisconnect):
@@ -87,6 +94,7 @@ def stored_response(
 
 
 def error_response(request: Request, error: ApiError) -> Response:
+    error = openai.in_its_form(request.scope, error)
     response = json_response(error.status, error.as_json(request.state.request_id))
     response.headers.update(error.headers)
     response.headers["X-Should-Retry"] = "true" if error.retryable else "false"

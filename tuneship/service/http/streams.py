@@ -56,7 +56,8 @@ class StreamResponse(Response):
                 except ApiError as refusal:
                     await error_response(request, refusal)(scope, receive, send)
                     return
-                self.headers["content-type"] = wanted_media(request.headers.getlist("accept"))
+                accept = [] if self._stream.is_events_only else request.headers.getlist("accept")
+                self.headers["content-type"] = wanted_media(accept)
                 await self._send(receive, send)
 
     async def _send(self, receive: Receive, send: Send) -> None:
@@ -119,8 +120,9 @@ def as_event(frame: Frame | None) -> bytes:
         return b": keep-alive\n\n"
     text = frame.data.model_dump_json() if isinstance(frame.data, BaseModel) else frame.data
     head = f"id: {frame.id}\n" if frame.id else ""
+    head += f"event: {frame.event}\n" if frame.event else ""
     data = "".join(f"data: {line}\n" for line in text.split("\n"))
-    return f"{head}event: {frame.event}\n{data}\n".encode()
+    return f"{head}{data}\n".encode()
 
 
 def as_line(frame: Frame | None) -> bytes:

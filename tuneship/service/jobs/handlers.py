@@ -141,7 +141,8 @@ def _new_row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[s
     }
 
 
-def _own_job(context: Context, job_id: str, connection: sa.Connection) -> JobRow:
+def own_job(context: Context, job_id: str, connection: sa.Connection) -> JobRow:
+    """The caller's job. Raises `ResourceNotFound`, for a missing one and for another tenant's alike."""
     row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such job")
@@ -153,7 +154,7 @@ def _own_job(context: Context, job_id: str, connection: sa.Connection) -> JobRow
 def get_job(context: Context, job_id: str) -> Job:
     """Return the job with its place in the queue, or its forecast end."""
     with context.read() as connection:
-        row = _own_job(context, job_id, connection)
+        row = own_job(context, job_id, connection)
         queue_position = None
         if row["status"] == JobStatus.QUEUED:
             queue_position = job_queue.queue_order(connection, context.now).index(job_id) + 1
@@ -182,7 +183,7 @@ def list_jobs(
 def cancel_job(context: Context, job_id: str) -> JobCancelled:
     """Mark the job; the runner ends its processes and then makes it `cancelled`."""
     connection = context.transaction
-    row = _own_job(context, job_id, connection)
+    row = own_job(context, job_id, connection)
     status, moment = JobStatus(row["status"]), row["updated_at"]
     if status is not JobStatus.CANCELLING:
         if JobStatus.CANCELLING not in MOVES[status]:
@@ -197,7 +198,7 @@ def cancel_job(context: Context, job_id: str) -> JobCancelled:
 def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False) -> bytes:
     """Return one entry per step, in rising order; rendered from columns, since there may be thousands."""
     with context.read() as connection:
-        row = _own_job(context, job_id, connection)
+        row = own_job(context, job_id, connection)
         curve = job_records.curve_of(connection, job_id, evaluated_only=evaluated_only)
     names = ("steps", "epochs", *(str(column.name) for column in job_records.SHOWN[2:]))
     columns = zip(*curve.rows, strict=True) if curve.rows else ((),) * len(names)
@@ -223,11 +224,11 @@ def get_job_logs(
     if stream:
         position = position_of(context.parts, job_id, context.last_event_id or after)
         with context.read() as connection:
-            _own_job(context, job_id, connection)
+            own_job(context, job_id, connection)
         return Stream(job_frames(context.parts, job_id, position))
 
     def read(connection: sa.Connection, number: int) -> Sequence[JobLogRow]:
-        _own_job(context, job_id, connection)
+        own_job(context, job_id, connection)
         # A cursor of a stream is good for pages too: they continue behind its last log entry.
         log_id = StreamPosition.of(number).log_id
         return job_records.logs_of(connection, job_id, after=log_id, limit=limit)

@@ -58,8 +58,7 @@ def resolved(
         else:
             chosen["epochs"] = max(1, min(USUAL_EPOCHS, MOST_SEEN // learned))
     if chosen["learning_rate"] == "auto":
-        rate = KNOWN_RATE * (KNOWN_PARAMETERS / max(1, parameters)) ** RATE_EXPONENT
-        chosen["learning_rate"] = float(f"{min(HIGHEST_RATE, max(LOWEST_RATE, rate)):.1e}")
+        chosen["learning_rate"] = usual_rate(parameters)
     if chosen["lora_alpha"] is None:
         chosen["lora_alpha"] = usual_alpha(chosen["lora_rank"])
     steps = math.ceil(learned / chosen["batch_size"]) * chosen["epochs"]
@@ -72,6 +71,12 @@ def resolved(
             code="out_of_range",
         )
     return chosen
+
+
+def usual_rate(parameters: int) -> float:
+    """The learning rate that `auto` stands for, by the number of weights of the base model."""
+    rate = KNOWN_RATE * (KNOWN_PARAMETERS / max(1, parameters)) ** RATE_EXPONENT
+    return float(f"{min(HIGHEST_RATE, max(LOWEST_RATE, rate)):.1e}")
 
 
 def usual_alpha(rank: int) -> int:

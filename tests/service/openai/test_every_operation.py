@@ -1,0 +1,244 @@
+"""Rules that hold for every operation of OpenAI's API: keys, scopes, tenants, bad input, planted text, the audit chain.
+
+The cases come from the declarations: a new operation is covered by being declared.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.openai.conftest import ENDPOINT
+from tests.support.in_process import LINES, Service, jsonl
+from tests.support.openai_clients import bare_headers
+from tuneship.contract.openai.declaring import OPENAI, OpenAIOperation
+from tuneship.contract.openai.ids import result_file_of, shown_id
+from tuneship.contract.scopes import SCOPES
+from tuneship.store.identifiers import new_id
+
+Declared = OpenAIOperation[..., Any]
+PLANTED = "zq planted text 7731"
+EVERY = pytest.mark.parametrize("operation", OPENAI, ids=lambda one: one.name)
+WITH_IDS = pytest.mark.parametrize(
+    "operation", [one for one in OPENAI if one.path_parameters], ids=lambda one: one.name
+)
+WITH_BODIES = pytest.mark.parametrize(
+    "operation",
+    [one for one in OPENAI if one.body_parameter and not one.is_form],
+    ids=lambda one: one.name,
+)
+LISTS = pytest.mark.parametrize(
+    "operation",
+    [one for one in OPENAI if one.method == "GET" and not one.path_parameters],
+    ids=lambda one: one.name,
+)
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service whose tenants both have a deployment, an endpoint, a dataset, a running job and a tuned model."""
+    with Service(
+        tmp_path_factory.mktemp("busy"), maximum_active_jobs=1000, concurrent_jobs=1000
+    ) as service:
+        for client in ("alice", "bob"):
+            service.endpoint(ENDPOINT, service.deployment("answers", client), client)
+            service.model(client)
+        yield service
+
+
+def ids_of(service: Service, client: str) -> dict[str, str]:
+    """Make a dataset and a job, which the operations may end, and return the ids of what a client has."""
+    models = service.call("GET", "/v1/models?fine_tuned_only=true", client).json()["models"]
+    dataset, job = service.dataset(client), service.job(client)
+    return {"file_id": shown_id(dataset), "job_id": shown_id(job), "model_id": models[0]["id"]}
+
+
+def missing_ids() -> dict[str, str]:
+    job = new_id("ft")
+    return {
+        "file_id": shown_id(new_id("ds")),
+        "job_id": shown_id(job),
+        "model_id": f"ft:tuneship-tiny:m:{job[3:]}",
+    }
+
+
+def options_of(operation: Declared, ids: dict[str, str]) -> dict[str, Any]:
+    bodies: dict[str, Any] = {
+        "openai_create_chat_completion": {
+            "model": ENDPOINT,
+            "messages": [{"role": "user", "content": PLANTED}],
+        },
+        "openai_create_completion": {"model": ENDPOINT, "prompt": PLANTED},
+        "openai_create_job": {"model": "tuneship-tiny", "training_file": ids["file_id"]},
+    }
+    if operation.is_form:
+        return {"data": {"purpose": "fine-tune"}, "files": {"file": ("x.jsonl", jsonl(*LINES))}}
+    if operation.body_parameter is None:
+        return {}
+    assert operation.name in bodies, f"there is no valid body of {operation.name} here"
+    return {"json": bodies[operation.name]}
+
+
+def path_of(operation: Declared, ids: dict[str, str]) -> str:
+    return re.sub(r"{(\w+)(?::path)?}", lambda found: ids[found[1]], operation.path)
+
+
+def call(service: Service, operation: Declared, path: str, **options: Any) -> httpx.Response:
+    headers = {**options.pop("headers", bare_headers(service)), **options.pop("more", {})}
+    return service.call(operation.method, path, None, headers=headers, **options)
+
+
+def essence(answer: httpx.Response) -> Any:
+    return answer.status_code, answer.headers["content-type"], answer.text
+
+
+@EVERY
+def test_without_a_key_nothing_is_answered(busy: Service, operation: Declared) -> None:
+    ids = missing_ids()
+    options = options_of(operation, ids)
+    for headers in ({}, {"Authorization": "Bearer " + PLANTED}, {"X-Client-ID": "alice"}):
+        answer = call(busy, operation, path_of(operation, ids), headers=headers, **options)
+        assert answer.status_code in (401, 429)
+        assert PLANTED not in answer.text
+
+
+@EVERY
+def test_a_key_without_the_scope_is_refused_and_recorded(
+    busy: Service, operation: Declared
+) -> None:
+    key = busy.key_headers("alice", SCOPES - {operation.scope})["Authorization"]
+    ids = missing_ids()
+    options = options_of(operation, ids)
+    headers = {"Authorization": key}
+    answer = call(busy, operation, path_of(operation, ids), headers=headers, **options)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
+    last = entries(busy)[-1]
+    assert (last["action"], last["status"]) == (operation.name, 403)
+
+
+def entries(service: Service) -> list[Any]:
+    """All entries of Alice's audit log."""
+    found: list[Any] = []
+    after: dict[str, str] = {}
+    while True:
+        page = service.call("GET", "/v1/audit", params={"limit": 1000, **after}).json()
+        if not page["entries"]:
+            return found
+        found += page["entries"]
+        after = {"after": page["pagination"]["after"]}
+
+
+@WITH_IDS
+def test_another_tenants_id_names_nothing(busy: Service, operation: Declared) -> None:
+    theirs, missing = ids_of(busy, "bob"), missing_ids()
+    before = state_of_bob(busy)
+    options = options_of(operation, ids_of(busy, "alice"))
+    paths = [path_of(operation, ids) for ids in (theirs, missing)]
+    if "file_id" in operation.path_parameters:
+        job = busy.call("GET", "/v1/fine-tuning/jobs?status=completed", "bob").json()["jobs"][0]
+        result = {"file_id": result_file_of(job["id"])}
+        paths.append(path_of(operation, result))
+    answers = [call(busy, operation, path, **options) for path in paths]
+    assert {answer.status_code for answer in answers} == {404}
+    assert essence(answers[0]) == essence(answers[1])
+    assert state_of_bob(busy) == before
+
+
+def state_of_bob(service: Service) -> list[str]:
+    paths = ("datasets", "fine-tuning/jobs", "models", "deployments", "endpoints")
+    texts = [service.call("GET", f"/v1/{path}?limit=100", "bob").text for path in paths]
+    return [re.sub(r'"(updated_at|status)":"[^"]*"', "", text) for text in texts]
+
+
+def test_another_tenants_file_in_a_job_names_nothing(busy: Service) -> None:
+    (operation,) = (one for one in OPENAI if one.name == "openai_create_job")
+    answers = [
+        call(busy, operation, operation.path, **options_of(operation, ids))
+        for ids in (ids_of(busy, "bob"), missing_ids())
+    ]
+    assert answers[0].status_code == 404
+    assert essence(answers[0]) == essence(answers[1])
+
+
+@LISTS
+def test_a_list_shows_nothing_of_another_tenant(busy: Service, operation: Declared) -> None:
+    theirs = ids_of(busy, "bob")
+    answer = call(busy, operation, operation.path)
+    assert answer.status_code == 200
+    assert not [one for one in theirs.values() if one in answer.text]
+
+
+@EVERY
+def test_planted_text_comes_back_nowhere(busy: Service, operation: Declared) -> None:
+    ids = {"file_id": "file-" + PLANTED, "job_id": "ftjob-" + PLANTED, "model_id": PLANTED}
+    options = options_of(operation, missing_ids())
+    places: list[dict[str, Any]] = [
+        {"params": {PLANTED: PLANTED}},
+        {"params": {"limit": PLANTED}},
+        {"params": {"after": PLANTED}},
+        {"more": {"OpenAI-Project": PLANTED}},
+        {"params": {"order": PLANTED}},
+    ]
+    path = path_of(operation, ids)
+    for place in places:
+        answer = call(busy, operation, path, **options, **place)
+        assert 400 <= answer.status_code < 500, (place, answer.text)
+        assert set(answer.json()["error"]) - {"details"} == {"message", "type", "param", "code"}
+        assert "planted" not in answer.text
+    assert not [line for line in busy.log.texts if "planted" in line]
+    assert not [one for one in entries(busy) if "planted" in json.dumps(one)]
+
+
+BODIES = [
+    b"{",
+    b"[]",
+    b"\xff\xfe",
+    b'{"model": NaN}',
+    b'{"model": "a", "model": "b"}',
+    json.dumps({PLANTED: PLANTED}).encode(),
+    json.dumps({"model": {PLANTED: PLANTED}}).encode(),
+    json.dumps({"model": PLANTED, "stop": [[PLANTED]], "metadata": {PLANTED: 7}}).encode(),
+    b'{"model": "\\u0000"}',
+    b"[" * 40 + b"]" * 40,
+]
+
+
+@WITH_BODIES
+def test_a_bad_body_is_refused_in_openais_form(busy: Service, operation: Declared) -> None:
+    path = path_of(operation, missing_ids())
+    for body in BODIES:
+        media = {"Content-Type": "application/json"}
+        answer = call(busy, operation, path, content=body, more=media)
+        assert answer.status_code in (400, 422), (body, answer.text)
+        assert set(answer.json()["error"]) - {"details"} == {"message", "type", "param", "code"}
+        assert "planted" not in answer.text
+    answer = call(busy, operation, path, content=b"{}", more={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+    assert "error" in answer.json()
+
+
+@EVERY
+def test_a_change_is_recorded_under_its_own_name(busy: Service, operation: Declared) -> None:
+    if operation.name == "openai_delete_model":
+        busy.model()
+    ids = ids_of(busy, "alice")
+    if operation.name == "openai_delete_file":
+        ids["file_id"] = shown_id(busy.dataset())
+    before = len(entries(busy))
+    answer = call(busy, operation, path_of(operation, ids), **options_of(operation, ids))
+    refused = {
+        "openai_pause_job": 400,
+        "openai_resume_job": 400,
+        "openai_get_file_content": 403,
+    }
+    assert answer.status_code == refused.get(operation.name, 200), answer.text
+    # The request for the entries is recorded, too.
+    new = [one for one in entries(busy)[before:] if one["action"] == operation.name]
+    expected = operation.is_change or answer.status_code == 403
+    assert len(new) == int(expected)
+    if operation.is_change:
+        assert new[0]["resource_id"] is not None
+        assert "-" not in new[0]["resource_id"].partition(":")[0]

@@ -1,0 +1,76 @@
+"""Parts that chat completions and completions share: where an answer ends, who asks, and what it took."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from tuneship.contract.common import Reply
+from tuneship.contract.openai.fields import NeutralFields, OpenAIRequest
+
+Text = Annotated[str, Field(min_length=1)]
+# A model, or what stands for one: a deployment, or an endpoint by its id or its name.
+AskedModel = Annotated[str, Field(min_length=1, max_length=512)]
+# The fields that take effect only together with a part of the engine that is not there yet.
+WITHOUT_ALTERNATIVES: NeutralFields = {"n": (1,), "logit_bias": ({},)}
+PENALTIES: NeutralFields = {"frequency_penalty": (0,), "presence_penalty": (0,)}
+
+
+class StreamOptions(OpenAIRequest):
+    """Options of a stream."""
+
+    neutral: ClassVar[NeutralFields] = {"include_obfuscation": (False,)}
+
+    include_usage: bool = False
+
+
+class SampledRequest(OpenAIRequest):
+    """How to sample an answer, where to stop, and whether to stream it."""
+
+    model: AskedModel
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    seed: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Annotated[
+        Text | None,
+        Field(description="Requests of one user go to one member of a canary endpoint."),
+    ] = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end the answer."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def person(self) -> str | None:
+        """The text that stands for the person who asks."""
+        return self.user
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream shall end with the numbers of its tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionUsage(Reply):
+    """Tokens that the model read and wrote."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Answered(Reply):
+    """The fields that every answer and every piece of a stream has."""
+
+    id: str
+    created: int
+    model: Annotated[str, Field(description="The model that answered, also for an endpoint.")]
+    system_fingerprint: str | None = None
+
+
+FinishReason = Literal["stop", "length"]

@@ -1,0 +1,1 @@
+"""OpenAI's API over the operations of this service: a mapping between two wires, without rules of its own."""

@@ -1,0 +1,138 @@
+"""Handlers of files: datasets, and the result files of jobs."""
+
+import re
+from typing import BinaryIO, Literal, cast
+
+from tuneship.contract import strict_json
+from tuneship.contract.datasets import DatasetStatus, DatasetUpload
+from tuneship.contract.errors import DatasetError, ErrorDetail, PermissionDenied, ResourceNotFound
+from tuneship.contract.openai import files as contract
+from tuneship.contract.openai.files import FileDeleted, FileObject, FileObjects, FileUpload
+from tuneship.contract.openai.ids import RESULT_FILE, job_of_result_file, own_id, shown_id
+from tuneship.service.context.context import Context
+from tuneship.service.datasets import handlers as datasets
+from tuneship.service.jobs.handlers import own_job
+from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.lists import page_behind
+from tuneship.service.openai.result_files import has_result_file, result_content, result_file
+from tuneship.store import tables
+from tuneship.store.blobs import StagedFile
+from tuneship.store.list_counters import DATASETS, JOBS
+from tuneship.store.row_types import DatasetRow, JobRow
+
+# More of a line tells no more about its format.
+LONGEST_LINE_BYTES = 8 << 20
+NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9 ._-]")
+STATES: dict[str, Literal["uploaded", "processed", "error"]] = {
+    DatasetStatus.PROCESSING: "uploaded",
+    DatasetStatus.PROCESSED: "processed",
+    DatasetStatus.FAILED: "error",
+}
+# Each result file of a page is made to tell its size.
+RESULTS_IN_A_PAGE = 100
+
+
+@serves_openai(contract.openai_create_file, is_long=True)
+def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> FileObject:
+    """Store the file as a dataset of its name, in the format of its first line."""
+    name = NOT_IN_A_NAME.sub("_", form.filename).lstrip("._- ")[:128] or "training.jsonl"
+    upload = DatasetUpload(name=name, format=_format_of(cast("StagedFile", file)))
+    made = datasets.upload_dataset(context, upload, file)
+    # The main API's answer to a create names what was made; the record of a repeated request needs it.
+    context.trail.created_id = made.id
+    context.headers["Location"] = f"/v1/datasets/{made.id}"
+    return _shown(datasets.own_dataset(context, made.id))
+
+
+def _format_of(file: StagedFile) -> Literal["instruction", "conversation"]:
+    """The format that a file's first line has; a line that cannot be read is refused later, with its place."""
+    with file.open() as opened:
+        line = opened.readline(LONGEST_LINE_BYTES)
+    try:
+        fields = strict_json.parse(line, strict_json.MAXIMUM_VALUES_OF_LINE)
+    except strict_json.JsonRefused:
+        return "conversation"
+    names = set(cast("dict[str, object]", fields)) if isinstance(fields, dict) else set[str]()
+    if "preferred_output" in names:
+        text = "is not supported: preferences cannot be trained on"
+        details = [ErrorDetail("preferred_output", "unsupported_parameter", text, line=1)]
+        raise DatasetError(f"preferred_output {text}", param="file", details=details)
+    return "conversation" if names & {"messages", "conversations"} or not names else "instruction"
+
+
+@serves_openai(contract.openai_list_files)
+def openai_list_files(
+    context: Context,
+    after: str | None = None,
+    limit: int = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: Literal["fine-tune", "fine-tune-results"] = "fine-tune",
+) -> FileObjects:
+    """Return a page of datasets, or of the results of completed jobs."""
+    is_rising = order == "asc"
+    if purpose == "fine-tune":
+        place = None if after is None else own_id(after)
+        page, has_more = page_behind(context, DATASETS, [], place, limit, is_rising=is_rising)
+        return FileObjects(data=[_shown(row) for row in page], has_more=has_more)
+
+    place = None if after is None else job_of_result_file(after) or after
+    completed = [tables.jobs.c.completed_at.is_not(None)]
+    most = min(limit, RESULTS_IN_A_PAGE)
+    jobs, has_more = page_behind(context, JOBS, completed, place, most, is_rising=is_rising)
+    context.touch(*jobs)
+    found = [result_file(context, job) for job in jobs if has_result_file(job)]
+    return FileObjects(data=found, has_more=has_more)
+
+
+@serves_openai(contract.openai_get_file)
+def openai_get_file(context: Context, file_id: str) -> FileObject:
+    """Return one file."""
+    job = _job_with_results(context, file_id)
+    return (
+        _shown(datasets.own_dataset(context, file_id)) if job is None else result_file(context, job)
+    )
+
+
+@serves_openai(contract.openai_delete_file)
+def openai_delete_file(context: Context, file_id: str) -> FileDeleted:
+    """Delete a dataset as the main API does."""
+    if file_id.startswith(RESULT_FILE):
+        raise ResourceNotFound("a result file belongs to its job, and cannot be deleted")
+    deleted = datasets.delete_dataset(context, file_id)
+    return FileDeleted(id=shown_id(deleted.id))
+
+
+@serves_openai(contract.openai_get_file_content)
+def openai_get_file_content(context: Context, file_id: str) -> bytes:
+    """Return the result file of a job; training data stays in the service."""
+    job = _job_with_results(context, file_id)
+    if job is None:
+        datasets.own_dataset(context, file_id)
+        raise PermissionDenied("Not allowed to download files of purpose: fine-tune")
+    context.headers["Content-Type"] = "text/plain; charset=us-ascii"
+    return result_content(context, job)
+
+
+def _job_with_results(context: Context, file_id: str) -> JobRow | None:
+    """The job whose result file this is; None for a file of training data. Raises `ResourceNotFound`."""
+    job_id = job_of_result_file(file_id)
+    if job_id is None:
+        return None
+    with context.read() as connection:
+        job = own_job(context, job_id, connection)
+    if not has_result_file(job):
+        raise ResourceNotFound("the job has no result file")
+    return job
+
+
+def _shown(row: DatasetRow) -> FileObject:
+    error = row["error"]
+    return FileObject(
+        id=shown_id(row["id"]),
+        bytes=row["bytes"],
+        created_at=int(row["created_at"].timestamp()),
+        filename=row["name"],
+        purpose="fine-tune",
+        status=STATES[row["status"]],
+        status_details=None if error is None else error["message"],
+    )

@@ -1,0 +1,79 @@
+"""Finds who answers for the `model` of a request: a deployment, an endpoint by id or name, or a model's deployment."""
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from tuneship.contract.deployments import DeploymentStatus
+from tuneship.contract.errors import ModelNotFound
+from tuneship.contract.openai.ids import own_model_id
+from tuneship.service.context.context import Context
+from tuneship.service.deployments.implicit import make_implicit, wait_until_made
+from tuneship.service.generation.routing import RoutingTarget, cached, cached_row, choose_by_split
+from tuneship.store import deployment_records, endpoint_records, tables
+from tuneship.store.row_types import DeploymentRow, EndpointRow
+
+DEPLOYMENT_ID = re.compile(r"dep_[0-9a-z]{20,32}")
+MISSING = "The model does not exist or you do not have access to it"
+ENDPOINT_ID = re.compile(r"c?ep_[0-9a-z]{20,32}")
+
+
+@dataclass(frozen=True)
+class _Answering:
+    """An endpoint, or the deployments that serve a model, the one to ask first."""
+
+    endpoint: EndpointRow | None
+    deployments: list[str]
+    is_ready: bool
+    """The first deployment is no longer being created."""
+
+
+async def target_of(context: Context, model: str) -> RoutingTarget:
+    """The deployment that shall answer. Raises `ModelNotFound` where nothing of the caller has this name."""
+    if DEPLOYMENT_ID.fullmatch(model):
+        return RoutingTarget(model)
+    if ENDPOINT_ID.fullmatch(model):
+        endpoint = await cached_row(context, tables.endpoints, model)
+        return choose_by_split(context, endpoint)
+    found = await cached(
+        context, ("answers for", model), lambda connection: _find(connection, context, model)
+    )
+    if found is not None and found.endpoint is not None:
+        return choose_by_split(context, found.endpoint)
+    if found is None:
+        if context.parts.settings.openai_serve == "never":
+            raise ModelNotFound(f"{MISSING}, or no deployment serves it", param="model")
+        deployment = await asyncio.to_thread(_made, context, model)
+    elif found.is_ready:
+        return RoutingTarget(found.deployments[0])
+    else:
+        deployment = found.deployments[0]
+    await wait_until_made(context, deployment)
+    return RoutingTarget(deployment)
+
+
+def _made(context: Context, model: str) -> str:
+    try:
+        return make_implicit(context, own_model_id(model, context.client_id))
+    except ModelNotFound:
+        raise ModelNotFound(MISSING, param="model") from None
+
+
+def _find(connection: sa.Connection, context: Context, model: str) -> _Answering | None:
+    # A name comes first: behind `gpt-4o-mini` stands what an endpoint's owner put there.
+    endpoint = endpoint_records.named(connection, context.client_id, model)
+    if endpoint is not None:
+        return _Answering(endpoint, [], is_ready=True)
+    identifier = own_model_id(model, context.client_id)
+    found = deployment_records.serving_of_model(connection, context.client_id, identifier)
+    if not found:
+        return None
+    is_ready = found[0]["status"] != DeploymentStatus.CREATING
+    return _Answering(None, [row["id"] for row in found], is_ready)
+
+
+async def deployment_of(context: Context, target: RoutingTarget) -> DeploymentRow | None:
+    """The row of the deployment that shall answer."""
+    return await cached_row(context, tables.deployments, target.deployment_id)
