@@ -3,7 +3,7 @@
 from alembic import op
 import sqlalchemy as sa
 
-revision = '0011'
+revision = '0010'
 down_revision = '0009'
 branch_labels = None
 depends_on = None
