@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from tuneship.training.base_model import load_base
 from tuneship.training.batches import collate
 from tuneship.training.learner import Learner
-from tuneship.training.lora import FusedLinear, Noise
+from tuneship.training.lora import FusedLinear, Noise, zero_dropped
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.spec import ResolvedHyperparameters
 from tuneship.training.tokenized_examples import TokenizedExamples
@@ -119,14 +119,55 @@ def test_dropout_keeps_the_asked_share_and_follows_from_seed_and_step() -> None:
     noise, again = Noise(1), Noise(1)
     for source in (noise, again):
         source.begin_step(5)
-    like = torch.empty(301, 33)
-    kept = noise.dropout_mask(like, 0.2)
-    assert kept.unique().tolist() == [0.0, 1.0]
-    assert kept.mean().item() == pytest.approx(0.8, abs=0.02)
-    assert torch.equal(kept, again.dropout_mask(like, 0.2))
-    assert not torch.equal(kept, noise.dropout_mask(like, 0.2))
+    count = 301 * 33
+    kept = noise.kept_by_dropout(count, 0.2)
+    assert kept.shape == (count,)
+    assert kept.float().mean().item() == pytest.approx(0.8, abs=0.02)
+    assert torch.equal(kept, again.kept_by_dropout(count, 0.2))
+    assert not torch.equal(kept, noise.kept_by_dropout(count, 0.2))
     noise.begin_step(6)
-    assert not torch.equal(kept, noise.dropout_mask(like, 0.2))
+    assert not torch.equal(kept, noise.kept_by_dropout(count, 0.2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_dropped_becomes_zero_and_nothing_else_changes(dtype: torch.dtype) -> None:
+    values = torch.tensor([[1.5, -2.0, torch.inf], [-0.0, torch.nan, 3e38]], dtype=dtype)
+    kept = torch.tensor([True, False, True, True, False, False])
+    dropped = zero_dropped(values, kept)
+    assert dropped.tolist() == [[1.5, 0.0, torch.inf], [-0.0, 0.0, 0.0]]
+    assert dropped.signbit().tolist() == [[False, False, False], [True, False, False]]
+    assert values[0, 1] == -2.0
+
+
+def test_dropout_takes_one_byte_a_number_between_forward_and_backward(tiny_model: Path) -> None:
+    def saved_bytes(dropout: float) -> int:
+        learner = Learner(
+            load_base(str(tiny_model)), settings(lora_dropout=dropout), SupervisedFineTuning()
+        )
+        saved: dict[int, torch.UntypedStorage] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            saved[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = learner.loss(collate(rows, np.arange(4)))
+        inputs.append(
+            sum(
+                int(module.in_features or 0)
+                for module in learner.model.modules()
+                if isinstance(module, FusedLinear)
+            )
+        )
+        del loss
+        return sum(storage.nbytes() for storage in saved.values())
+
+    rows = some_rows()
+    inputs: list[int] = []
+    more = saved_bytes(0.1) - saved_bytes(0.0)
+    tokens = collate(rows, np.arange(4)).tokens.size
+    assert 0 < more <= inputs[0] * tokens
 
 
 def test_dropout_is_on_while_learning_and_has_the_expected_mean(tiny_model: Path) -> None:
