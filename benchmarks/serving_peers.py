@@ -140,7 +140,7 @@ def _measure(
         ((deployment_id, model),) = writers(client, 1, base.id, ROWS[base.id])
     folder.mkdir(parents=True)
     adapter = exported(service, model, folder / "adapter")
-    dtype = str(choose_dtype("auto", base.parameters)).removeprefix("torch.")
+    dtype = str(choose_dtype(None, base.parameters)).removeprefix("torch.")
     merged = _merged(base.path, adapter, folder / "merged")
     places = {"base": base.path, "adapter": adapter, "merged": merged, "dtype": dtype}
     ours = service_of(service, f"/v1/deployments/{deployment_id}")

@@ -19,9 +19,13 @@ RANK = 16
 
 
 @asynccontextmanager
-async def replica(base: Path, threads: int = 1, dtype: str = "auto") -> AsyncGenerator[ReplicaLine]:
+async def replica(
+    base: Path, threads: int = 1, weights: str | None = None
+) -> AsyncGenerator[ReplicaLine]:
     """Start a replica process and connect to it."""
-    options = ["--base", str(base), "--dtype", dtype, "--threads", str(threads)]
+    options = ["--base", str(base), "--threads", str(threads)]
+    if weights is not None:
+        options += ["--weights", weights]
     ours, process = _start(options)
     line = await ReplicaLine.open(ours)
     try:

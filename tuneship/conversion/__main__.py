@@ -24,6 +24,13 @@ from tuneship.conversion.gguf_header import GgufRefused
 from tuneship.conversion.order import ReadingOrder, ReadingReport
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.replica import load_model
+from tuneship.serving.weights import AUTO
+from tuneship.serving.weights_choice import (
+    fastest,
+    losses_of_engine,
+    measured_weights,
+    text_tokens,
+)
 from tuneship.template import TemplateFailed
 from tuneship.training.base_model import FALLBACK_CONTEXT_TOKENS, load_base
 from tuneship.training.progress_file import TrainingFailed
@@ -57,7 +64,7 @@ def read_both(order: ReadingOrder) -> ReadingReport:
     tokenizer: Any = Tokenizer.from_file(str(target / "tokenizer.json"))
     config: Any = model.config.get_text_config()
     length = getattr(config, "max_position_embeddings", None) or FALLBACK_CONTEXT_TOKENS
-    tokens = losses.text_tokens(tokenizer, length)
+    tokens = text_tokens(tokenizer, length)
     if len(tokens) < 2 or max(tokens) >= config.vocab_size:
         raise ModelRefused("its tokenizer and its weights do not belong together")
     losses.question_prompt(target)  # refuses a template that cannot render it
@@ -65,23 +72,29 @@ def read_both(order: ReadingOrder) -> ReadingReport:
     del model  # the memory of one model at a time
 
     engine = load_model(target, "float32")
-    after = losses.losses_of_engine(engine, tokens)
+    after = losses_of_engine(engine, tokens)
     report = ReadingReport(
         loss_before=float(before.mean()),
         loss_after=float(after.mean()),
         difference=float((after - before).square().mean().sqrt()),
         versions=_versions(with_gguf=order.gguf_file is not None),
     )
-    if order.end_tokens is None:
+    if order.end_tokens is None and order.weights is None:
         return report
     del engine
-    served = load_model(target)
-    return replace(
+    weights = order.weights
+    if weights == AUTO:
+        weights = fastest(measured_weights(target)).weights
+    served = load_model(target, weights)
+    report = replace(
         report,
-        served_format=str(served.facts.cache.dtype).removeprefix("torch."),
-        served_loss=float(losses.losses_of_engine(served, tokens).mean()),
-        answer=losses.answer_of(served, target, tokenizer, order.end_tokens),
+        served_format=served.facts.weights,
+        served_loss=float(losses_of_engine(served, tokens).mean()),
     )
+    if order.end_tokens is None:
+        return report
+    answer = losses.answer_of(served, target, tokenizer, order.end_tokens)
+    return replace(report, answer=answer)
 
 
 def _source_model(order: ReadingOrder) -> PreTrainedModel:

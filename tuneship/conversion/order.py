@@ -21,6 +21,8 @@ class ReadingOrder:
     """Folder of the checkpoint to serve. With a GGUF file, it is written first."""
     gguf_file: str | None = None
     """Name of the GGUF file in `source`."""
+    weights: str | None = None
+    """The number format in which it is to be served: `float32`, `bfloat16`, `int8`, `int4` or `auto`."""
     end_tokens: list[int] | None = None
     """Token ids that end an answer to a fixed question; None asks no question."""
 
@@ -49,7 +51,7 @@ class ReadingReport:
     served_format: str = "float32"
     """The number format in which the model is served on this machine. The losses above are of float32."""
     served_loss: float | None = None
-    """The loss as our engine computes it in that format, where a question was asked."""
+    """The loss as our engine computes it in that format, where the order names one or asks a question."""
     answer: str | None = None
     """The answer in that format."""
     versions: dict[str, str] = field(default_factory=dict[str, str])

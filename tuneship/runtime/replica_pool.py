@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuneship.runtime.replica_protocol import OpenReplica, ReplicaGroup
-from tuneship.runtime.replica_set import ReplicaSet, no_limit, replica_process
+from tuneship.runtime.replica_set import ReplicaSet, no_limit, replica_process, usual_weights
 from tuneship.runtime.worker_protocol import Runtime
 
 
@@ -18,12 +18,13 @@ class ReplicaPool:
         others: Mapping[Path, OpenReplica] | None = None,
         cache_bytes: Callable[[Path], int] = no_limit,
         adapters: Path | None = None,
+        weights: Callable[[Path], str | None] = usual_weights,
     ) -> None:
         """`logs`: folder for the processes' output. `others`: openers for base models of other engines.
 
-        `cache_bytes`: size limit of the KV cache of one replica. `adapters`: see `replica_process`.
+        `cache_bytes`: size limit of the KV cache of one replica. `adapters`, `weights`: see `replica_process`.
         """
-        self._open = replica_process(runtime, cache_bytes, adapters)
+        self._open = replica_process(runtime, cache_bytes, adapters, weights=weights)
         self._others = others or {}
         self._logs = logs
         self._groups: dict[Path, ReplicaGroup] = {}

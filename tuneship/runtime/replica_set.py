@@ -49,6 +49,10 @@ MAX_BACKOFF_S = 30.0
 MAX_LOSSES_PER_LOAD = 3
 
 
+def usual_weights(_base: Path) -> None:
+    """Let the replica choose the number format of the weights, by the model's size and the machine."""
+
+
 def no_limit(_base: Path) -> int:
     """Set no limit to the KV cache: as much memory as all slots of full length may need."""
     return 0
@@ -59,21 +63,26 @@ def replica_process(
     cache_bytes: Callable[[Path], int] = no_limit,
     adapters: Path | None = None,
     answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    weights: Callable[[Path], str | None] = usual_weights,
 ) -> OpenReplica:
     """Make an opener of replicas with our own engine, as processes on this machine.
 
     `cache_bytes`: called at each start. `adapters`: the existing folder of the adapters it will load; a replica reads
-    nothing else but its base model. `answer_timeout_s`: see `ReplicaLine.open`.
+    nothing else but its base model. `answer_timeout_s`: see `ReplicaLine.open`. `weights`: number format of the
+    weights of a base model, called at each start; None: the replica chooses.
     """
     loaded_from = () if adapters is None else (adapters,)
 
     async def open_replica(base: Path, log: Path) -> OpenedReplica:
-        limit = ("--cache-bytes", str(cache_bytes(base)))
+        options = ["--cache-bytes", str(cache_bytes(base))]
+        number_format = weights(base)
+        if number_format is not None:
+            options += ["--weights", number_format]
         ours, theirs = socket.socketpair()
         with theirs:
             spec = WorkerSpec(
                 module="tuneship.serving",
-                arguments=("--base", str(base), "--fd", str(theirs.fileno()), *limit),
+                arguments=("--base", str(base), "--fd", str(theirs.fileno()), *options),
                 log=log,
                 inherited=(theirs.fileno(),),
                 places=Places(readable=(base, *loaded_from)),

@@ -10,8 +10,11 @@ from pathlib import Path
 import torch
 
 from tuneship.serving.engine import Engine, EngineLimits
+from tuneship.serving.malloc import release_free_memory
 from tuneship.serving.model import SMALL_MODEL_PARAMETERS, ModelRefused
 from tuneship.serving.replica import Frames, ReplicaServer, load_model
+from tuneship.serving.weights import AUTO, WEIGHTS
+from tuneship.serving.weights_choice import fastest, measured_weights
 
 # Prefills may delay the decoding sequences by about 4 GFLOP a step, some 40 ms of one core: 2 FLOP
 # per parameter and token. Fewer tokens than the minimum waste more than they gain.
@@ -26,10 +29,14 @@ def main() -> int:
     torch.set_num_threads(options.threads or 1)
     frames = Frames(socket.socket(fileno=options.fd))
     try:
-        model = load_model(options.base, options.dtype)
+        weights = options.weights
+        if weights == AUTO:
+            weights = fastest(measured_weights(options.base)).weights
+        model = load_model(options.base, weights)
     except ModelRefused as refusal:
         frames.send({"refused": str(refusal)})
         return 1
+    release_free_memory()  # of weights that were read in another format
     facts = model.facts
     # Small products lose more by waking threads than they gain.
     is_small = facts.parameters < SMALL_MODEL_PARAMETERS
@@ -45,7 +52,7 @@ def main() -> int:
         "parameters": facts.parameters,
         "context_length": facts.context_length,
         "vocabulary": facts.vocabulary,
-        "dtype": str(facts.cache.dtype).removeprefix("torch."),
+        "dtype": facts.weights,
     }
     frames.send({"ready": introduction})
     ReplicaServer(engine, frames).run()
@@ -59,7 +66,11 @@ def _options() -> argparse.Namespace:
         "--fd", type=int, required=True, help="inherited end of a stream socket pair"
     )
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 chooses by size")
-    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+    parser.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        help="number format of the weights; float32 or bfloat16 without it, by size and machine",
+    )
     parser.add_argument(
         "--rows", type=int, default=EngineLimits().slots, help="requests running at once"
     )

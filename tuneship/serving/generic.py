@@ -52,7 +52,7 @@ class GenericModel:
     """A transformers model behind the same interface as `LlamaModel`."""
 
     def __init__(
-        self, directory: Path, dtype: str = "auto", packing: Packing = AS_MEASURED
+        self, directory: Path, weights: str | None = None, packing: Packing = AS_MEASURED
     ) -> None:
         """Load local files only, and run no code from them. Raises `ModelRefused`."""
         self._step: _Step | None = None
@@ -65,7 +65,7 @@ class GenericModel:
             parameters = sum(tensor.numel() for tensor in skeleton.parameters())
             self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                 directory,
-                dtype=choose_dtype(dtype, parameters),
+                dtype=choose_dtype(weights, parameters),
                 local_files_only=True,
                 attn_implementation="eager",
             ).eval()
@@ -198,6 +198,7 @@ def _facts(model: PreTrainedModel) -> ModelFacts:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             dtype=model.dtype,
         ),
+        weights=str(model.dtype).removeprefix("torch."),
     )
 
 

@@ -6,7 +6,7 @@ others.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,8 @@ from tuneship.serving.kv_cache import CacheShape, SlotCache
 from tuneship.serving.linear import AS_MEASURED, Packing, Product
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
+from tuneship.serving.quantised import GROUP, ConstantProduct, Int4Product, Int8Product
+from tuneship.serving.weights import QUANTISED
 
 # The matrix products of a layer, in order; each is a site for adapters (`lora.Site`).
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
@@ -57,14 +59,14 @@ def supports(config: Mapping[str, Any]) -> bool:
 @dataclass(frozen=True, slots=True)
 class _LlamaLayer:
     input_norm: "_Norm"
-    qkv: Product
+    qkv: ConstantProduct
     qkv_bias: Tensor | None
     heads_norm: "_Norm | None"
     """Norm of the heads of queries and keys."""
-    output: Product
+    output: ConstantProduct
     attention_norm: "_Norm"
-    gate_up: Product
-    down: Product
+    gate_up: ConstantProduct
+    down: ConstantProduct
 
 
 class _Norm:
@@ -92,13 +94,17 @@ class LlamaModel:
         self,
         directory: Path,
         config: Mapping[str, Any],
-        dtype: str = "auto",
+        weights: str | None = None,
         packing: Packing = AS_MEASURED,
     ) -> None:
-        """Read all weights. Raises `ModelRefused`."""
+        """Read all weights, layer by layer. Raises `ModelRefused`.
+
+        `weights`: their number format; None: float32 or bfloat16, whichever suits the model and this machine.
+        """
         self._packing = packing
-        weights = _Weights(directory)
-        number_format = choose_dtype(dtype, weights.parameters)
+        files = _WeightFiles(directory)
+        number_format = choose_dtype(weights, files.parameters)
+        self._quantised = weights if weights in QUANTISED else None
         self._kind = str(config["model_type"])
         self._heads = _count(config, "num_attention_heads")
         self._kv_heads = _count(config, "num_key_value_heads", self._heads)
@@ -112,21 +118,37 @@ class LlamaModel:
         self._eps = _number(config, "rms_norm_eps", 1e-6)
         layers, vocabulary = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
         self.facts = ModelFacts(
-            parameters=weights.parameters,
+            parameters=files.parameters,
             vocabulary=vocabulary,
             context_length=_count(config, "max_position_embeddings"),
             cache=CacheShape(layers, self._kv_heads, self._dim, number_format),
+            weights=self._quantised or str(number_format).removeprefix("torch."),
         )
+        if self._quantised is not None:
+            self._check_groups()
         self._interleaved = torch.arange(self._dim).view(2, -1).t().flatten()
         shape = (vocabulary, self._hidden)
-        self._embedding = weights.take("model.embed_tokens.weight", number_format, shape)
-        self._layers = [
-            self._layer(weights, f"model.layers.{n}", number_format) for n in range(layers)
-        ]
-        self._norm = _Norm(weights.take("model.norm.weight", number_format, shape[1:]), self._eps)
+        embedding = files.take("model.embed_tokens.weight", number_format, shape)
+        self._embed: Callable[[Tensor], Tensor]
+        self._head: ConstantProduct
         tied = config.get("tie_word_embeddings", False)
-        head = self._embedding if tied else weights.take("lm_head.weight", number_format, shape)
-        self._head = Product(head, shared=tied, packing=packing)
+        if self._quantised is None:
+            self._embed = partial(F.embedding, weight=embedding)
+            head = embedding if tied else files.take("lm_head.weight", number_format, shape)
+            self._head = Product(head, shared=tied, packing=packing)
+        else:
+            # 8 bits also beside 4: each row stands for one token alone, and the head's rounding
+            # goes straight into the logits.
+            rows = Int8Product(embedding)
+            del embedding
+            self._embed = rows.rows
+            self._head = rows
+            if not tied:
+                self._head = Int8Product(files.take("lm_head.weight", number_format, shape))
+        self._layers = [
+            self._layer(files, f"model.layers.{n}", number_format) for n in range(layers)
+        ]
+        self._norm = _Norm(files.take("model.norm.weight", number_format, shape[1:]), self._eps)
         self._rotation = _rotation(config, self._dim)
         has_window = self._kind == "mistral" and config["sliding_window"] is not None
         window = _count(config, "sliding_window") if has_window else None
@@ -137,7 +159,7 @@ class LlamaModel:
         cache.prepare()
         rotation = self._rotation[batch.positions].unsqueeze(1)
         rotated = self._heads + self._kv_heads  # queries and keys; values stay
-        x = F.embedding(batch.tokens, self._embedding)
+        x = self._embed(batch.tokens)
         for number, layer in enumerate(self._layers):
             site = 4 * number
             qkv = lora.multiply(site + QKV, layer.input_norm(x), routes)
@@ -163,12 +185,12 @@ class LlamaModel:
             x = lora.multiply_onto(x, site + DOWN, inner, routes)
         return self._head(self._norm(x.index_select(0, batch.logit_indices))).float()
 
-    def _layer(self, weights: "_Weights", name: str, dtype: torch.dtype) -> _LlamaLayer:
+    def _layer(self, files: "_WeightFiles", name: str, dtype: torch.dtype) -> _LlamaLayer:
         hidden, inner = self._hidden, self._inner
         query_width, key_width = self._heads * self._dim, self._kv_heads * self._dim
 
         def take(part: str, *shape: int) -> Tensor:
-            return weights.take(f"{name}.{part}", dtype, shape)
+            return files.take(f"{name}.{part}", dtype, shape)
 
         def norm(part: str) -> _Norm:
             return _Norm(take(f"{part}_layernorm.weight", hidden), self._eps)
@@ -188,7 +210,12 @@ class LlamaModel:
             gains = torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
             heads_norm = _Norm(gains[:, self._interleaved], self._eps)
         gate, up = (take(f"mlp.{part}_proj.weight", inner, hidden) for part in ("gate", "up"))
-        product = partial(Product, packing=self._packing)
+        kinds = {
+            "int8": Int8Product,
+            "int4": Int4Product,
+            None: partial(Product, packing=self._packing),
+        }
+        product: Callable[[Tensor], ConstantProduct] = kinds[self._quantised]
         return _LlamaLayer(
             input_norm=norm("input"),
             qkv=product(qkv("weight", hidden)),
@@ -199,6 +226,19 @@ class LlamaModel:
             gate_up=product(torch.cat([gate, up])),
             down=product(take("mlp.down_proj.weight", hidden, inner)),
         )
+
+    def _check_groups(self) -> None:
+        """Raises `ModelRefused` where the inputs of a product fit no groups of numbers."""
+        widths = {
+            "hidden_size": self._hidden,
+            "intermediate_size": self._inner,
+            "num_attention_heads times head_dim": self._heads * self._dim,
+        }
+        for name, width in widths.items():
+            if width % GROUP:
+                raise ModelRefused(
+                    f"{name} of the base model is {width}: weights in {self._quantised} need a multiple of {GROUP}"
+                )
 
     def _order(self, heads: int) -> Tensor:
         """Order of channels in which the two numbers that rotate together are neighbours: one complex number.
@@ -227,7 +267,7 @@ class LlamaModel:
         return tuple(sites)
 
 
-class _Weights:
+class _WeightFiles:
     """The safetensors files of a directory; each tensor is read when `take` is called."""
 
     def __init__(self, directory: Path) -> None:

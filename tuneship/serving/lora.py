@@ -19,6 +19,7 @@ from tuneship.serving.adapters import AdapterRefused, Matrices
 from tuneship.serving.gather_sum import weighted_sums
 from tuneship.serving.linear import Product
 from tuneship.serving.merged_weights import MERGED_BYTES, Merged
+from tuneship.serving.quantised import ConstantProduct
 
 # Matrix products beat sums of matrix rows from this many numbers (tokens times inputs) on: for a
 # run of tokens that is the only one of its batch, and for one beside others.
@@ -39,7 +40,7 @@ class Site:
     """One width per module, side by side in the product's output."""
     order: tuple[Tensor | None, ...]
     """How the model reordered the output channels of each module, or None."""
-    product: Product | None = None
+    product: ConstantProduct | None = None
     """The product itself, where the model leaves it to `Lora.multiply`."""
 
 
@@ -256,7 +257,7 @@ class Lora:
         if routes.tokens is not None:
             stack.add_sums(x, out, routes.tokens)
 
-    def _product(self, site: int) -> Product:
+    def _product(self, site: int) -> ConstantProduct:
         product = self._sites[site].product
         if product is None:
             raise ValueError("the model multiplies at this site itself")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tuneship.serving.linear import Product
+from tuneship.serving.quantised import ConstantProduct
 
 # Consecutive steps with one adapter only before it is merged: two adapters that alternate are
 # never merged.
@@ -24,10 +25,13 @@ class Merged:
     """The merged products of at most one adapter; each step merges one more of them, so that no step is long."""
 
     def __init__(
-        self, products: Items[Product | None], dtype: torch.dtype, merged_bytes: int
+        self, products: Items[ConstantProduct | None], dtype: torch.dtype, merged_bytes: int
     ) -> None:
-        """Allocate nothing before a merge begins; None in `products` is a product that the model keeps to itself."""
-        known = [product for product in products if product is not None]
+        """Allocate nothing before a merge begins; None in `products` is a product that the model keeps to itself.
+
+        Nothing is merged into quantised weights, whose steps are larger than most deltas.
+        """
+        known = [product for product in products if isinstance(product, Product)]
         is_small = sum(product.nbytes for product in known) <= merged_bytes
         # A weight has eight significant bits in bfloat16, and a small delta would be rounded away.
         is_exact = dtype == torch.float32

@@ -34,6 +34,8 @@ class ModelFacts:
     vocabulary: int
     context_length: int
     cache: CacheShape
+    weights: str
+    """The number format of the weights: `float32`, `bfloat16`, `int8` or `int4`."""
 
 
 class CausalModel(Protocol):
@@ -67,13 +69,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def choose_dtype(name: str, parameters: int) -> torch.dtype:
-    """Choose a number format by name.
+def choose_dtype(weights: str | None, parameters: int) -> torch.dtype:
+    """Choose the number format of the computation by that of the weights; quantised weights take float32.
 
-    `auto` is float32 for small models, where conversions cost most, else the format that is faster on this machine.
+    None is float32 for small models, where conversions cost most, else the format that is faster on this machine.
     """
-    if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    if weights is not None:
+        return torch.bfloat16 if weights == "bfloat16" else torch.float32
     if parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
     return min((torch.float32, torch.bfloat16), key=product_seconds)

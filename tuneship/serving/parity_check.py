@@ -34,8 +34,7 @@ def check_parity(
         ) from error
     if parity is None:
         return
-    dtype = str(model.facts.cache.dtype).removeprefix("torch.")
-    tolerance = parity.tolerance(dtype)
+    tolerance = parity.tolerance(model.facts.weights)
     for probe in parity.probes:
         highest = max([*probe.prompt, *probe.tokens], default=-1)
         if not probe.prompt or highest >= model.facts.vocabulary:

@@ -19,8 +19,9 @@ from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
 from tuneship.serving.linear import AS_MEASURED, Packing
 from tuneship.serving.malloc import release_free_memory
-from tuneship.serving.model import CausalModel, read_config
+from tuneship.serving.model import CausalModel, ModelRefused, read_config
 from tuneship.serving.sequence import GenerateRequest
+from tuneship.serving.weights import QUANTISED
 
 Frame = dict[str, Any]
 _RECEIVE_BYTES = 1 << 18
@@ -153,11 +154,21 @@ class ReplicaServer:
         self._engine.submit(str(frame["id"]), request)
 
 
-def load_model(directory: Path, dtype: str = "auto", packing: Packing = AS_MEASURED) -> CausalModel:
-    """Load a base model with the fastest implementation that supports it. Raises `ModelRefused`."""
+def load_model(
+    directory: Path, weights: str | None = None, packing: Packing = AS_MEASURED
+) -> CausalModel:
+    """Load a base model with the fastest implementation that supports it. Raises `ModelRefused`.
+
+    `weights`: `float32`, `bfloat16`, `int8` or `int4`; None: one of the first two, by size and machine.
+    """
     config = read_config(directory)
     if llama.supports(config):
-        return llama.LlamaModel(directory, config, dtype, packing)
+        return llama.LlamaModel(directory, config, weights, packing)
+    if weights in QUANTISED:
+        kinds = ", ".join(sorted(llama.KINDS))
+        raise ModelRefused(
+            f"weights in {weights} are served for {kinds} models with usual settings only"
+        )
     from tuneship.serving.generic import GenericModel  # noqa: PLC0415 (transformers takes seconds to import)
 
-    return GenericModel(directory, dtype, packing)
+    return GenericModel(directory, weights, packing)

@@ -188,6 +188,26 @@ def test_a_model_that_our_engine_reads_otherwise_is_refused(difference: float) -
 
 
 @pytest.mark.slow
+def test_a_base_is_added_in_the_number_format_in_which_it_is_served(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    done = answer(data, "add", str(TINY), "--id", "small", "--weights", "int4")
+    assert done["weights"] == "int4"
+    assert 0 < abs(done["served_loss"] - done["loss_after"]) < 0.5
+    assert answer(data, "show", "small")["weights"] == "int4"
+    checked = answer(data, "check", "small")
+    assert checked["served_format"] == "int4"
+    assert abs(checked["served_loss"] - done["served_loss"]) < 1e-3
+    measured = answer(data, "add", str(TINY), "--id", "measured", "--weights", "auto")
+    assert measured["weights"] in ("float32", "bfloat16", "int8", "int4")
+    assert measured["served_loss"] <= 1.01 * measured["loss_after"]
+
+
+def test_a_number_format_that_nobody_has_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    why = refusal(tmp_path / "data", "add", str(TINY), "--id", "own", "--weights", "int3")
+    assert why == "--weights must be one of: float32, bfloat16, int8, int4, auto"
+
+
+@pytest.mark.slow
 def test_a_directory_is_added_shown_checked_and_removed(tmp_path: Path) -> None:
     data, source = tmp_path / "data", checkpoint(tmp_path / "my model")
     (source / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
@@ -209,6 +229,7 @@ def test_a_directory_is_added_shown_checked_and_removed(tmp_path: Path) -> None:
         "fault": "",
         "parameters": "1180800",
         "context": "512",
+        "weights": "",
         "kind": "directory",
         "in_use_by": "nobody",
         "licence": "mit",

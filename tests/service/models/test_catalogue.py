@@ -37,6 +37,9 @@ def test_a_base_is_served_by_our_own_engine_unless_it_names_another(tmp_path: Pa
         ({"runtime": "other"}, "must be one of: replica, vllm"),
         ({"runtime": "vllm", "runtime_options": "--port 1"}, "must be a list"),
         ({"runtime_options": ["--max-model-len"]}, "for vllm only"),
+        ({"weights": "int3"}, "must be one of: float32, bfloat16, int8, int4, auto"),
+        ({"weights": ["int4"]}, "must be one of: float32, bfloat16, int8, int4, auto"),
+        ({"runtime": "vllm", "weights": "int4"}, "by runtime_options of vllm"),
     ],
 )
 def test_an_engine_that_nobody_has_is_refused(
@@ -55,6 +58,23 @@ def test_no_token_stands_for_more_characters_than_the_bound(text: str) -> None:
     assert len(text) <= tokens * base.longest_token
     assert not base.is_surely_longer(len(text), tokens)
     assert base.is_surely_longer(len(text) * 1000, len(text) * 1000 // base.longest_token - 1)
+
+
+def test_a_base_is_served_in_the_format_that_its_entry_names(tmp_path: Path) -> None:
+    own = catalogue(tmp_path, weights="int4").get("own")
+    assert own is not None
+    assert own.weights == "int4"
+    known = catalogue(tmp_path, weights="int4")
+    assert known.weights_of(own.path) == "int4"
+    assert known.weights_of(tmp_path / "another") is None
+
+
+def test_one_folder_is_served_in_one_format(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    entries = [{"id": name, "path": str(TINY), "weights": name} for name in ("int8", "int4")]
+    file.write_text(yaml.safe_dump({"models": entries}))
+    with pytest.raises(CatalogueFault, match="the weights of int8 and int4 must be the same"):
+        Catalogue(file)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +37,7 @@ from tuneship.service.catalogues.origins import (
 )
 from tuneship.service.catalogues.sources import AddingRefused, CheckpointSource, GgufSource
 from tuneship.service.common.refusals import abbreviated
+from tuneship.serving.weights import WEIGHTS
 from tuneship.settings import ServiceSettings
 
 ADDING, REMOVING = ".adding-", ".removing-"
@@ -71,7 +72,7 @@ class _Prepared:
     """SHA-256 of the source's files, by name."""
 
 
-def add(
+def add(  # noqa: PLR0913 (the options of a command)
     settings: ServiceSettings,
     source: CheckpointSource | GgufSource,
     identifier: str,
@@ -79,11 +80,15 @@ def add(
     note: Note,
     *,
     hard_links: bool = False,
+    weights: str | None = None,
 ) -> Origin:
     """Add a base model under an id. Raises `AddingRefused`; then nothing has changed.
 
-    `hard_links`: share the files of a checkpoint instead of copying them. `note` is told what happens.
+    `hard_links`: share the files of a checkpoint instead of copying them. `weights`: the number format in which it is
+    served, one of `WEIGHTS`; `auto` is measured now. `note` is told what happens.
     """
+    if weights is not None and weights not in WEIGHTS:
+        raise AddingRefused(f"--weights must be one of: {', '.join(WEIGHTS)}")
     folder = added_folder(settings.data_dir)
     _refuse_taken(Catalogue(settings.model_catalogue, folder), identifier)
     try:
@@ -99,7 +104,8 @@ def add(
                 note("copying")
                 prepared = _copied(settings, source, stage, note, hard_links=hard_links)
                 note("comparing with transformers")
-            report = read_in_process(prepared.order, stage, prepared.readable)
+            order = replace(prepared.order, weights=weights)
+            report = read_in_process(order, stage, prepared.readable)
             refuse_unusable(source.name, report)
             origin = _finished(source, prepared, report, stage / "model", now)
             try:
@@ -302,6 +308,8 @@ def _finished(
         licence=source.licence,
         loss_before=report.loss_before,
         loss_after=report.loss_after,
+        weights=None if report.served_loss is None else report.served_format,
+        served_loss=report.served_loss,
     )
     origin.write(model)
     for path in (*files, model):
@@ -320,7 +328,8 @@ def check(model: CataloguedModel) -> CheckResult:
         return CheckResult([model.fault])
     origin, faults = _file_faults(model.path)
     folder = str(model.path.absolute())
-    order = ReadingOrder(folder, folder, end_tokens=list(model.stop_tokens))
+    ends = list(model.stop_tokens)
+    order = ReadingOrder(folder, folder, weights=model.weights, end_tokens=ends)
     with tempfile.TemporaryDirectory(prefix="tuneship-check-") as work:
         report = read_in_process(order, Path(work), model.path.absolute())
     if report.refused is not None:

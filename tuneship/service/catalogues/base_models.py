@@ -1,9 +1,9 @@
 """The base models: shipped ones, those that `tuneship models add` has added, and those of a catalogue file.
 
 Reads checkpoints' metadata without loading torch. A catalogue is YAML:
-`models: [{id, path, name?, version?, description?, runtime?, runtime_options?}]`, where `path` is a checkpoint
-directory or a hub id that is already in the local cache, and `runtime` names the engine that serves it. Code from a
-checkpoint is never run.
+`models: [{id, path, name?, version?, description?, runtime?, runtime_options?, weights?}]`, where `path` is a
+checkpoint directory or a hub id that is already in the local cache, `runtime` names the engine that serves it, and
+`weights` the number format in which our own engine does. Code from a checkpoint is never run.
 """
 
 import json
@@ -23,6 +23,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
 from tuneship.service.catalogues.origins import MODEL_ID, Origin
+from tuneship.serving.weights import WEIGHTS
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
 
@@ -57,6 +58,8 @@ class CataloguedModel:
     """The name of the engine that serves it: `replica`, the service's own, or `vllm`."""
     runtime_options: tuple[str, ...] = ()
     """More options for the command that starts vLLM for it."""
+    weights: str | None = None
+    """The number format in which our engine holds its weights, one of `WEIGHTS`; None: by size and machine."""
 
     @cached_property
     def fault(self) -> str | None:
@@ -255,7 +258,9 @@ def _added(folder: Path) -> CataloguedModel:
         return CataloguedModel(folder.name, folder, folder.name, "1", "Added base model")
     licence = f", licence {origin.licence}" if origin.licence else ""
     description = f"Added from {origin.source} ({origin.kind}){licence}"
-    return CataloguedModel(folder.name, folder, folder.name, "1", description)
+    return CataloguedModel(
+        folder.name, folder, folder.name, "1", description, weights=origin.weights
+    )
 
 
 class Catalogue:
@@ -285,6 +290,11 @@ class Catalogue:
         usable = (model for model in models.values() if model.fault is None)
         return iter(sorted(usable, key=lambda model: model.id))
 
+    def weights_of(self, path: Path) -> str | None:
+        """The number format in which the model of a folder is served; None: by size and machine."""
+        models = (*self.listed.values(), *self.shipped.values(), *self.added.values())
+        return next((model.weights for model in models if model.path == path), None)
+
     def get(self, identifier: str) -> CataloguedModel | None:
         """The base model with this id, also one that cannot be used. The operator's file decides over a name."""
         known = self.listed.get(identifier) or self.shipped.get(identifier)
@@ -303,11 +313,19 @@ def catalogue_entries(file: Path | None) -> list[CataloguedModel]:
         return []
     try:
         entries = yaml.safe_load(file.read_text())["models"]
-        return [_entry(entry, file.parent) for entry in entries]
+        models = [_entry(entry, file.parent) for entry in entries]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise CatalogueFault(
             f"the model catalogue {file} cannot be read: {type(error).__name__}"
         ) from error
+    by_path: dict[Path, CataloguedModel] = {}
+    for model in models:
+        other = by_path.setdefault(model.path, model)
+        if other.weights != model.weights:  # one process serves all ids of a folder
+            raise CatalogueFault(
+                f"the weights of {other.id} and {model.id} must be the same: they are one folder"
+            )
+    return models
 
 
 def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
@@ -327,7 +345,19 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
         description=str(entry.get("description", "")),
         runtime=runtime,
         runtime_options=tuple(map(str, cast("list[Any]", options))),
+        weights=_weights(entry, ENGINES[runtime]),
     )
+
+
+def _weights(entry: dict[str, Any], engine: EngineKind) -> str | None:
+    weights = entry.get("weights")
+    if weights is None:
+        return None
+    if not engine.is_own:
+        raise CatalogueFault(f"the weights of {entry['id']} are chosen by runtime_options of vllm")
+    if weights not in WEIGHTS:
+        raise CatalogueFault(f"the weights of {entry['id']} must be one of: {', '.join(WEIGHTS)}")
+    return str(weights)
 
 
 def cached_snapshot(hub_id: str) -> Path:

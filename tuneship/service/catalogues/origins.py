@@ -35,6 +35,10 @@ class Origin:
     """Loss of a fixed text as transformers read the source."""
     loss_after: float
     """The same as our engine read the base model."""
+    weights: str | None = None
+    """The number format in which it is served: chosen or measured when it was added; None: not chosen."""
+    served_loss: float | None = None
+    """The loss of the text in that format; None: not chosen."""
 
     def write(self, folder: Path) -> None:
         """Write the file, flushed. Raises `OSError`."""
