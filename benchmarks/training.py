@@ -1,6 +1,7 @@
 """Compares the speed of LoRA training with TRL's `SFTTrainer` and transformers' `Trainer` + peft, on the same rows.
 
     python benchmarks/training.py [--rows 2000] [--rounds 3] [--base DIR] [--learning-rate 1e-3] [--peers PYTHON]
+        [--same-work-rows 320] [--validation-rows 992]
 
 All train on the ICD-10-CM rows for one epoch on one thread, from the same initial adapter, and are evaluated at the
 end. The sides alternate, and each round has a seed of its own. The peers keep their defaults (padding to the longest
@@ -9,7 +10,8 @@ checkpointing, as tuneship does. The peers run twice: with the rows in tuneship'
 
 First, without dropout and in the same order, all must end at the same loss: then they do the same work. With dropout
 each side draws its own masks, and the means over the rounds must agree within 1 % before a speed is printed. CPU
-seconds are the steadier figure on a machine with other work. TRL is installed in an environment of its own
+seconds are the steadier figure on a machine with other work. The memory is what a process takes at most, from its start
+to the end of its training. TRL is installed in an environment of its own
 (`measuring/environments.py`), or in that of `--peers`.
 """
 
@@ -18,6 +20,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -48,8 +51,6 @@ from tuneship.training.training_loop import TrainingLoop
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "icd10cm"
 LOSS_TOLERANCE = 0.01
-SAME_WORK_TOLERANCE = 0.001
-SAME_WORK_ROWS = 320
 PEER = ["trl>=1.16,<2"]
 SIDES = ("tuneship", "Trainer", "SFTTrainer", "Trainer, grouped", "SFTTrainer, grouped")
 TARGETS = {"as they come": 1.3, "grouped by length": 1.0}
@@ -64,6 +65,7 @@ class Measurement:
     tokens: int
     seconds: float
     cpu_seconds: float
+    peak_mb: int
     validation_loss: float
     versions: str
 
@@ -98,6 +100,11 @@ class Stopwatch:
         return time.perf_counter(), time.process_time()
 
 
+def peak_mb() -> int:
+    """The memory that this process has taken at most, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 1_000_000
+
+
 def versions(*packages: str) -> str:
     """The names of packages with their installed versions."""
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
@@ -119,7 +126,12 @@ def run_tuneship(spec: TrainingSpec) -> Measurement:
     standing = run.execute(time.monotonic() + spec.max_runtime_seconds)
     measured, tokens = stopwatch.read(), len(data.training.tokens)
     return Measurement(
-        "tuneship", tokens, *measured, standing.measures["validation_loss"], versions("torch")
+        "tuneship",
+        tokens,
+        *measured,
+        peak_mb(),
+        standing.measures["validation_loss"],
+        versions("torch"),
     )
 
 
@@ -141,7 +153,7 @@ def run_peer(spec: TrainingSpec, side: str) -> Measurement:
     trainer = (sft_trainer if side.startswith("SFT") else plain_trainer)(model, choices, data, spec)
     stopwatch = Stopwatch()
     trainer.train()
-    measured = stopwatch.read()
+    measured = (*stopwatch.read(), peak_mb())
     packages = ("trl",) if side.startswith("SFT") else ("transformers", "peft")
     loss = token_loss(trainer.model, data)
     return Measurement(side, len(data.training.tokens), *measured, loss, versions(*packages))
@@ -248,6 +260,9 @@ def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
     text = (EXAMPLES / "hospital_a.jsonl").read_text() + (EXAMPLES / "hospital_b.jsonl").read_text()
     training_file = directory / "training.jsonl"
     training_file.write_text("".join(text.splitlines(keepends=True)[: options.rows]))
+    validation_file = directory / "validation.jsonl"
+    lines = (EXAMPLES / "validation.jsonl").read_text().splitlines(keepends=True)
+    validation_file.write_text("".join(lines[: options.validation_rows]))
     settings = ResolvedHyperparameters(
         learning_rate=options.learning_rate,
         batch_size=16,
@@ -262,7 +277,7 @@ def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
     return TrainingSpec(
         base_model=str(options.base),
         training_file=training_file,
-        validation_file=EXAMPLES / "validation.jsonl",
+        validation_file=validation_file,
         dataset_format="instruction",
         output_dir=directory / "output",
         checkpoint_dir=directory / "checkpoints",
@@ -278,7 +293,7 @@ def run_apart(side: str, options: argparse.Namespace, **other: float) -> Measure
     chosen = vars(options) | other
     python = options.peers if side.startswith("SFT") else sys.executable
     call = [python, "-W", "ignore", __file__, "--side", side]
-    for name in ("base", "rows", "learning_rate", "dropout", "seed"):
+    for name in ("base", "rows", "validation_rows", "learning_rate", "dropout", "seed"):
         call += [f"--{name.replace('_', '-')}", str(chosen[name])]
     setting = {
         "OMP_NUM_THREADS": "1",
@@ -300,11 +315,12 @@ def run_apart(side: str, options: argparse.Namespace, **other: float) -> Measure
 
 def check_same_work(options: argparse.Namespace) -> None:
     """Exit with 1 unless the sides with the same order end a short training without dropout at the same loss."""
-    sides = [run_apart(side, options, rows=SAME_WORK_ROWS, dropout=0.0) for side in SIDES[:3]]
+    rows = options.same_work_rows
+    sides = [run_apart(side, options, rows=rows, dropout=0.0) for side in SIDES[:3]]
     losses = [run.validation_loss for run in sides]
     listed = ", ".join(f"{run.side} {run.validation_loss:.6f}" for run in sides)
-    print(f"validation loss after {SAME_WORK_ROWS} rows without dropout: {listed}", flush=True)
-    if max(losses) > min(losses) * (1 + SAME_WORK_TOLERANCE):
+    print(f"validation loss after {rows} rows without dropout: {listed}", flush=True)
+    if max(losses) > min(losses) * (1 + options.same_work_tolerance):
         sys.exit("the sides do not do the same work: no speed is printed")
 
 
@@ -335,12 +351,13 @@ def report(runs: list[Measurement]) -> None:
         beside = f"{loss:.4f} ({loss / ours - 1:+.1%})"
         print(f"{side:22}validation loss, mean {beside:17}of {found}   {by_side[side][0].versions}")
     less = check_losses(losses)
-    print(f"{'median':22}{'tokens/s':>10}{'tokens/CPU s':>14}")
+    print(f"{'median':22}{'tokens/s':>10}{'tokens/CPU s':>14}{'MB at most':>12}")
     rates = {side: [run.tokens / run.cpu_seconds for run in of] for side, of in by_side.items()}
     for side, of in by_side.items():
         wall = statistics.median(run.tokens / run.seconds for run in of)
         rate, mark = statistics.median(rates[side]), "  (learnt less)" * (side in less)
-        print(f"{side:22}{wall:>10.0f}{rate:>14.0f}{mark}")
+        memory = statistics.median(run.peak_mb for run in of)
+        print(f"{side:22}{wall:>10.0f}{rate:>14.0f}{memory:>12.0f}{mark}")
     for peers, (name, target) in zip((SIDES[1:3], SIDES[3:]), TARGETS.items(), strict=True):
         better = [max(of) for of in zip(*(rates[side] for side in peers), strict=True)]
         ratios = [a / b for a, b in zip(rates["tuneship"], better, strict=True)]
@@ -356,6 +373,9 @@ def main() -> None:
     )
     parser.add_argument("--base", type=Path, default=ROOT / "tuneship/base_models/tuneship-tiny")
     parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--same-work-rows", type=int, default=320)
+    parser.add_argument("--same-work-tolerance", type=float, default=0.001)
+    parser.add_argument("--validation-rows", type=int, default=992)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--dropout", type=float, default=0.05)
