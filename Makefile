@@ -5,8 +5,8 @@ PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
 BENCH_SECONDS = 1200
-# Tests of one file stay together: they share a service or a Prefect server. Files with many tests start first.
-PYTEST = $(BIN)/python -m pytest -q --dist loadfile --durations=10
+# Tests of one file stay together: they share a service or a Prefect server. `tests/conftest.py` orders the files.
+PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder --durations=10
 PURE = contract gates metrics traffic client
 TESTS = tests
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

@@ -8,6 +8,7 @@ files in the checkout. Every run generates the same examples, so a failure comes
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     asks = "database_settings" in metafunc.fixturenames
     if asks and metafunc.definition.get_closest_marker("both_databases"):
         metafunc.parametrize("database_settings", BOTH, indirect=True, scope="session")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files, so that no process works alone at the end: those with a long test first, then by their size."""
+    counts = Counter(item.path for item in items)
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: (item.path not in long, -counts[item.path]))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.conftest import ROOT, SURROUNDINGS
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.essential]
+pytestmark = [pytest.mark.slow, pytest.mark.essential, pytest.mark.long]
 
 
 def test_a_release_is_promoted_bad_data_is_refused_bad_behaviour_is_rolled_back(
