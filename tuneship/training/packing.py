@@ -181,14 +181,14 @@ class ShortRows(torch.autograd.Function):
 
 
 def _causal_weights(grouped: Tensor, key: Tensor, width: int, scaling: float) -> Tensor:
-    """Attention weights, shape (rows, keys' heads, queries of all heads that share a key, width)."""
+    """Return attention weights, shape (rows, heads of keys, queries of all heads that share a key, width)."""
     scores = (grouped @ key.mT).mul_(scaling)
     scores += _future(width, key.dtype).repeat(grouped.shape[2] // width, 1)
     return functional.softmax(scores, dim=-1)
 
 
 def _future(width: int, dtype: torch.dtype) -> Tensor:
-    """What hides the tokens after each token: 0 or minus infinity, shape (width, width)."""
+    """Return a mask that is added to scores: minus infinity after each token, else 0, shape (width, width)."""
     return torch.full((width, width), -torch.inf, dtype=dtype).triu(1)
 
 
