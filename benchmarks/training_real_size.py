@@ -14,7 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 
-from demo_smollm2 import BASE_MODEL, add, downloaded  # noqa: E402 - examples are no package
+from demo_smollm2 import (  # type: ignore[import-not-found]  # noqa: E402 - examples are no package
+    BASE_MODEL,
+    add,
+    downloaded,
+)
 
 # The losses of sides that round to 16 bits in different places.
 SAME_WORK_TOLERANCE = 0.01
