@@ -196,6 +196,10 @@ class ServiceSettings(BaseSettings):
         description="`own`: a model that no deployment serves gets one that sleeps when it is idle, when OpenAI's API "
         "is asked for it; `never`: it has to be deployed.",
     )
+    export_hipaa_models: bool = Field(
+        default=False,
+        description="Let models that were trained in hipaa mode be exported, by the API and the command.",
+    )
     preload_base_models: bool = Field(
         default=True, description="Load the shipped base model when the service starts."
     )

@@ -1,11 +1,12 @@
 """Permissions of API keys: every scope by name, and the presets for the usual roles. Pure.
 
 `<resource>:read` is get and list (for datasets also validate), `<resource>:write` is every change; `endpoints` covers
-canary endpoints. Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
+canary endpoints; `models:content` hands tuned models out.
+Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
 """
 
 RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks")
-SINGLE = ("generate", "metrics:read", "logs:read", "keys:admin", "audit:read")
+SINGLE = ("generate", "metrics:read", "logs:read", "keys:admin", "audit:read", "models:content")
 SCOPES = frozenset(f"{one}:{verb}" for one in RESOURCES for verb in ("read", "write")) | {*SINGLE}
 
 # The audit log says who did what: reading it is a role of its own.
@@ -25,7 +26,8 @@ PRESETS = {
     | {"generate"},
     "inference": frozenset({"generate"}),
     "auditor": frozenset({"audit:read"}),
-    "admin": SCOPES,
+    # Taking a tuned model away is in no preset: whoever may do so is named.
+    "admin": SCOPES - {"models:content"},
 }
 
 

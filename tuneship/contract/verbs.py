@@ -22,7 +22,8 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, BinaryIO, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from pathlib import Path
+from typing import Any, BinaryIO, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from tuneship.contract.generation import GeneratedText, Generation
 from tuneship.contract.operation import Operation
@@ -132,6 +133,56 @@ class UploadVerb(Verb[..., R], Generic[Form, R]):
             return client.upload(self.operation, form, file, columns)
 
         return upload
+
+
+class AdapterVerb(Verb[..., R], Generic[Form, R]):
+    """`models.import_`: sends an adapter's folder."""
+
+    @overload
+    def __get__(self, resource: None, owner: type) -> Self: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Blocking], owner: type
+    ) -> Callable[[Form, str | PathLike[str]], R]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Callable[[Form, str | PathLike[str]], Awaitable[R]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
+        """Bind the verb to the resource's client."""
+        if resource is None:
+            return self
+        client = resource.client
+
+        def send(form: Form, folder: str | PathLike[str]) -> Any:
+            return client.send_folder(self.operation, form, folder)
+
+        return send
+
+
+class DownloadVerb(Verb[P, bytes]):
+    """`models.download`: writes what the service sends into a new folder, and returns the folder."""
+
+    @overload
+    def __get__(self, resource: None, owner: type) -> Self: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Blocking], owner: type
+    ) -> Callable[Concatenate[str | PathLike[str], P], Path]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Callable[Concatenate[str | PathLike[str], P], Awaitable[Path]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
+        """Bind the verb to the resource's client."""
+        if resource is None:
+            return self
+        client = resource.client
+
+        def download(folder: str | PathLike[str], *args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.download(folder, self.operation, *args, **kwargs)
+
+        return download
 
 
 class Streamed(Generic[P]):

@@ -36,7 +36,8 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 # How a byte-level tokenizer cuts text before it joins bytes: the steps before its last one, by llama.cpp's names.
 DIGITS = {"type": "Digits", "individual_digits": True}
 QWEN2_CUT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_CUT = QWEN2_CUT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
@@ -176,7 +177,9 @@ class _Vocabulary:
         writer.add_token_list(self.tokens)
         writer.add_token_types(self.types)
         pairs: list[Any] = self._model["merges"]
-        writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in pairs])
+        writer.add_token_merges(
+            [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
+        )
         for name, add in (("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id),
                           ("pad", writer.add_pad_token_id), ("unk", writer.add_unk_token_id)):  # fmt: skip
             number = self._number_of(name, template)

@@ -1,4 +1,4 @@
-"""The logits of fixed texts, as our engine computes them with an adapter and as transformers does; and their distance."""
+"""The logits of fixed texts by our engine with an adapter and by transformers, and how far apart they are."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -73,5 +73,3 @@ def distance(found: list[Tensor], expected: list[Tensor]) -> float:
     """Root mean square of the differences of all logits, as a share of the standard deviation of the expected ones."""
     one, other = torch.cat(found), torch.cat(expected)
     return float((one - other).square().mean().sqrt() / other.std())
-
-

@@ -25,16 +25,18 @@ def refusal_of(error: Exception) -> str:
         return str(error)
     if isinstance(error, TrainingFailed):
         return error.message
-    if isinstance(error, MemoryError):
-        return "the machine's memory was not enough"
     named = OS_ERROR.search(str(error))
     number = int(named[1]) if named else getattr(error, "errno", None)
     if number == errno.ENOSPC:
         return "the disk is full"
     if number:
         return f"a file of it cannot be read or written: {os.strerror(number)}"
-    if isinstance(error, SafetensorError):
-        return "its weights are damaged"
+    known = {
+        MemoryError: "the machine's memory was not enough",
+        SafetensorError: "its weights are damaged",
+    }
+    if type(error) in known:
+        return known[type(error)]
     traceback.print_exc()
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(last.filename).name} line {last.lineno}"

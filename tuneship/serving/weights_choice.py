@@ -55,9 +55,7 @@ def losses_of_engine(model: CausalModel, tokens: list[int]) -> Tensor:
 
 
 @torch.inference_mode()
-def logits_of_engine(
-    model: CausalModel, tokens: list[int], lora: Lora, routes: Routes
-) -> Tensor:
+def logits_of_engine(model: CausalModel, tokens: list[int], lora: Lora, routes: Routes) -> Tensor:
     """The logits [tokens, vocabulary] after each token of a text, with a KV cache of their own."""
     sequence = Sequence("text", GenerateRequest(tuple(tokens), max_tokens=1), 1, slot=0)
     cache = SlotCache(model.facts.cache, slots=1, length=len(tokens))
