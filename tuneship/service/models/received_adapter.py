@@ -50,9 +50,11 @@ def unpack(file: BinaryIO, folder: Path) -> None:
 
 def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
     if not entry.isreg() or entry.issparse():
-        raise AdapterFault(f"has a {path.name} that is no plain file")
+        raise AdapterFault(f"cannot be read: its {path.name} is no plain file")
     if path.name != WEIGHTS and entry.size > MAX_TEXT_BYTES:
-        raise AdapterFault(f"has a {path.name} that is larger than {MAX_TEXT_BYTES >> 20} MiB")
+        raise AdapterFault(
+            f"cannot be read: its {path.name} is larger than {MAX_TEXT_BYTES >> 20} MiB"
+        )
     content = archive.extractfile(entry)
     if content is None or path.exists():
         raise AdapterFault(f"has more than one {path.name}")
@@ -87,5 +89,5 @@ def _object(file: Path) -> dict[str, Any]:
     except ValueError:
         read = None
     if not isinstance(read, dict):
-        raise AdapterFault(f"has a {file.name} that cannot be read")
+        raise AdapterFault(f"cannot be read: its {file.name} is damaged")
     return read
