@@ -3,7 +3,6 @@
 import asyncio
 import io
 import tarfile
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,7 @@ def test_a_hipaa_model_is_handed_out_only_where_the_operator_allows_it(
     with Service(tmp_path, export_hipaa_models=is_allowed) as service:
         model = service.model()
         make_hipaa(service)
-        service.headers["alice"] = service.key_headers("alice", lifetime=timedelta(days=1))
+        service.come_over_tls()
         answer = content(service, model)
         if is_allowed:
             assert files_in(answer)
