@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuneship.cli.common import fail, opened_installation, service_settings
+from tuneship.cli.connection import ENDED_BY_CTRL_C
 from tuneship.cli.output import write
 from tuneship.contract.models import ExportFormat, GgufType
 
@@ -63,6 +64,8 @@ def export(
             fail(str(refusal))
         except OSError as error:
             fail(f"the model cannot be exported: {error.strerror or error}")
+        except KeyboardInterrupt:
+            fail("interrupted: nothing was exported", ENDED_BY_CTRL_C)
     write(f"{count} files in {folder}")
 
 
