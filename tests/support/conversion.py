@@ -12,12 +12,12 @@ from tuneship.conversion.order import (
     ExportReport,
     ImportOrder,
     ImportReport,
-    Message,
+    ProcessMessage,
     ReadingOrder,
 )
 from tuneship.service.common.conversion import POLL_S, ConversionFailed
 
-R = TypeVar("R", bound=Message)
+R = TypeVar("R", bound=ProcessMessage)
 ADAPTER = {
     "adapter_config.json": json.dumps({"base_model_name_or_path": "tuneship-tiny"}).encode(),
     "adapter_model.safetensors": b"weights",
@@ -29,13 +29,13 @@ class PlayedConversion:
     """Answers orders; a test may choose the report, or have it wait until it is stopped."""
 
     def __init__(self) -> None:
-        self.orders: list[Message] = []
-        self.report: Message | None = None
+        self.orders: list[ProcessMessage] = []
+        self.report: ProcessMessage | None = None
         self.waits = False
 
     def __call__(
         self,
-        order: Message,
+        order: ProcessMessage,
         report: type[R],
         work: Path,
         readable: Sequence[Path],
@@ -51,7 +51,7 @@ class PlayedConversion:
         return made
 
     @staticmethod
-    def _made(order: Message) -> Message:
+    def _made(order: ProcessMessage) -> ProcessMessage:
         if isinstance(order, ExportOrder):
             Path(order.target, "weights").write_bytes(b"exported")
             return ExportReport(difference=0.0, allowed=0.001, number_format="float32")

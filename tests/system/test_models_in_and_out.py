@@ -1,4 +1,4 @@
-"""An adapter from peft is taken in by a real service, serves, and is taken away again, whole or not at all."""
+"""A real service takes in an adapter from peft, serves it and hands it out again, whole or not at all."""
 
 import json
 import os

@@ -13,8 +13,8 @@ QUESTION = "What is the capital of France?"
 
 
 @dataclass(frozen=True)
-class Message:
-    """What the service and a process of this package tell each other, as a JSON file."""
+class ProcessMessage:
+    """A JSON file by which the service and a process of this package tell each other something."""
 
     def write(self, file: Path) -> None:
         """Write the file. Raises `OSError`."""
@@ -27,7 +27,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class ReadingOrder(Message):
+class ReadingOrder(ProcessMessage):
     """The model to read: transformers reads `source`, our engine `target`."""
 
     source: str
@@ -43,7 +43,7 @@ class ReadingOrder(Message):
 
 
 @dataclass(frozen=True)
-class ReadingReport(Message):
+class ReadingReport(ProcessMessage):
     """The result of an order."""
 
     refused: str | None = None
@@ -77,7 +77,7 @@ GGUF_FILE = "model.gguf"
 
 
 @dataclass(frozen=True)
-class ExportOrder(Message):
+class ExportOrder(ProcessMessage):
     """A tuned model to export."""
 
     base: str
@@ -91,14 +91,14 @@ class ExportOrder(Message):
     gguf_type: str = "f16"
     """One of `GGUF_TYPES`."""
     base_name: str = ""
-    """What the export calls the base model."""
+    """The name of the base model in the export."""
     name: str = ""
     """The name of the tuned model, and its licence, for the header of a GGUF file."""
     licence: str | None = None
 
 
 @dataclass(frozen=True)
-class ExportReport(Message):
+class ExportReport(ProcessMessage):
     """The result of an export."""
 
     refused: str | None = None
@@ -115,7 +115,7 @@ class ExportReport(Message):
 
 
 @dataclass(frozen=True)
-class ImportOrder(Message):
+class ImportOrder(ProcessMessage):
     """An adapter that was trained elsewhere, to be checked."""
 
     base: str
@@ -125,7 +125,7 @@ class ImportOrder(Message):
 
 
 @dataclass(frozen=True)
-class ImportReport(Message):
+class ImportReport(ProcessMessage):
     """The result of such a check."""
 
     refused: str | None = None

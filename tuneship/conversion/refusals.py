@@ -1,4 +1,4 @@
-"""What a process of this package reports of an error: a clause for people, without a path or a page of names."""
+"""Says in a clause for people why a process of this package failed, without a path or a page of names."""
 
 import errno
 import os

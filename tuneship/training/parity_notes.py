@@ -32,7 +32,7 @@ def save_parity(
 
 
 def probe_of(messages: list[dict[str, str]], prompt: list[int], logits: Tensor) -> parity.Probe:
-    """What is kept of the logits [vocabulary] after a prompt."""
+    """The part of the logits [vocabulary] after a prompt that is kept."""
     last = len(logits) - 1
     even = torch.linspace(0, last, EVENLY_SPACED_TOKENS, device=logits.device).long()
     likeliest = logits.topk(min(LIKELIEST_TOKENS, len(logits))).indices

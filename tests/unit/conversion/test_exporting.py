@@ -1,4 +1,4 @@
-"""What is exported answers as the model does, in peft, transformers and llama.cpp; what comes from peft is checked."""
+"""An export answers as the model does, in peft, transformers and llama.cpp; an adapter from peft is checked."""
 
 import json
 from collections.abc import Callable

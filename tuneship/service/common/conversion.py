@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tuneship.conversion.order import ExportOrder, ImportOrder, Message, ReadingOrder
+from tuneship.conversion.order import ExportOrder, ImportOrder, ProcessMessage, ReadingOrder
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.runtime.worker_protocol import WorkerSpec
 
-R = TypeVar("R", bound=Message)
-MODULES: dict[type[Message], str] = {
+R = TypeVar("R", bound=ProcessMessage)
+MODULES: dict[type[ProcessMessage], str] = {
     ReadingOrder: "tuneship.conversion",
     ExportOrder: "tuneship.conversion.exporting",
     ImportOrder: "tuneship.conversion.importing",
@@ -30,7 +30,7 @@ class Convert(Protocol):
 
     def __call__(
         self,
-        order: Message,
+        order: ProcessMessage,
         report: type[R],
         work: Path,
         readable: Sequence[Path],
@@ -41,7 +41,7 @@ class Convert(Protocol):
 
 
 def convert_in_process(
-    order: Message,
+    order: ProcessMessage,
     report: type[R],
     work: Path,
     readable: Sequence[Path],

@@ -24,7 +24,7 @@ from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.origins import Origin, digest_of
 from tuneship.service.catalogues.sources import CheckpointSource
 from tuneship.service.common.conversion import ConversionFailed, Convert
-from tuneship.service.models.model_card import DatasetFacts, ModelFacts, card
+from tuneship.service.models.model_card import DatasetFacts, CardFacts, card
 from tuneship.startup import StartupError
 from tuneship.store import queries as rows
 from tuneship.store import tables
@@ -136,14 +136,14 @@ class Exporter:
             )
         return base
 
-    def _facts(self, model: Exportable, base: CataloguedModel) -> ModelFacts:
+    def _facts(self, model: Exportable, base: CataloguedModel) -> CardFacts:
         row = model.row
         try:
             origin = Origin.read(base.path)
         except (OSError, ValueError):  # shipped, or of the operator's file
             origin = None
         named = CheckpointSource("directory", base.id, base.path).licence
-        return ModelFacts(
+        return CardFacts(
             id=row["id"],
             name=row["name"],
             created=render_time(row["created_at"]),

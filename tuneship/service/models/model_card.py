@@ -21,11 +21,11 @@ class DatasetFacts:
     examples: int | None = None
     tokens: int | None = None
     sha256: str | None = None
-    """Of its JSON Lines."""
+    """The digest of its JSON Lines."""
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class CardFacts:
     """The origin of a tuned model, as far as the installation knows it."""
 
     id: str
@@ -45,7 +45,7 @@ class ModelFacts:
     """The gates of a release as its result file has them."""
 
 
-def card(facts: ModelFacts, order: ExportOrder, report: ExportReport) -> str:
+def card(facts: CardFacts, order: ExportOrder, report: ExportReport) -> str:
     """The text of the README."""
     return "\n".join(
         [
@@ -62,7 +62,7 @@ def card(facts: ModelFacts, order: ExportOrder, report: ExportReport) -> str:
     )
 
 
-def _header(facts: ModelFacts, order: ExportOrder) -> list[str]:
+def _header(facts: CardFacts, order: ExportOrder) -> list[str]:
     library = {"peft": "peft", "merged": "transformers", "gguf": "gguf"}[order.format]
     fields: dict[str, Any] = {
         "base_model": facts.base_source or facts.base,
@@ -76,7 +76,7 @@ def _header(facts: ModelFacts, order: ExportOrder) -> list[str]:
     return ["---", *(f"{name}: {json.dumps(value)}" for name, value in fields.items()), "---", ""]
 
 
-def _origin(facts: ModelFacts) -> list[str]:
+def _origin(facts: CardFacts) -> list[str]:
     licence = facts.base_licence or "not named by its source; ask for it before you pass this on"
     digests = [
         f"| SHA-256 of the base's `{name}` | `{one}` |" for name, one in facts.base_sha256.items()
@@ -95,7 +95,7 @@ def _origin(facts: ModelFacts) -> list[str]:
     ]
 
 
-def _training(facts: ModelFacts) -> list[str]:
+def _training(facts: CardFacts) -> list[str]:
     if facts.job is None:
         return ["It was trained elsewhere and imported: data and settings are not known here.", ""]
     rows = [
@@ -129,7 +129,7 @@ def _shown(number: int | None) -> str:
     return "not known" if number is None else str(number)
 
 
-def _gates(facts: ModelFacts) -> list[str]:
+def _gates(facts: CardFacts) -> list[str]:
     if not facts.gates:
         return []
     rows = [
