@@ -24,7 +24,7 @@ from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.origins import Origin, digest_of
 from tuneship.service.catalogues.sources import CheckpointSource
 from tuneship.service.common.conversion import ConversionFailed, Convert
-from tuneship.service.models.model_card import DatasetFacts, CardFacts, card
+from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
 from tuneship.startup import StartupError
 from tuneship.store import queries as rows
 from tuneship.store import tables
