@@ -24,12 +24,13 @@ class TarStream:
         """Bytes of the whole archive."""
 
     def blocks(self) -> Iterator[bytes]:
-        """The bytes of the archive in order. Raises `OSError`."""
+        """The bytes of the archive in order, never none at a time. Raises `OSError`."""
         for head, size, file in self._files:
             yield head
             while block := file.read(BLOCK_BYTES):
                 yield block
-            yield bytes(-size % tarfile.BLOCKSIZE)
+            if padding := -size % tarfile.BLOCKSIZE:
+                yield bytes(padding)
         yield bytes(2 * tarfile.BLOCKSIZE)
 
     def close(self) -> None:
