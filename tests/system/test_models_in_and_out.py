@@ -45,7 +45,6 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_elsewhere(TINY, tmp_path_factory.mktemp("elsewhere") / "adapter")
 
 
-@pytest.mark.essential
 def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     serve = Serve(data)
