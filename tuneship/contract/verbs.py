@@ -160,8 +160,12 @@ class AdapterVerb(Verb[..., R], Generic[Form, R]):
         return send
 
 
-class DownloadVerb(Verb[P, bytes]):
+class DownloadVerb(Verb[..., bytes], Generic[P]):
     """`models.download`: writes what the service sends into a new folder, and returns the folder."""
+
+    def __init__(self, operation: Operation[P, bytes]) -> None:
+        """Name the operation that answers with an archive."""
+        super().__init__(operation)
 
     @overload
     def __get__(self, resource: None, owner: type) -> Self: ...

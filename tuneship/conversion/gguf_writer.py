@@ -205,9 +205,12 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _cut_of(rules: dict[str, Any]) -> str:
     """llama.cpp's name of the way in which a tokenizer cuts text. Raises `GgufRefused`."""
-    before = rules["pre_tokenizer"] or {"type": None}
-    *steps, last = before.get("pretokenizers") or [before]
-    is_bytes = rules["model"]["type"] == "BPE" and last["type"] == "ByteLevel"
+    before: dict[str, Any] = rules["pre_tokenizer"] or {"type": None}
+    parts: list[dict[str, Any]] = before.get("pretokenizers") or [before]
+    *steps, last = parts
+    normalizer: dict[str, Any] = rules["normalizer"] or {"type": None}
+    is_plain = rules["model"]["type"] == "BPE" and normalizer["type"] in (None, "NFC")
+    is_bytes = is_plain and last["type"] == "ByteLevel"
     if is_bytes and not last.get("add_prefix_space"):
         pattern = steps[0].get("pattern", {}).get("Regex") if len(steps) == 1 else None
         if last.get("use_regex", True):

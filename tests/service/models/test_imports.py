@@ -1,6 +1,7 @@
 """An adapter from elsewhere becomes a tuned model like any other, or is refused in a sentence and leaves nothing."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -116,15 +117,18 @@ def test_an_unknown_base_model_and_a_wrong_media_type_are_refused(service: Servi
     assert "application/x-tar" in answer.json()["error"]["message"]
 
 
-def test_the_client_sends_a_folder_and_downloads_into_one(service: Service, tmp_path: Any) -> None:
+def test_the_client_sends_a_folder_and_downloads_into_one(service: Service, tmp_path: Path) -> None:
     service.listen()
     folder = tmp_path / "adapter"
     folder.mkdir()
     for name, content in ADAPTER.items():
         (folder / name).write_bytes(content)
     (folder / "README.md").write_text("is not sent")
-    client = service.client()
-    made = service.run(client.models.import_(ModelImport(name="sent"), folder))
-    target = service.run(client.models.download(tmp_path / "out", made.id, format="merged"))
-    service.run(client.close())
+
+    async def in_and_out() -> Path:
+        async with service.client() as client:
+            made = await client.models.import_(ModelImport(name="sent"), folder)
+            return await client.models.download(tmp_path / "out", made.id, format="merged")
+
+    target = service.run(in_and_out())
     assert {file.name for file in target.iterdir()} == {"README.md", "weights"}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,6 @@ def test_what_llama_cpp_would_read_otherwise_is_refused(
 def test_llama_cpp_reads_the_same_tokens_and_answers_the_same(
     tmp_path: Path, adapter: Path
 ) -> None:
-    import xllamacpp
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -130,6 +130,7 @@ def test_llama_cpp_reads_the_same_tokens_and_answers_the_same(
     whole = model.generate(input_ids=prompt, max_new_tokens=16, do_sample=False)
     expected = tokenizer.decode(whole[0, prompt.shape[1] :], skip_special_tokens=True)
 
+    xllamacpp: Any = import_module("xllamacpp")  # it has no types
     params = xllamacpp.CommonParams()
     params.model.path = str(tmp_path / "target" / GGUF_FILE)
     params.n_ctx, params.n_parallel, params.warmup, params.port = 512, 1, False, 0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
@@ -164,7 +164,7 @@ class Exporter:
         if row is None:
             return DatasetFacts(role, identifier)
         with dataset_file(self.blobs, row) as path, open_plain(path, key, path.name) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
         tokens = row["prompt_tokens"] + row["response_tokens"]
         return DatasetFacts(role, identifier, row["num_examples"], tokens, digest)
 

@@ -4,7 +4,7 @@ import json
 import shutil
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from tuneship.parity import PARITY_FILE
 from tuneship.template import (
@@ -85,9 +85,9 @@ def named_base(folder: Path) -> str:
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
+        read: Any = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         read = None
     if not isinstance(read, dict):
         raise AdapterFault(f"cannot be read: its {file.name} is damaged")
-    return read
+    return cast("dict[str, Any]", read)
