@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, Self, TypeVar
 
@@ -27,7 +26,7 @@ from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.operation import Call, Operation
 from tuneship.contract.pages import Arguments, Paged, Walk
 from tuneship.contract.resources import Api
-from tuneship.contract.verbs import Asynchronous, Blocking, Columns, Source
+from tuneship.contract.verbs import AnyPath, Asynchronous, Blocking, Columns, Source
 from tuneship.settings import ClientSettings
 
 P = ParamSpec("P")
@@ -105,19 +104,13 @@ class Client(BaseClient, Blocking, Api[Blocking]):
             )
         )
 
-    def send_folder(
-        self, operation: Operation[..., R], form: BaseModel, folder: str | PathLike[str]
-    ) -> R:
+    def send_folder(self, operation: Operation[..., R], form: BaseModel, folder: AnyPath) -> R:
         """Do what `client.models.import_(form, folder)` does. Raises `SourceError` before anything is sent."""
         with archive_of(folder) as file:
             return self.call(operation, form, file)
 
     def download(
-        self,
-        folder: str | PathLike[str],
-        operation: Operation[P, bytes],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, folder: AnyPath, operation: Operation[P, bytes], *args: P.args, **kwargs: P.kwargs
     ) -> Path:
         """Do what `client.models.download(folder, ...)` does. Raises `SourceError` for a folder that cannot be made."""
         target = Path(folder)
@@ -257,18 +250,14 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
         return HttpAnswer(httpx.Response(response.status_code, content=b""))
 
     async def send_folder(
-        self, operation: Operation[..., R], form: BaseModel, folder: str | PathLike[str]
+        self, operation: Operation[..., R], form: BaseModel, folder: AnyPath
     ) -> R:
         """Do what `client.models.import_(form, folder)` does. Raises `SourceError` before anything is sent."""
         with archive_of(folder) as file:
             return await self.call(operation, form, file)
 
     async def download(
-        self,
-        folder: str | PathLike[str],
-        operation: Operation[P, bytes],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, folder: AnyPath, operation: Operation[P, bytes], *args: P.args, **kwargs: P.kwargs
     ) -> Path:
         """Do what `client.models.download(folder, ...)` does. Raises `SourceError` for a folder that cannot be made."""
         target = Path(folder)

@@ -100,8 +100,9 @@ class RowDataset(Protocol):
     def iter(self, batch_size: int) -> Any: ...
 
 
+AnyPath = str | PathLike[str]
 # What an upload is made of: a path, an open file of JSON Lines, a pandas frame, a Hugging Face dataset, or rows.
-Source = str | PathLike[str] | BinaryIO | RowFrame | RowDataset | Iterable[Mapping[str, Any]]
+Source = AnyPath | BinaryIO | RowFrame | RowDataset | Iterable[Mapping[str, Any]]
 # The column of each field, e.g. `{"instruction": "question"}`.
 Columns = Mapping[str, str]
 
@@ -143,18 +144,18 @@ class AdapterVerb(Verb[..., R], Generic[Form, R]):
     @overload
     def __get__(
         self, resource: Resource[Blocking], owner: type
-    ) -> Callable[[Form, str | PathLike[str]], R]: ...
+    ) -> Callable[[Form, AnyPath], R]: ...
     @overload
     def __get__(
         self, resource: Resource[Asynchronous], owner: type
-    ) -> Callable[[Form, str | PathLike[str]], Awaitable[R]]: ...
+    ) -> Callable[[Form, AnyPath], Awaitable[R]]: ...
     def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
         """Bind the verb to the resource's client."""
         if resource is None:
             return self
         client = resource.client
 
-        def send(form: Form, folder: str | PathLike[str]) -> Any:
+        def send(form: Form, folder: AnyPath) -> Any:
             return client.send_folder(self.operation, form, folder)
 
         return send
@@ -172,18 +173,18 @@ class DownloadVerb(Verb[..., bytes], Generic[P]):
     @overload
     def __get__(
         self, resource: Resource[Blocking], owner: type
-    ) -> Callable[Concatenate[str | PathLike[str], P], Path]: ...
+    ) -> Callable[Concatenate[AnyPath, P], Path]: ...
     @overload
     def __get__(
         self, resource: Resource[Asynchronous], owner: type
-    ) -> Callable[Concatenate[str | PathLike[str], P], Awaitable[Path]]: ...
+    ) -> Callable[Concatenate[AnyPath, P], Awaitable[Path]]: ...
     def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
         """Bind the verb to the resource's client."""
         if resource is None:
             return self
         client = resource.client
 
-        def download(folder: str | PathLike[str], *args: P.args, **kwargs: P.kwargs) -> Any:
+        def download(folder: AnyPath, *args: P.args, **kwargs: P.kwargs) -> Any:
             return client.download(folder, self.operation, *args, **kwargs)
 
         return download
