@@ -161,7 +161,7 @@ class AdapterVerb(Verb[..., R], Generic[Form, R]):
         return send
 
 
-class DownloadVerb(Verb[..., bytes], Generic[P]):
+class DownloadVerb(Verb[..., Any], Generic[P]):
     """`models.download`: writes what the service sends into a new folder, and returns the folder."""
 
     def __init__(self, operation: Operation[P, bytes]) -> None:
