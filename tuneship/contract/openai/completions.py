@@ -34,11 +34,13 @@ def _is_prompt(value: object) -> bool:
 
 def _prompts(value: object) -> list[Prompt]:
     """Read one prompt or several, each a text or token ids."""
-    prompts = cast("list[Prompt]", [value] if _is_prompt(value) else value)
-    if not isinstance(prompts, list) or not prompts or not all(map(_is_prompt, prompts)):
+    prompts = cast(
+        "list[object]", [value] if _is_prompt(value) or not isinstance(value, list) else value
+    )
+    if not prompts or not all(map(_is_prompt, prompts)):
         text = "must be a text, token ids, or a list of either, none of them empty"
         raise PydanticCustomError("prompt_type", text, {"param": "prompt"})
-    return prompts
+    return cast("list[Prompt]", prompts)
 
 
 class TextCompletionCreate(SampledRequest):
