@@ -58,9 +58,9 @@ class StepResult:
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Id and error message."""
     scores: list[tuple[str, TokenScore]] = field(default_factory=list)
-    """Of the new tokens whose requests ask for it, a stop token included."""
+    """Scores of the new tokens whose requests ask for it, a stop token included."""
     prompt_scores: list[tuple[str, list[TokenScore]]] = field(default_factory=list)
-    """Of the next tokens of prompts whose requests ask for it."""
+    """Scores of the next tokens of prompts whose requests ask for it."""
 
 
 class Engine:

@@ -81,9 +81,9 @@ class TokenStream(AsyncIterator[list[int]]):
         self.finish_reason: FinishReason | None = None
         """Set when the generation has ended by itself."""
         self.scores: list[TokenScore] = []
-        """Of the tokens that arrived, where the request asks for it; a stop token that ended it is one more."""
+        """Scores of the tokens that arrived, where the request asks for it; a stop token that ended it is one more."""
         self.prompt_scores: list[TokenScore] = []
-        """Of the prompt's tokens from the second on, where the request asks for it; complete before the first token."""
+        """Scores of the prompt's tokens from the second on, where the request asks for it; complete at the first token."""
 
     async def __anext__(self) -> list[int]:
         """Return all tokens that arrived since the last call. Raises `ServingError`."""

@@ -65,7 +65,7 @@ class GenerationRun:
     _faults: Faults
     _in_flight: InFlightGeneration
     written: WrittenAnswers
-    """What was answered, after `answer` has returned or the stream has ended."""
+    """The answers, known after `answer` has returned or the stream has ended."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class GenerationRun:
         return [task.result() for task in tasks]
 
     def _emitter(self, text: TextStream, number: int) -> Emit:
-        """What puts the text of an answer on the stream."""
+        """Return the function that puts the text of an answer on the stream."""
         index = number if max(1, len(self._prompts)) * self._request.n > 1 else None
 
         def emit(piece: str, logprobs: list[TokenLogprob] | None) -> None:

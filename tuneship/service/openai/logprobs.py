@@ -48,7 +48,7 @@ def _by_text(token: TokenLogprob) -> dict[str, float] | None:
 
 
 def offsets_of(tokens: Iterable[TokenLogprob], start: int, end: int) -> list[int]:
-    """Where each token begins in a text of which they are the part [start, end) (characters)."""
+    """The character at which each token begins in a text, of which the tokens are the part [start, end)."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offsets: list[int] = []
     for token in tokens:
@@ -58,7 +58,7 @@ def offsets_of(tokens: Iterable[TokenLogprob], start: int, end: int) -> list[int
 
 
 def prompt_offsets(tokens: Sequence[TokenLogprob], prompt: str) -> list[int]:
-    """Where each token of a prompt begins in its text.
+    """The character at which each token of a prompt begins in its text.
 
     A token that the tokenizer puts before the text, and that is no part of it, begins at 0.
     """
