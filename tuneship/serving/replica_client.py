@@ -83,7 +83,7 @@ class TokenStream(AsyncIterator[list[int]]):
         self.scores: list[TokenScore] = []
         """Scores of the tokens that arrived, where the request asks for it; a stop token that ended it is one more."""
         self.prompt_scores: list[TokenScore] = []
-        """Scores of the prompt's tokens from the second on, where the request asks for it; complete at the first token."""
+        """Scores of the prompt's tokens from the second on, where it asks for them; complete at the first token."""
 
     async def __anext__(self) -> list[int]:
         """Return all tokens that arrived since the last call. Raises `ServingError`."""
