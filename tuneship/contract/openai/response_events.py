@@ -36,7 +36,7 @@ class OutputItemEvent(NumberedEvent):
 
 
 class TextPlace(NumberedEvent):
-    """Where in the response a text stands."""
+    """The place of a text in its response."""
 
     item_id: str
     output_index: Literal[0] = 0

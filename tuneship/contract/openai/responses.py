@@ -177,13 +177,13 @@ class ResponseUsage(Reply):
 
 
 class IncompleteDetails(Reply):
-    """Why an answer has no end: it reached its limit."""
+    """The reason of an answer without an end: it reached its limit."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ResponseFailure(Reply):
-    """What ended a streamed answer."""
+    """The error that ended a streamed answer."""
 
     code: Literal["server_error"] = "server_error"
     message: str
