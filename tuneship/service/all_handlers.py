@@ -17,6 +17,7 @@ from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
 from tuneship.service.openai import models as openai_models
+from tuneship.service.openai import responses as openai_responses
 from tuneship.service.openai.bindings import OPENAI_SERVED
 
 RESOURCES = (
@@ -36,6 +37,7 @@ RESOURCES = (
     openai_generation,
     openai_jobs,
     openai_models,
+    openai_responses,
     webhooks,
 )
 

@@ -47,7 +47,7 @@ async def openai_create_chat_completion(
         most = limit
         if most is None and deployment is not None:
             most = deployment["generation"]["max_output_tokens"]
-        return generation_of(request, messages=turns_of(request), max_tokens=most)
+        return generation_of(request, messages=turns_of(request.messages), max_tokens=most)
 
     with with_names({"max_tokens": name}):
         return await _answer(context, request, prepared, chat_completion, chat_pieces)
