@@ -203,7 +203,7 @@ def test_what_hangs_is_slow_before_it_times_out_and_before_anybody_hangs_up(
     for module in (generation, generation_ends, under_way):
         monkeypatch.setattr(module, "time", clock)
 
-    result = shift_traffic(driven.plan(max_looks_per_step=12))
+    result = shift_traffic(driven.plan(max_looks_per_step=30))
 
     assert (result.outcome, result.reason) == ("rolled_back", "latency")
     look = result.decisions[-1]
