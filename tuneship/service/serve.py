@@ -305,13 +305,15 @@ def _periodic_tasks(parts: Parts, keys: Keys, secret: bytes) -> tuple[Periodic, 
     keeper.run_due()  # the first key must be there before the first request
     head_secret = derived_secret(secret, "audit heads")
     heads = Heads(heads_file(settings.audit_heads, settings.data_dir), head_secret)
+
+    def sign() -> None:
+        now = parts.clock()
+        sign_head(database, heads, now)
+        parts.signed_audit.complete_at = now
+
     return (
         Periodic(keeper.run_due, KEYS_EVERY_S, "the keys could not be kept"),
-        Periodic(
-            lambda: sign_head(database, heads, parts.clock()),
-            HEAD_EVERY_S,
-            "the head of the audit chain could not be signed",
-        ),
+        Periodic(sign, HEAD_EVERY_S, "the head of the audit chain could not be signed"),
         Periodic(
             lambda: parts.keyring.forget(database),
             FORGET_EVERY_S,

@@ -32,10 +32,14 @@ class GenerationAccount:
     endpoint_id: str
     started: float
 
-    def succeeded(self, answer: GeneratedAnswer) -> None:
-        """Count an answer with its tokens; the metrics say enough, so nothing is logged."""
+    def succeeded(self, answer: GeneratedAnswer, first_token: float | None) -> None:
+        """Count an answer with its tokens; the metrics say enough, so nothing is logged.
+
+        `first_token`: when it came, by `time.perf_counter`; None for an answer without any.
+        """
         self._count(
             RequestOutcome.SUCCESS,
+            first_token=first_token,
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             is_empty=not answer.completion.strip(),
@@ -72,6 +76,7 @@ class GenerationAccount:
         self,
         outcome: RequestOutcome,
         *,
+        first_token: float | None = None,
         prompt_tokens: int = 0,
         completion_tokens: int = 0,
         is_empty: bool = False,
@@ -84,6 +89,7 @@ class GenerationAccount:
                 ended_at=self.context.now.timestamp(),
                 outcome=outcome,
                 latency_ms=(time.perf_counter() - self.started) * 1000,
+                first_token_ms=None if first_token is None else (first_token - self.started) * 1000,
                 prompt_tokens=prompt_tokens,
                 completion_tokens=completion_tokens,
                 is_empty=is_empty,

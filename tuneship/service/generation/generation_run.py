@@ -86,7 +86,7 @@ class GenerationRun:
             except Exception as error:
                 account.failed(error)
                 raise
-            account.succeeded(written)
+            account.succeeded(written, self._in_flight.first_token)
 
         usage = Usage(
             prompt_tokens=written.prompt_tokens,

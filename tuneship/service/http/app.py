@@ -146,6 +146,7 @@ class _OperationEndpoint:
 
     async def answer(self, request: Request) -> Response:
         principal: Principal = request.state.principal
+        request.state.operation = self._operation.name
         context = _context_of(self._parts, self._operation, request)
         try:
             _check_access(self._operation, request)
@@ -253,6 +254,8 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
         if_match=request.headers.get("if-match"),
         routing_key=request.headers.get("x-routing-key"),
         last_event_id=request.headers.get("last-event-id"),
+        scopes=principal.scopes,
+        accept=request.headers.get("accept", ""),
         caller=Caller(
             is_private=is_private,
             is_address_known=is_address_known(request.scope),

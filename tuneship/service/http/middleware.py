@@ -19,6 +19,7 @@ from tuneship.contract.openai.declaring import OPENAI
 from tuneship.contract.operation import DECLARED
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import OPAQUE_ID
+from tuneship.service.common.request_counts import NO_CLIENT, NO_OPERATION
 from tuneship.service.http import openai
 from tuneship.service.http.body_timeout import BodyTimeout
 from tuneship.service.http.boundary import Boundary
@@ -80,6 +81,12 @@ class EntryMiddleware:
         finally:
             log = logger if "principal" in state else keyless_logger
             self._log_access(log, scope, answer.status, started)
+            self._boundary.parts.request_counts.count(
+                state["principal"].client_id if "principal" in state else NO_CLIENT,
+                state.get("operation", NO_OPERATION),
+                answer.status,
+                time.perf_counter() - started,
+            )
 
     async def _authenticate(self, request: Request) -> None:
         """Find the caller by its key. Raises `AuthenticationError`, or `RateLimitExceeded` after too many failures.
