@@ -63,6 +63,7 @@ class GenerationAccount:
             name = f"key {self.context.trail.key_id}" if key is None else f"routing key {key}"
             caller = self.context.parts.recorder.number_of(name)
             self._count(RequestOutcome.SERVER_ERROR, caller=caller)
+            self.context.span.error = error.code if isinstance(error, ApiError) else "unexpected"
 
         if not isinstance(error, ApiError):
             self._log("error", "failed unexpectedly")

@@ -146,8 +146,8 @@ class _OperationEndpoint:
 
     async def answer(self, request: Request) -> Response:
         principal: Principal = request.state.principal
-        request.state.operation = self._operation.name
         context = _context_of(self._parts, self._operation, request)
+        request.state.operation, request.state.span = self._operation, context.span
         try:
             _check_access(self._operation, request)
             if self._in_flight is None:
