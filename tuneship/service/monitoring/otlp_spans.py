@@ -6,7 +6,6 @@ the spans; when the collector is away they are dropped, and no request notices.
 
 import logging
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 from tuneship.service.common.tracing import EndedSpan, Tracing
@@ -24,10 +23,12 @@ def tracing_of(settings: ServiceSettings) -> Tracing | None:
     """The exporter to the endpoint in the settings; None without one, or without the libraries, which is logged."""
     if not settings.otlp_endpoint:
         return None
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
+    try:
+        return OtlpSpans(settings.otlp_endpoint)
+    except ImportError:
+        # Machines often set the standard variable for all programs, which must not keep this one from starting.
         logger.warning("no spans are sent: install `tuneship[otel]`, or unset the OTLP endpoint")
         return None
-    return OtlpSpans(settings.otlp_endpoint)
 
 
 class OtlpSpans:
@@ -46,10 +47,10 @@ class OtlpSpans:
 
         address = endpoint.rstrip("/") + TRACES_PATH
         exporter = trace_exporter.OTLPSpanExporter(address, timeout=EXPORT_TIMEOUT_S)
-        service = {"service.name": "tuneship", "service.version": version("tuneship")}
-        resource = Resource(service).merge(Resource.create())
-        if resource.attributes["service.name"] == "unknown_service":
-            resource = resource.merge(Resource(service))
+        # The standard variables go before the names that are given here.
+        resource = Resource({"service.version": version("tuneship")}).merge(Resource.create())
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):
+            resource = resource.merge(Resource({"service.name": "tuneship"}))
         # The service ends it itself, with a time limit.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(
