@@ -13,6 +13,7 @@ from tuneship.service.generation import handlers as generation
 from tuneship.service.jobs import handlers as jobs
 from tuneship.service.models import handlers as models
 from tuneship.service.models import instances
+from tuneship.service.monitoring import handlers as monitoring
 from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
@@ -33,6 +34,7 @@ RESOURCES = (
     jobs,
     metrics,
     models,
+    monitoring,
     openai_files,
     openai_generation,
     openai_jobs,

@@ -32,10 +32,14 @@ class GenerationAccount:
     endpoint_id: str
     started: float
 
-    def succeeded(self, answer: GeneratedAnswer) -> None:
-        """Count an answer with its tokens; the metrics say enough, so nothing is logged."""
+    def succeeded(self, answer: GeneratedAnswer, first_token: float | None) -> None:
+        """Count an answer with its tokens; the metrics say enough, so nothing is logged.
+
+        `first_token`: when it came, by `time.perf_counter`; None for an answer without any.
+        """
         self._count(
             RequestOutcome.SUCCESS,
+            first_token=first_token,
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             is_empty=not answer.completion.strip(),
@@ -59,6 +63,7 @@ class GenerationAccount:
             name = f"key {self.context.trail.key_id}" if key is None else f"routing key {key}"
             caller = self.context.parts.recorder.number_of(name)
             self._count(RequestOutcome.SERVER_ERROR, caller=caller)
+            self.context.span.error = error.code if isinstance(error, ApiError) else "unexpected"
 
         if not isinstance(error, ApiError):
             self._log("error", "failed unexpectedly")
@@ -72,6 +77,7 @@ class GenerationAccount:
         self,
         outcome: RequestOutcome,
         *,
+        first_token: float | None = None,
         prompt_tokens: int = 0,
         completion_tokens: int = 0,
         is_empty: bool = False,
@@ -84,6 +90,7 @@ class GenerationAccount:
                 ended_at=self.context.now.timestamp(),
                 outcome=outcome,
                 latency_ms=(time.perf_counter() - self.started) * 1000,
+                first_token_ms=None if first_token is None else (first_token - self.started) * 1000,
                 prompt_tokens=prompt_tokens,
                 completion_tokens=completion_tokens,
                 is_empty=is_empty,

@@ -27,6 +27,7 @@ from tuneship.service.generation.prompts import (
     replica_request,
 )
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
+from tuneship.service.generation.span import note_answer, note_request
 from tuneship.service.generation.text_stream import TextStream
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_served, is_within_reach
@@ -86,7 +87,8 @@ class GenerationRun:
             except Exception as error:
                 account.failed(error)
                 raise
-            account.succeeded(written)
+            account.succeeded(written, self._in_flight.first_token)
+            note_answer(context.span, written, self._started, self._in_flight.first_token)
 
         usage = Usage(
             prompt_tokens=written.prompt_tokens,
@@ -132,6 +134,7 @@ class GenerationRun:
         )
         # Only now is the deployment known to be the caller's, so the metrics may show this request as in flight.
         self._in_flight.accepted, self._in_flight.endpoint_id = self._started, target.endpoint_id
+        note_request(context.span, target, self._served, self._request)
 
     def _check_can_serve(self) -> None:
         status = DeploymentStatus(self._deployment["status"])
