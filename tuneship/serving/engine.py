@@ -13,6 +13,7 @@ from torch import Tensor
 from tuneship.serving import sampler
 from tuneship.serving.adapters import AdapterRefused, read_adapter
 from tuneship.serving.batch import FlatBatch
+from tuneship.serving.guides import Guide
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.kv_slots import KvSlots
 from tuneship.serving.lora import Lora
@@ -21,6 +22,8 @@ from tuneship.serving.model import CausalModel
 from tuneship.serving.parity_check import check_parity
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
+
+TOO_COMPLEX = "the grammar of the answer is too complex to follow"
 
 
 class RequestRefused(Exception):
@@ -73,6 +76,7 @@ class Engine:
         self._cache = SlotCache(model.facts.cache, slots, length, tokens)
         self._slots = KvSlots()
         self._sequences: dict[str, Sequence] = {}
+        self._guides: dict[str, Guide] = {}
         self._steps = self._generated = self._reused = 0
 
     @property
@@ -114,8 +118,8 @@ class Engine:
         if not self._lora.unload(adapter):
             raise AdapterRefused("no adapter of this name is loaded")
 
-    def submit(self, identifier: str, request: GenerateRequest) -> None:
-        """Queue a request. Raises `RequestRefused`."""
+    def submit(self, identifier: str, request: GenerateRequest, guide: Guide | None = None) -> None:
+        """Queue a request, whose answer `guide` keeps to its grammar. Raises `RequestRefused`."""
         facts = self._model.facts
         room = facts.context_length - len(request.tokens)
         if identifier in self._sequences:
@@ -137,6 +141,8 @@ class Engine:
                 f"{self._cache.token_limit}"
             )
         self._sequences[identifier] = sequence
+        if guide is not None:
+            self._guides[identifier] = guide
         self._scheduler.add(sequence)
 
     @torch.inference_mode()
@@ -148,6 +154,7 @@ class Engine:
         if sequence.slot < 0:
             self._scheduler.remove(sequence)
             del self._sequences[identifier]
+            self._guides.pop(identifier, None)
             return
         if sequence.is_prefilling:
             self._clear(sequence.slot)  # it has no logits yet that would show whether it is finite
@@ -221,6 +228,7 @@ class Engine:
         """Choose a token of each sequence with logits [sequences, vocabulary]; end the finished and failed ones."""
         sequences = self._scheduler.running[: len(logits)]
         requests = [sequence.request for sequence in sequences]
+        self._restrict(logits, sequences)
         highest, tokens = sampler.choose(
             logits,
             [request.temperature for request in requests],
@@ -229,8 +237,11 @@ class Engine:
         )
         result = StepResult()
         for sequence, token, top in zip(sequences, tokens, highest, strict=True):
-            if not math.isfinite(top):
-                result.failed.append((sequence.id, "the model's output is not finite"))
+            guide = self._guides.get(sequence.id)
+            is_too_complex = guide is not None and guide.has_failed
+            if is_too_complex or not math.isfinite(top):
+                message = TOO_COMPLEX if is_too_complex else "the model's output is not finite"
+                result.failed.append((sequence.id, message))
                 self._clear(sequence.slot)
                 self._end(sequence)
                 continue
@@ -240,6 +251,8 @@ class Engine:
             reason = sequence.append(token)
             if len(sequence.generated) > before:  # not a stop token
                 result.tokens.append((sequence.id, token))
+                if guide is not None and guide.take(token):
+                    reason = FinishReason.STOP
             if reason is not None:
                 result.finished.append((sequence.id, reason))
                 self._slots.register(sequence)
@@ -248,8 +261,15 @@ class Engine:
         self._generated += len(result.tokens)
         return result
 
+    def _restrict(self, logits: Tensor, sequences: list[Sequence]) -> None:
+        """Leave the guided rows of logits only the tokens that their grammars allow next."""
+        for row, sequence in enumerate(sequences if self._guides else ()):
+            if (guide := self._guides.get(sequence.id)) is not None:
+                guide.restrict(logits[row])
+
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
+        self._guides.pop(sequence.id, None)
         self._scheduler.release(sequence)
         self._slots.release(sequence)
         if sequence.request.adapter is not None:
