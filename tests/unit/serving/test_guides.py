@@ -5,7 +5,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from tokenizers import Tokenizer
 
+from tests.unit.serving.test_replica import GENERATE, connected
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.grammar import accepts, grammar_of, is_usable
 from tuneship.serving.guides import GrammarCompiler, GrammarRefused
@@ -65,8 +67,6 @@ def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, str]]:
 def test_every_answer_of_a_mixed_batch_fits_its_schema_or_is_cut_by_its_length(
     temperature: float,
 ) -> None:
-    from tokenizers import Tokenizer
-
     decode = Tokenizer.from_file(str(TINY / "tokenizer.json")).decode
     alone, compiler = engine()
     free = GenerateRequest(tokens=(5, 6, 7), max_tokens=20, temperature=temperature, seed=3)
@@ -134,3 +134,25 @@ def test_a_name_has_one_spelling_only() -> None:
 def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GrammarRefused):
         GrammarCompiler(tmp_path, 10).guide(grammar_of({}), STOPS)
+
+
+@pytest.mark.slow
+def test_a_replica_compiles_grammars_beside_its_steps_and_refuses_bad_ones() -> None:
+    with connected(TINY) as wire:
+        wire.receive()
+        ask = {**GENERATE, "max_tokens": 50, "stop_tokens": STOPS}
+        wire.send(**ask, id="good", grammar=grammar_of({"enum": ["red"]}))
+        answers: list[int] = []
+        finished: list[list[str]] = []
+        while not finished:
+            frame = wire.receive()
+            answers += [token for _, token in frame["tokens"]]
+            finished = frame["finished"]
+        assert finished == [["good", "stop"]]
+        decode = Tokenizer.from_file(str(TINY / "tokenizer.json")).decode
+        assert json.loads(decode(answers)) == "red"
+
+        wire.send(**ask, id="bad", grammar=grammar_of({"not": {"const": "planted"}}))
+        refusal = wire.receive()
+        assert refusal["id"] == "bad"
+        assert "planted" not in refusal["error"]
