@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
@@ -56,7 +56,9 @@ WORKER_ENVIRONMENT = (
 class ServiceSettings(BaseSettings):
     """The settings of `tuneship serve`."""
 
-    model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="TUNESHIP_", extra="ignore", validate_by_name=True, validate_by_alias=True
+    )
 
     data_dir: Path = HOME / "data"
     host: str = "127.0.0.1"
@@ -196,6 +198,12 @@ class ServiceSettings(BaseSettings):
         description="`own`: a model that no deployment serves gets one that sleeps when it is idle, when OpenAI's API "
         "is asked for it; `never`: it has to be deployed.",
     )
+    otlp_endpoint: str = Field(
+        default="",
+        validation_alias=AliasChoices("TUNESHIP_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        description="An OpenTelemetry collector that takes OTLP over HTTP, e.g. `http://127.0.0.1:4318`: spans of "
+        "requests and jobs are sent there. Also OTEL_EXPORTER_OTLP_ENDPOINT. Needs `tuneship[otel]`.",
+    )
     preload_base_models: bool = Field(
         default=True, description="Load the shipped base model when the service starts."
     )
@@ -215,6 +223,18 @@ class ServiceSettings(BaseSettings):
             )
         if self.blob_url and (place.scheme not in ("s3", "gs", "az") or not place.netloc):
             raise ValueError("blob_url must begin with s3://, gs:// or az:// and name a bucket")
+        return self
+
+    @model_validator(mode="after")
+    def _check_otlp_endpoint(self) -> "ServiceSettings":
+        place = urlsplit(self.otlp_endpoint)
+        if self.otlp_endpoint and (place.scheme not in ("http", "https") or not place.netloc):
+            raise ValueError("otlp_endpoint must begin with http:// or https:// and name a host")
+        # The exporter logs the address.
+        if "@" in place.netloc or place.query or place.fragment:
+            raise ValueError(
+                "otlp_endpoint must be an address only: give credentials in OTEL_EXPORTER_OTLP_HEADERS"
+            )
         return self
 
     @model_validator(mode="after")

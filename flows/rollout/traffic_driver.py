@@ -24,7 +24,6 @@ from tuneship.gates.plan import DriverTraffic
 from tuneship.gates.record import Probed
 from tuneship.settings import ClientSettings
 
-GENERATE_TIMEOUT_S = 60.0
 # A server may ask for an hour; a rollout whose driver is silent for so long ends for lack of requests.
 LONGEST_SLOWDOWN_S = 10.0
 STOP_WITHIN_S = 1.0
@@ -144,7 +143,9 @@ class TrafficDriver:
             self._loop.close()
 
     async def _drive(self) -> None:
-        client = AsyncClient(self._settings).with_options(tries=1, timeout_s=GENERATE_TIMEOUT_S)
+        client = AsyncClient(self._settings).with_options(
+            tries=1, timeout_s=self._traffic.timeout_seconds
+        )
         slots = asyncio.Semaphore(self._traffic.max_in_flight)
         pause = 1.0 / self._traffic.requests_per_second
         due = self._loop.time()
@@ -175,7 +176,7 @@ class TrafficDriver:
         own_client = client.with_options(routing_key=key, heard=note_deployment)
         try:
             async with (
-                asyncio.timeout(GENERATE_TIMEOUT_S),
+                asyncio.timeout(self._traffic.timeout_seconds),
                 aclosing(own_client.canary_endpoints.stream(self._endpoint_id, request)) as pieces,
             ):
                 async for piece in pieces:

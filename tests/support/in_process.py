@@ -41,6 +41,7 @@ from tuneship.service.context.context import Parts
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer, ServerTiming
+from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
 from tuneship.settings import ClientSettings, ServiceSettings
@@ -133,6 +134,7 @@ class Service:
             isolates=isolates,
             clock=self.clock,
             timing=timing or ServiceTiming(),
+            tracing=tracing_of(self.settings),
             clock_watch=ClockWatch(self.clock, self.clock.elapsed),
             draw=self._draw,
         )
@@ -226,6 +228,8 @@ class Service:
         self._thread.join()
         self.loop.close()
         self.database.close()
+        if self.parts.tracing is not None:
+            self.parts.tracing.close()
         logging.getLogger("tuneship").removeHandler(self.log)
 
     def _what_is_left(self) -> str:

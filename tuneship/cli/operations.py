@@ -16,9 +16,11 @@ from tuneship.cli.output import (
     columns_of,
     entries_field,
     note,
+    readable,
     show_fields,
     show_json,
     show_rows,
+    write,
 )
 from tuneship.cli.parameters import arguments_of, parameters_of, request_options
 from tuneship.cli.streams import show_entries, show_generation
@@ -118,6 +120,8 @@ def show_reply(verb: DeclaredVerb, reply: Any, as_json: bool) -> None:
     place = entries_field(verb.operation.hints["return"])
     if as_json:
         show_json(content)
+    elif verb.operation.is_text:
+        write(readable(str(content)), end="")
     elif place is None:
         show_fields(content)
     else:

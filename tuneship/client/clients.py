@@ -179,8 +179,8 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
             timeout=self._timeout(),
             trust_env=False,
             verify=self._tls(),
-            # Pipelines send many requests at once, and httpx's own limit of 100 would queue them.
-            limits=httpx.Limits(max_connections=256, max_keepalive_connections=64),
+            # As many as the traffic driver may have in flight; httpx's own limit of 100 would queue them.
+            limits=httpx.Limits(max_connections=1024, max_keepalive_connections=64),
         )
 
     def with_options(self, **changes: Any) -> Self:

@@ -83,7 +83,8 @@ def converse(
         may_be_deleted |= call.method == "DELETE" and answer.may_have_been_carried_out
         # A read that was cut short is read again; a change is not repeated for the sake of its answer.
         if failure is None and answer.response is not None:
-            if attempt == tries or call.method != "GET" or _is_json(answer.response):
+            is_whole = operation.is_text or _is_json(answer.response)
+            if attempt == tries or call.method != "GET" or is_whole:
                 return _reply(operation, answer.response)
             failure = BadResponse(f"{operation.name}: the answer is not JSON", retryable=True)
             pause = 0.0
@@ -172,6 +173,8 @@ def _is_json(response: httpx.Response) -> bool:
 
 
 def _reply(operation: Operation[..., R], response: httpx.Response) -> R:
+    if operation.is_text:
+        return operation.reply_type.validate_python(response.text)
     try:
         return operation.reply_type.validate_json(response.content, extra="ignore")
     except ValidationError as error:

@@ -206,7 +206,10 @@ class _OperationEntry:
             "tags": [operation.resource],
             "summary": summary,
             "description": f"{description}\n\nScope: `{operation.scope}`.",
-            "security": [{"bearerAuth": [operation.scope], "clientId": []}],
+            "security": [
+                {"bearerAuth": [operation.scope]}
+                | ({} if operation.takes_key_alone else {"clientId": []})
+            ],
             "parameters": [*self._parameters()],
         }
         if operation.body_parameter is not None:
@@ -265,7 +268,7 @@ class _OperationEntry:
         content: Json = {"schema": self._schemas.reply_of(operation)}
         if operation.example.reply is not None:
             content["example"] = operation.example.reply
-        media: Json = {"application/json": content}
+        media: Json = dict.fromkeys(operation.media, content)
         if operation.may_stream:
             for name, schema in self._schemas.frames_of(operation).items():
                 media[name] = {"schema": schema, "example": operation.example.streams.get(name)}

@@ -33,6 +33,7 @@ RequestHeader = Literal["If-Match", "Last-Event-ID", "X-Routing-Key", "X-API-Pro
 # An error class with its first status, or with the status named.
 Refusal = type[ApiError] | tuple[type[ApiError], int]
 
+JSON = "application/json"
 # The status of a create, unless the service is set to answer 200.
 CREATED = 201
 # Every operation, in the order of declaration; the guard tests compare it with what is served.
@@ -80,6 +81,10 @@ class Operation(Generic[P, R]):
     headers: tuple[RequestHeader, ...]
     example: Example
     declaration: Callable[P, R]
+    # The media types of its answer: JSON, or texts whose first one is the default.
+    media: tuple[str, ...] = (JSON,)
+    # Whether the API key alone names the caller, for programs that can send no other header.
+    takes_key_alone: bool = False
 
     @property
     def name(self) -> str:
@@ -95,6 +100,11 @@ class Operation(Generic[P, R]):
     def is_creating(self) -> bool:
         """Whether it creates a resource; such an answer has a `Location`."""
         return self.status == CREATED
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its answer is a text instead of JSON."""
+        return JSON not in self.media
 
     @property
     def is_form(self) -> bool:
@@ -214,6 +224,8 @@ def operation(  # noqa: PLR0913 - everything that a declaration says
     refusals: tuple[Refusal, ...] = (),
     headers: tuple[RequestHeader, ...] = (),
     example: Example = Example(),
+    media: tuple[str, ...] = (JSON,),
+    takes_key_alone: bool = False,
 ) -> Callable[[Callable[P, R]], Operation[P, R]]:
     """Declare the decorated signature as an API operation (see the module's docstring).
 
@@ -230,6 +242,8 @@ def operation(  # noqa: PLR0913 - everything that a declaration says
             headers=headers,
             example=example,
             declaration=declaration,
+            media=media,
+            takes_key_alone=takes_key_alone,
         )
         DECLARED.append(declared)
         return declared

@@ -16,6 +16,7 @@ from tuneship.contract import (
     jobs,
     metrics,
     models,
+    monitoring,
     webhooks,
 )
 from tuneship.contract.verbs import Asynchronous, Blocking
@@ -36,6 +37,7 @@ SECTIONS = {
     events: "What happened in the last 30 days.",
     instances: "Where work can run.",
     audit: "Who did what, sealed row by row.",
+    monitoring: "What the service counts and measures, for Prometheus.",
 }
 
 
@@ -53,3 +55,4 @@ class Api(Generic[C]):
         self.webhooks = webhooks.Webhooks(client)
         self.events = events.Events(client)
         self.audit = audit.Audit(client)
+        self.monitoring = monitoring.Monitoring(client)

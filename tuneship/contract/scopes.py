@@ -5,11 +5,15 @@ canary endpoints. Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/key
 """
 
 RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks")
-SINGLE = ("generate", "metrics:read", "logs:read", "keys:admin", "audit:read")
+SINGLE = ("generate", "metrics:read", "machine:read", "logs:read", "keys:admin", "audit:read")
 SCOPES = frozenset(f"{one}:{verb}" for one in RESOURCES for verb in ("read", "write")) | {*SINGLE}
 
-# The audit log says who did what: reading it is a role of its own.
-_READING = frozenset(scope for scope in SCOPES if scope.endswith(":read")) - {"audit:read"}
+# The audit log says who did what, and the machine's metrics add up what all tenants do: reading either is a role of
+# its own.
+_READING = frozenset(scope for scope in SCOPES if scope.endswith(":read")) - {
+    "audit:read",
+    "machine:read",
+}
 
 
 def _writing(*resources: str) -> frozenset[str]:
@@ -25,6 +29,7 @@ PRESETS = {
     | {"generate"},
     "inference": frozenset({"generate"}),
     "auditor": frozenset({"audit:read"}),
+    "monitoring": frozenset({"metrics:read", "machine:read"}),
     "admin": SCOPES,
 }
 

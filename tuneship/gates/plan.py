@@ -144,6 +144,12 @@ class DriverTraffic(StrictModel):
     max_tokens: int | None = Field(
         default=None, ge=1, description="Longest answer; null: the service's default."
     )
+    timeout_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description="How long the driver waits for an answer; then the request counts as abandoned.",
+    )
 
 
 Steps = Annotated[list[int], Field(min_length=2)]

@@ -6,7 +6,7 @@ to `MAX_CALLERS` callers who got errors. Those are the smallest hashes, so that 
 more callers than these can be estimated from their density.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,6 +187,14 @@ def _merge_latencies(facts: Records, into: Whole, columns: Columns) -> tuple[Rec
     sketches = np.empty(len(rows), COUNTED)
     sketches["index"], sketches["count"] = place + _LOWEST, count
     return sketches, np.bincount(rows, minlength=len(facts))
+
+
+def histogram_of(sketch: Mapping[int, int]) -> list[int]:
+    """How many values of one sketch are at most each of `EDGES_MS`; the last number counts all."""
+    places = np.fromiter(sketch, np.int64, len(sketch)) - _LOWEST
+    counts = np.fromiter(sketch.values(), np.int64, len(sketch))
+    cells = np.bincount(_BUCKETS[places], weights=counts, minlength=len(EDGES_MS) + 1)
+    return cells.cumsum().astype(np.int64).tolist()
 
 
 def is_some(facts: Records) -> NDArray[np.bool_]:

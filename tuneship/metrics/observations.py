@@ -33,3 +33,5 @@ class Observation:
     is_empty: bool = False
     # The caller's hash (`Recorder.number_of`), for errors alone.
     caller: int | None = None
+    # From acceptance to the first token; None for an answer without any.
+    first_token_ms: float | None = None

@@ -6,7 +6,7 @@
 import hashlib
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from tuneship.metrics.observations import Observation
@@ -22,14 +22,26 @@ class WindowKey:
     start: int
 
 
+@dataclass(frozen=True)
+class Totals:
+    """The counts since the service started, of some deployments by endpoint, and of all together."""
+
+    # By deployment id and endpoint id; the second is empty for direct calls.
+    by_target: Mapping[tuple[str, str], MetricWindow]
+    # Also holds the counts of deployments that are forgotten by now.
+    together: MetricWindow
+
+
 class Recorder:
-    """The windows that are not stored yet."""
+    """The windows that are not stored yet, and the totals of those that are."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._lock = threading.Lock()
         self._storing = threading.Lock()
         self._windows: dict[WindowKey, MetricWindow] = {}
+        self._totals: dict[tuple[str, str], MetricWindow] = {}
+        self._together = MetricWindow()
         self._secret = secrets.token_bytes(32)
 
     def number_of(self, caller: str) -> int:
@@ -69,3 +81,29 @@ class Recorder:
                         window.merge(self._windows.get(key, MetricWindow()))
                         self._windows[key] = window
                 raise
+            # Only now: what is stored later must not be counted twice, and totals never fall.
+            for key, window in taken.items():
+                target = (key.deployment_id, key.endpoint_id)
+                for total in (self._totals.setdefault(target, MetricWindow()), self._together):
+                    total.merge(window)
+                    # A set that grows without end, and no total needs it.
+                    total.error_callers.clear()
+
+    def totals(self, deployment_ids: Collection[str]) -> Totals:
+        """A copy of the counts of these deployments in the windows that were handed over since the start."""
+        with self._storing:
+            by_target = {
+                target: total.copy()
+                for target, total in self._totals.items()
+                if target[0] in deployment_ids
+            }
+            return Totals(by_target, self._together.copy())
+
+    def keep_only(self, deployment_ids: Collection[str]) -> None:
+        """Forget the totals of all other deployments."""
+        with self._storing:
+            self._totals = {
+                target: total
+                for target, total in self._totals.items()
+                if target[0] in deployment_ids
+            }

@@ -32,6 +32,10 @@ class MetricWindow:
     refused_count: int = 0
     # Hashes of the callers who got the errors.
     error_callers: set[int] = field(default_factory=set[int])
+    # The times to the first token of the successful requests, as a sketch. They are kept in memory only, for
+    # `Recorder.totals`: the stored form has none.
+    first_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    first_token_sum_ms: float = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -56,8 +60,16 @@ class MetricWindow:
             return
         self.empty_count += observation.is_empty
         self.latency_sum_ms += observation.latency_ms
-        index = MAPPING.key(min(max(observation.latency_ms, SHORTEST_MS), LONGEST_MS))
-        self.latencies[index] = self.latencies.get(index, 0) + 1
+        _count(self.latencies, observation.latency_ms)
+        if observation.first_token_ms is not None:
+            self.first_token_sum_ms += observation.first_token_ms
+            _count(self.first_tokens, observation.first_token_ms)
+
+    def copy(self) -> "MetricWindow":
+        """A window with the same counts that shares nothing with this one."""
+        copied = MetricWindow()
+        copied.merge(self)
+        return copied
 
     def merge(self, other: "MetricWindow") -> None:
         """Add another window's counts."""
@@ -70,5 +82,15 @@ class MetricWindow:
         self.cancelled_count += other.cancelled_count
         self.refused_count += other.refused_count
         self.error_callers |= other.error_callers
-        for index, count in other.latencies.items():
-            self.latencies[index] = self.latencies.get(index, 0) + count
+        self.first_token_sum_ms += other.first_token_sum_ms
+        for own, more in (
+            (self.latencies, other.latencies),
+            (self.first_tokens, other.first_tokens),
+        ):
+            for index, count in more.items():
+                own[index] = own.get(index, 0) + count
+
+
+def _count(sketch: dict[int, int], time_ms: float) -> None:
+    index = MAPPING.key(min(max(time_ms, SHORTEST_MS), LONGEST_MS))
+    sketch[index] = sketch.get(index, 0) + 1

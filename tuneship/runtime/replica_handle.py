@@ -1,6 +1,7 @@
 """One live replica: its adapters, its health checks, and its end. Its group is `replica_set.py`."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from zlib import crc32
@@ -35,6 +36,8 @@ class ReplicaHandle:
         """Requests in its queue at the last health check."""
         self.slots = 1
         """Requests that it runs at once."""
+        self.stats: Mapping[str, int] = {}
+        """All counts of the last health check that it passed."""
         self._changing = asyncio.Lock()
         self._entering: asyncio.Task[Path] | None = None
         """The latest entering of a hold, which goes on if nobody waits for it any more."""
@@ -67,6 +70,7 @@ class ReplicaHandle:
             self.failed_probes += 1
         else:
             self.failed_probes = 0
+            self.stats = stats
             self.waiting, self.slots = stats.get("waiting", 0), stats.get("rows", 1)
 
     async def load(self, adapter: Adapter | None) -> None:

@@ -29,6 +29,15 @@ class ReplicaEvent:
 
 
 @dataclass(frozen=True)
+class ReplicaReading:
+    """A live replica with the counts of its last health check, as the engine names them."""
+
+    number: int
+    pid: int
+    stats: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Adapter:
     """A tuned model's files; the name is the model id."""
 
@@ -122,6 +131,11 @@ class ReplicaGroup(Protocol):
     @property
     def pids(self) -> Sequence[int]:
         """Process ids of the live replicas."""
+        ...
+
+    @property
+    def readings(self) -> Sequence[ReplicaReading]:
+        """The live replicas. May be read from any thread."""
         ...
 
     @property

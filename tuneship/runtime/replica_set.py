@@ -21,6 +21,7 @@ from tuneship.runtime.replica_protocol import (
     OpenedReplica,
     OpenReplica,
     ReplicaEvent,
+    ReplicaReading,
 )
 from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 from tuneship.serving.replica_client import (
@@ -136,6 +137,11 @@ class ReplicaSet:
     def pids(self) -> list[int]:
         """Process ids of the live replicas."""
         return [replica.worker.pid for replica in self.live]
+
+    @property
+    def readings(self) -> list[ReplicaReading]:
+        """The live replicas. May be read from any thread."""
+        return [ReplicaReading(one.number, one.worker.pid, one.stats) for one in self.live]
 
     @property
     def waiting(self) -> int:

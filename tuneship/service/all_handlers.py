@@ -13,10 +13,12 @@ from tuneship.service.generation import handlers as generation
 from tuneship.service.jobs import handlers as jobs
 from tuneship.service.models import handlers as models
 from tuneship.service.models import instances
+from tuneship.service.monitoring import handlers as monitoring
 from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
 from tuneship.service.openai import models as openai_models
+from tuneship.service.openai import responses as openai_responses
 from tuneship.service.openai.bindings import OPENAI_SERVED
 
 RESOURCES = (
@@ -32,10 +34,12 @@ RESOURCES = (
     jobs,
     metrics,
     models,
+    monitoring,
     openai_files,
     openai_generation,
     openai_jobs,
     openai_models,
+    openai_responses,
     webhooks,
 )
 

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -34,6 +34,7 @@ from tuneship.host.durable import write_private
 from tuneship.host.machine import cache_share
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
+from tuneship.host.thread_pools import Threads
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.engine_kinds import VLLM_ENGINE
 from tuneship.runtime.isolation import hide
@@ -66,6 +67,7 @@ from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.jobs.local_launcher import clear_work
+from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.open_installation import Installation, open_for_service
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
@@ -81,6 +83,8 @@ from tuneship.store.quarantine import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
 REPLICAS_END_S = 4.0
+# A collector that does not answer must not delay the end.
+TRACING_END_S = 2.0
 # The event loop's own pool. Handlers have threads of their own (`common/fair_threads.py`), and so
 # has background work (`tuneship/host/thread_pools.py`).
 SPARE_THREADS = 32
@@ -228,6 +232,7 @@ def _build(
         isolates=isolates,
         clock=utc_now,
         timing=timing,
+        tracing=tracing_of(settings),
         clock_watch=ClockWatch(last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
@@ -295,6 +300,10 @@ async def _run(
     logger.info(text, version("tuneship"), parts.public_url, *places)
     await _Server(server_config(app, settings), parts, connections).serve(sockets=[place[0]])
     parts.database.close()
+    if parts.tracing is not None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TRACING_END_S):
+                await Threads("last spans", 1).run(parts.tracing.close)
     await leave(spare, parts.threads)
 
 
@@ -305,13 +314,15 @@ def _periodic_tasks(parts: Parts, keys: Keys, secret: bytes) -> tuple[Periodic, 
     keeper.run_due()  # the first key must be there before the first request
     head_secret = derived_secret(secret, "audit heads")
     heads = Heads(heads_file(settings.audit_heads, settings.data_dir), head_secret)
+
+    def sign() -> None:
+        now = parts.clock()
+        sign_head(database, heads, now)
+        parts.signed_audit.complete_at = now
+
     return (
         Periodic(keeper.run_due, KEYS_EVERY_S, "the keys could not be kept"),
-        Periodic(
-            lambda: sign_head(database, heads, parts.clock()),
-            HEAD_EVERY_S,
-            "the head of the audit chain could not be signed",
-        ),
+        Periodic(sign, HEAD_EVERY_S, "the head of the audit chain could not be signed"),
         Periodic(
             lambda: parts.keyring.forget(database),
             FORGET_EVERY_S,

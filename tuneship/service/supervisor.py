@@ -23,7 +23,7 @@ from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.endpoints.lease_expiry import LeaseKeeper
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
-from tuneship.store import deployment_logs, idempotency, metric_windows
+from tuneship.store import deployment_logs, idempotency, metric_windows, state_counts
 from tuneship.store import outbox as events
 from tuneship.store.quarantine import objects_of
 
@@ -178,6 +178,9 @@ class Supervisor:
         with database.write() as connection:
             idempotency.forget(connection, now=now)
         implicit.delete_idle(self._parts, now)
+        with database.read() as connection:
+            known = state_counts.deployment_ids(connection)
+        self._parts.recorder.keep_only(known)
 
 
 def _is_early(now: datetime, due: datetime, every: timedelta) -> bool:

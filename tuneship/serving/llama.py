@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
+from tuneship.serving.integer_kernels import kernels
 from tuneship.serving.kv_cache import CacheShape, SlotCache
 from tuneship.serving.linear import AS_MEASURED, Packing, Product
 from tuneship.serving.lora import Lora, Routes, Site
@@ -139,12 +140,13 @@ class LlamaModel:
         else:
             # 8 bits also beside 4: each row stands for one token alone, and the head's rounding
             # goes straight into the logits.
-            rows = Int8Product(embedding)
+            rows = Int8Product(embedding, kernels())
             del embedding
             self._embed = rows.rows
             self._head = rows
             if not tied:
-                self._head = Int8Product(files.take("lm_head.weight", number_format, shape))
+                head = files.take("lm_head.weight", number_format, shape)
+                self._head = Int8Product(head, kernels())
         self._layers = [
             self._layer(files, f"model.layers.{n}", number_format) for n in range(layers)
         ]
@@ -211,8 +213,8 @@ class LlamaModel:
             heads_norm = _Norm(gains[:, self._interleaved], self._eps)
         gate, up = (take(f"mlp.{part}_proj.weight", inner, hidden) for part in ("gate", "up"))
         kinds = {
-            "int8": Int8Product,
-            "int4": Int4Product,
+            "int8": lambda weight: Int8Product(weight, kernels()),
+            "int4": lambda weight: Int4Product(weight, kernels()),
             None: partial(Product, packing=self._packing),
         }
         product: Callable[[Tensor], ConstantProduct] = kinds[self._quantised]

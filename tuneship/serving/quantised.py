@@ -1,7 +1,7 @@
 """Weights of 8 or 4 bits, which are multiplied with tokens without being unpacked in memory.
 
-Reading the weights takes most of a step with few tokens, and these are a quarter to a seventh of the size of float32.
-Torch's kernels for them take tokens in bfloat16, to which they are rounded just for the product.
+They are a quarter to a seventh of the size of float32. Tokens are rounded just for the product: to 8 bits by our
+kernels (`integer_kernels`), to bfloat16 by torch's, which are used where ours do not run.
 """
 
 from typing import Protocol
@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-# Numbers of a row that share a scale and an offset in 4 bits: the groups of GGUF's Q4_0 and Q4_1.
-GROUP = 32
+from tuneship.serving.integer_kernels import (
+    GROUP,
+    ZEROS,
+    Kernels,
+    pack_int4,
+    pack_int8,
+)
+
 # Torch's kernels read beyond the end of a weight whose rows are not a multiple of this.
 ROWS_MULTIPLE = 16
 # The ends of a group are tried at these shares of its extremes: a coarse step for a single outlier
@@ -40,15 +46,22 @@ class ConstantProduct(Protocol):
 class Int8Product:
     """A weight of 8 bits with one scale per row."""
 
-    def __init__(self, weight: Tensor) -> None:
-        """Round a weight [out, in] in float32, which the caller may drop; `in` is a multiple of `GROUP`."""
-        self._rows = len(weight)
+    def __init__(self, weight: Tensor, compiled: Kernels | None = None) -> None:
+        """Round a weight [out, in] in float32, which the caller may drop; `in` is a multiple of `GROUP`.
+
+        `compiled`: our kernels; None: torch's.
+        """
+        self._rows, self._compiled = len(weight), compiled
         values, scales = round_to_int8(weight)
-        self._values, self._scales = _padded(values), _padded(scales)
+        values, self._scales = _padded(values), _padded(scales)
+        self._values = values if compiled is None else pack_int8(values)
         self.nbytes = self._values.nbytes + self._scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply x [T, in]: [T, out], both float32."""
+        if self._compiled is not None:
+            product = self._compiled.multiply(8, x, self._values, self._scales, len(self._scales))
+            return product[:, : self._rows].contiguous()
         product = torch.ops.aten._weight_int8pack_mm(  # noqa: SLF001 (no public name)
             x.bfloat16(), self._values, self._scales
         )
@@ -60,24 +73,39 @@ class Int8Product:
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Return the rows of the weight with these numbers [T]: [T, in] in float32."""
-        return self._values[numbers] * self._scales[numbers].float()[:, None]
+        if self._compiled is None:
+            values = self._values[numbers].float()
+        else:
+            lanes = self._values.shape[2]
+            values = self._values[numbers // lanes, :, numbers % lanes].flatten(1).float()
+            values -= ZEROS[8]
+        return values * self._scales[numbers].float()[:, None]
 
 
 class Int4Product:
     """A weight of 4 bits with a scale and an offset for each `GROUP` numbers of a row: 5 bits per number in total."""
 
-    def __init__(self, weight: Tensor) -> None:
-        """Round a weight [out, in] in float32, which the caller may drop; `in` is a multiple of `GROUP`."""
-        self._rows = len(weight)
-        values, scales, offsets = round_to_int4(weight)
-        packed = _padded(values).int()
-        self._values = torch.ops.aten._convert_weight_to_int4pack_for_cpu(packed, 1)  # noqa: SLF001
-        pairs = torch.stack([_padded(scales), _padded(offsets)], dim=-1)
-        self._scales = pairs.transpose(0, 1).contiguous()
+    def __init__(self, weight: Tensor, compiled: Kernels | None = None) -> None:
+        """Round a weight [out, in] in float32, which the caller may drop; `in` is a multiple of `GROUP`.
+
+        `compiled`: our kernels; None: torch's.
+        """
+        self._rows, self._compiled = len(weight), compiled
+        values, scales, offsets = (_padded(part) for part in round_to_int4(weight))
+        self._padded_rows = len(values)
+        if compiled is not None:
+            self._values, self._scales = pack_int4(values, scales, offsets)
+        else:
+            packed = values.int()
+            self._values = torch.ops.aten._convert_weight_to_int4pack_for_cpu(packed, 1)  # noqa: SLF001
+            self._scales = torch.stack([scales, offsets], dim=-1).transpose(0, 1).contiguous()
         self.nbytes = self._values.nbytes + self._scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply x [T, in]: [T, out], both float32."""
+        if self._compiled is not None:
+            product = self._compiled.multiply(4, x, self._values, self._scales, self._padded_rows)
+            return product[:, : self._rows].contiguous()
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(  # noqa: SLF001 (no public name)
             x.bfloat16(), self._values, GROUP, self._scales
         )

@@ -33,14 +33,15 @@ __all__ = ["prefect_api", "records"]
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 AT_ONCE = 20
+TIMEOUT_S = 3600.0
 TOKENIZER: Any = CATALOGUE.default.tokenizer
 
 
 class Callers(Stage):
     """Sends prompts of many lengths through the endpoint in each bucket, from callers who do not wait forever."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, allow_fault_injection=True)
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, allow_fault_injection=True, **settings)
         self.patience_s = 60.0
         self.per_bucket = 120
         self.service.engines.answer = TOKENIZER.encode("a word " * 10, add_special_tokens=False).ids
@@ -77,11 +78,11 @@ class Driven(Callers):
     """Sends the requests with the shipped traffic driver.
 
     A bucket takes as many of its requests as it may hold and ends when only hanging ones are left; one minute of the
-    test's clock has passed then.
+    test's clock has passed then. No request times out, however long the machine takes for a minute of the test's clock.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, generate_timeout_s=TIMEOUT_S)
         self.service.limit(generations=InFlightLimits(each=10_000, together=10_000))
         self.prompts = folder / "prompts.jsonl"
         lines = (json.dumps({"prompt": body_of(number)["prompt"]}) for number in range(40))
@@ -100,7 +101,12 @@ class Driven(Callers):
         self.proxy.play("POST", ".*/generate", [self._pass_when_there_is_room], for_ever=True)
 
     def plan(self, **changes: Any) -> CanaryPlan:
-        driver = {"prompts": str(self.prompts), "requests_per_second": 200, "max_in_flight": 1000}
+        driver = {
+            "prompts": str(self.prompts),
+            "requests_per_second": 200,
+            "max_in_flight": 1000,
+            "timeout_seconds": TIMEOUT_S,
+        }
         return super().plan(steps=[50, 100], traffic=driver, **changes)
 
     def _serve(self, deployment_id: str, count: int) -> None:
@@ -197,7 +203,7 @@ def test_what_hangs_is_slow_before_it_times_out_and_before_anybody_hangs_up(
     for module in (generation, generation_ends, under_way):
         monkeypatch.setattr(module, "time", clock)
 
-    result = shift_traffic(driven.plan(max_looks_per_step=12))
+    result = shift_traffic(driven.plan(max_looks_per_step=30))
 
     assert (result.outcome, result.reason) == ("rolled_back", "latency")
     look = result.decisions[-1]

@@ -102,17 +102,28 @@ def is_driving() -> bool:
     return any(thread.name == "traffic-driver" for thread in threading.enumerate())
 
 
-def test_no_more_requests_are_open_than_allowed() -> None:
+@pytest.mark.parametrize("allowed", [3, 300], ids=["few", "more than a pool of connections"])
+def test_as_many_requests_are_open_as_allowed_and_no_more(allowed: int) -> None:
     with FakeService() as fake:
         fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
         fake.generation_gate = threading.Event()
-        with driver(fake, max_in_flight=3):
-            wait_for(lambda: fake.waiting >= 3)
+        with driver(fake, max_in_flight=allowed):
+            wait_for(lambda: fake.waiting >= allowed)
             time.sleep(0.2)
             open_requests = fake.waiting
         fake.generation_gate.set()
 
-    assert open_requests == 3
+    assert open_requests == allowed
+
+
+def test_the_plan_says_how_long_an_answer_is_waited_for() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.generation_gate = threading.Event()
+        sending = driver(fake, timeout_seconds=0.1)
+        with sending:
+            wait_for(lambda: sending.counts.take(BASELINE, CANDIDATE).unanswered > 0)
+        fake.generation_gate.set()
 
 
 def test_prompts_are_the_instruction_or_prompt_of_each_line(tmp_path: Path) -> None:

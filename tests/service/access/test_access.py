@@ -90,6 +90,7 @@ def test_presets_hold_what_their_role_needs() -> None:
     shipped = {f"{one}:write" for one in ("models", "deployments", "endpoints", "webhooks")}
     assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate"}
     assert (PRESETS["inference"], PRESETS["auditor"]) == ({"generate"}, {"audit:read"})
+    assert PRESETS["monitoring"] == {"metrics:read", "machine:read"}
     assert PRESETS["admin"] == SCOPES
     assert scopes_of("inference, jobs:read") == {"generate", "jobs:read"}
     with pytest.raises(UnknownScope, match="jobs:raed"):

@@ -7,6 +7,15 @@ from openai.types import completion_create_params, file_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.fine_tuning import job_create_params as job_params
 from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
+from openai.types.responses import EasyInputMessageParam, ResponseTextConfigParam
+from openai.types.responses import response_create_params as response_params
+from openai.types.responses.response_input_file_param import ResponseInputFileParam
+from openai.types.responses.response_input_image_param import ResponseInputImageParam
+from openai.types.responses.response_input_param import Message
+from openai.types.responses.response_input_text_param import ResponseInputTextParam
+from openai.types.responses.response_output_message_param import ResponseOutputMessageParam
+from openai.types.responses.response_output_refusal_param import ResponseOutputRefusalParam
+from openai.types.responses.response_output_text_param import ResponseOutputTextParam
 
 from tuneship.contract.openai.chat import ChatCompletionCreate
 from tuneship.contract.openai.completions import TextCompletionCreate
@@ -17,10 +26,18 @@ from tuneship.contract.openai.jobs import (
     SupervisedHyperparameters,
     TuningMethod,
 )
+from tuneship.contract.openai.responses import (
+    InputMessage,
+    InputPart,
+    ResponseCreate,
+    ResponseStreamOptions,
+    TextOptions,
+)
 
 TYPES: list[tuple[Any, type[OpenAIRequest]]] = [
     (chat_params.CompletionCreateParamsBase, ChatCompletionCreate),
     (completion_create_params.CompletionCreateParamsBase, TextCompletionCreate),
+    (response_params.ResponseCreateParamsBase, ResponseCreate),
 ]
 
 
@@ -48,9 +65,19 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
         (job_params.Hyperparameters, SupervisedHyperparameters),
         (SupervisedHyperparametersParam, SupervisedHyperparameters),
         (file_create_params.FileCreateParams, FileUpload),
+        (response_params.StreamOptions, ResponseStreamOptions),
+        (ResponseTextConfigParam, TextOptions),
+        (EasyInputMessageParam, InputMessage),
+        (Message, InputMessage),
+        (ResponseOutputMessageParam, InputMessage),
+        (ResponseInputTextParam, InputPart),
+        (ResponseInputImageParam, InputPart),
+        (ResponseInputFileParam, InputPart),
+        (ResponseOutputTextParam, InputPart),
+        (ResponseOutputRefusalParam, InputPart),
     ],
     ids=lambda one: one.__name__,
 )
-def test_every_field_of_files_and_jobs_is_known(sent: Any, read: type[OpenAIRequest]) -> None:
+def test_every_field_of_the_parts_is_known(sent: Any, read: type[OpenAIRequest]) -> None:
     known = {*read.model_fields, *read.neutral, *read.unsupported, "file"}
     assert set(sent.__annotations__) - known == set()

@@ -9,6 +9,7 @@ import pytest
 from openai.types import Completion, FileDeleted, FileObject, Model, ModelDeleted
 from openai.types.chat import ChatCompletion
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+from openai.types.responses import Response
 from typer.testing import CliRunner
 
 from tuneship.cli.main import app
@@ -23,6 +24,7 @@ DOCUMENT = openai_document()
 TYPES: dict[str, Any] = {
     "chat.completion": ChatCompletion,
     "text_completion": Completion,
+    "response": Response,
     "model": Model,
     "file": FileObject,
     "fine_tuning.job": FineTuningJob,

@@ -123,8 +123,10 @@ def test_a_file_is_sent_in_a_form_and_everything_needs_both_headers() -> None:
     assert form["properties"]["file"]["format"] == "binary"
     assert set(form["required"]) == {"name", "format", "file"}
     assert body["encoding"]["tags"] == {"contentType": "application/json"}
-    for _, _, entry in ENTRIES.values():
-        assert set(entry["security"][0]) == {"bearerAuth", "clientId"}
+    for one in DECLARED:
+        needed = {"bearerAuth"} if one.takes_key_alone else {"bearerAuth", "clientId"}
+        assert set(ENTRIES[one.name][2]["security"][0]) == needed
+    assert [one.name for one in DECLARED if one.takes_key_alone] == ["read_metrics"]
 
 
 def test_every_reference_leads_somewhere_and_every_component_is_used() -> None:

@@ -17,6 +17,7 @@ from tests.unit.serving.test_engine import run
 from tuneship.parity import Parity, Probe
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits
+from tuneship.serving.integer_kernels import MIN_PARALLEL_NUMBERS, Kernels, kernels
 from tuneship.serving.llama import LlamaModel
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.quantised import (
@@ -31,7 +32,7 @@ from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights import QUANTISED
 from tuneship.serving.weights_choice import MeasuredWeights, fastest, measured_weights
 
-# Tokens are rounded to bfloat16 for a product, and its result is: eight significant bits.
+# Tokens are rounded for a product, to bfloat16 (and so is its result) or to 8 bits.
 ROUNDING = 1e-2
 PROMPT = tuple(range(40, 60))
 
@@ -50,14 +51,18 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("shape", [(48, 64), (261, 32), (5, 96), (640, 576)])
 @pytest.mark.parametrize("tokens", [1, 3, 8, 33, 100])
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_a_product_is_that_of_the_rounded_weight(
-    kind: str, tokens: int, shape: tuple[int, int]
+    kind: str, tokens: int, shape: tuple[int, int], is_compiled: bool
 ) -> None:
+    compiled = kernels() if is_compiled else None
+    if is_compiled and compiled is None:
+        pytest.skip("our kernels do not run on this machine")
     weight, x, residual = normal(*shape), normal(tokens, shape[1], seed=2), normal(tokens, shape[0])
-    product = Int8Product(weight) if kind == "int8" else Int4Product(weight)
+    product = (Int8Product if kind == "int8" else Int4Product)(weight, compiled)
     expected = x @ dequantised(weight, kind).T
     allowed = ROUNDING * float(expected.abs().max())
     torch.testing.assert_close(product(x), expected, rtol=0, atol=allowed)
@@ -65,6 +70,60 @@ def test_a_product_is_that_of_the_rounded_weight(
     found = product.onto(residual, x)
     torch.testing.assert_close(found, expected + residual, rtol=0, atol=allowed)
     assert torch.equal(residual, kept)
+
+
+@pytest.fixture
+def compiled() -> Kernels:
+    found = kernels()
+    if found is None:
+        pytest.skip("our kernels do not run on this machine")
+    return found
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_token_gets_the_same_bits_whatever_is_beside_it(kind: str, compiled: Kernels) -> None:
+    product = (Int8Product if kind == "int8" else Int4Product)(normal(64, 96), compiled)
+    x = normal(7, 96, seed=2)
+    together = product(x)
+    for number in range(7):
+        assert torch.equal(product(x[number : number + 1])[0], together[number])
+    assert product(x[:0]).shape == (0, 64)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_threads_share_a_product_and_change_no_bit(kind: str, compiled: Kernels) -> None:
+    weight, x = normal(1000, 288), normal(5, 288, seed=2)
+    assert len(weight) * x.numel() > MIN_PARALLEL_NUMBERS
+    product = (Int8Product if kind == "int8" else Int4Product)(weight, compiled)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = product(x)
+        torch.set_num_threads(3)
+        assert torch.equal(product(x), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_token_that_is_not_finite_has_no_finite_product_and_harms_no_other(
+    kind: str, fault: float, compiled: Kernels
+) -> None:
+    product = (Int8Product if kind == "int8" else Int4Product)(normal(64, 96), compiled)
+    x = normal(3, 96, seed=2)
+    expected = product(x)
+    x[1, 40] = fault
+    found = product(x)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[::2], expected[::2])
+
+
+def test_the_rows_of_a_weight_are_the_same_in_both_layouts(compiled: Kernels) -> None:
+    weight, numbers = normal(261, 64), torch.tensor([0, 7, 8, 260, 7])
+    assert torch.equal(
+        Int8Product(weight, compiled).rows(numbers), Int8Product(weight).rows(numbers)
+    )
 
 
 def test_rounding_is_by_half_a_step_at_most_and_four_bits_by_the_best_range() -> None:

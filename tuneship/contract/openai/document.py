@@ -6,7 +6,15 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from tuneship.contract.openai import chat, completions, files, jobs, models
+from tuneship.contract.openai import (
+    chat,
+    completions,
+    files,
+    jobs,
+    models,
+    response_events,
+    responses,
+)
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
 
@@ -14,6 +22,7 @@ from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
 SECTIONS = {
     chat: "Conversations that a model continues.",
     completions: "Texts that a model answers.",
+    responses: "Texts and conversations that a model answers, without state.",
     models: "What can be asked.",
     files: "Training data, and results of jobs.",
     jobs: "Fine-tuning jobs, their events and checkpoints.",
@@ -21,6 +30,7 @@ SECTIONS = {
 FRAMES: dict[str, TypeAdapter[Any]] = {
     chat.openai_create_chat_completion.name: TypeAdapter(chat.ChatChunk),
     completions.openai_create_completion.name: TypeAdapter(completions.TextCompletion),
+    responses.openai_create_response.name: TypeAdapter(response_events.ResponseEvent),
 }
 DESCRIPTION = (
     "The part of OpenAI's API that tuneship offers: the same keys, scopes, limits and rows as its main API. A field of "

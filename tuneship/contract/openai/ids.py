@@ -23,6 +23,11 @@ def shown_id(identifier: str, prefix: str | None = None) -> str:
     return f"{prefix or PREFIXES[kind]}-{rest}"
 
 
+def new_form_id(identifier: str, prefix: str) -> str:
+    """The id of a part of OpenAI's responses, e.g. `resp_<x>` of `gen_<x>`: these have an underscore."""
+    return f"{prefix}_{identifier.partition('_')[2]}"
+
+
 def own_id(identifier: str) -> str:
     """The form of an id that tuneship stores, e.g. `ft_<x>` of `ftjob-<x>`; any other text is returned unchanged."""
     if identifier.startswith(RESULT_FILE):

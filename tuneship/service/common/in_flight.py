@@ -27,14 +27,19 @@ class InFlightGeneration:
     accepted: float | None = None
     """When its request came (`time.perf_counter`); None until its deployment is known to be the caller's."""
     endpoint_id: str = ""
+    first_token: float | None = None
+    """When its first token came (`time.perf_counter`)."""
 
     def queued(self, now: datetime) -> None:
         """Note that it waits in a replica's queue, or for a replica to start."""
         self.queued_since = now
+        self.first_token = None
 
     def started(self) -> None:
-        """Note that its first token has come."""
-        self.queued_since = None
+        """Note that its first token has come; called for all later ones as well."""
+        if self.first_token is None:
+            self.first_token = time.perf_counter()
+            self.queued_since = None
 
 
 class InFlightGenerations:
@@ -70,6 +75,15 @@ class InFlightGenerations:
             for generation in running
             if generation.accepted is not None and endpoint_id in (None, generation.endpoint_id)
         ]
+
+    def queued(self, deployment_id: str) -> int:
+        """How many requests in flight wait for their first token. May be called from any thread."""
+        running = list(self._running.get(deployment_id, ()))
+        return sum(generation.queued_since is not None for generation in running)
+
+    def total(self) -> int:
+        """How many generations of all deployments are in flight. May be called from any thread."""
+        return sum(len(running) for running in list(self._running.values()))
 
     def take_demand(self, deployment_id: str, now: datetime) -> Demand:
         """The demand on a deployment since the last call, which resets the peak."""

@@ -74,6 +74,8 @@ def refusal(error: ValidationError) -> ApiError:
         return _malformed(unknown, "unknown_field", "is not a field of this request")
     if missing:
         return _malformed(missing, "missing_field", "is required")
+    # Of a text or a list, what is not supported in the list says more than that it is no text.
+    problems.sort(key=lambda problem: problem["type"] not in NOT_SUPPORTED)
     details: dict[str | None, ErrorDetail] = {}
     for problem in problems:
         detail = _detail(problem)

@@ -6,8 +6,8 @@ Knows no HTTP framework and no resource. Frames are put on the wire by `service/
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -37,6 +37,25 @@ class Stream:
     """A draining service lets it finish: it ends by itself, and its reader could not resume elsewhere."""
     is_events_only: bool = False
     """It goes out as server-sent events, whatever the reader asks for."""
+
+
+async def reframed(
+    stream: Stream, first: Sequence[Frame], convert: Callable[[Frame], Sequence[Frame]]
+) -> Stream:
+    """The stream with other frames: `first`, then what `convert` makes of each; only for readers of events."""
+
+    async def frames() -> AsyncGenerator[Sequence[Frame]]:
+        async with aclosing(stream.frames) as source:
+            yield ()
+            yield first
+            async for together in source:
+                if converted := [one for frame in together for one in convert(frame)]:
+                    yield converted
+
+    # A generator closes its source only once it has begun.
+    begun = frames()
+    await anext(begun)
+    return Stream(begun, outlasts_drain=stream.outlasts_drain, is_events_only=True)
 
 
 class Notifier:

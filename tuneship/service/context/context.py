@@ -27,8 +27,11 @@ from tuneship.service.common.fair_threads import RequestThreads
 from tuneship.service.common.fault_injection import PromptLengths
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.log_recorder import LogRecorder
+from tuneship.service.common.request_counts import RequestCounts
+from tuneship.service.common.signed_audit import SignedAudit
 from tuneship.service.common.streaming import Notifier
 from tuneship.service.common.timing import ServiceTiming
+from tuneship.service.common.tracing import SpanNotes, Tracing
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store import deployment_logs, job_records, metric_windows, tables
 from tuneship.store import queries as rows
@@ -72,6 +75,10 @@ class Parts:
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
     prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
+    request_counts: RequestCounts = field(default_factory=RequestCounts)
+    signed_audit: SignedAudit = field(default_factory=SignedAudit)
+    tracing: Tracing | None = None
+    """Takes the spans of requests and jobs; None where no collector is set."""
     notifier: Notifier = field(default_factory=Notifier)
     drain: Drain = field(default_factory=Drain)
     threads: RequestThreads = field(default_factory=RequestThreads)
@@ -112,9 +119,15 @@ class Context:
     wants_whole_lists: bool = False
     """The profile's lists have no pages, and the caller did not request one."""
     last_event_id: str | None = None
+    scopes: frozenset[str] = frozenset()
+    """The scopes of the caller's key; the boundary has checked the one of the operation."""
+    accept: str = ""
+    """The media types that the caller accepts, as they were sent."""
     caller: Caller = field(default_factory=Caller)
     trail: AuditTrail = field(default_factory=AuditTrail)
     """The facts for this request's audit entry."""
+    span: SpanNotes = field(default_factory=SpanNotes)
+    """The notes for this request's span."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     """More headers for the answer."""
     after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])

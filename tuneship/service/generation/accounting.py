@@ -58,10 +58,14 @@ class GenerationAccount:
     endpoint_id: str
     started: float
 
-    def succeeded(self, written: WrittenAnswers) -> None:
-        """Count a request with the tokens of all its answers; the metrics say enough, so nothing is logged."""
+    def succeeded(self, written: WrittenAnswers, first_token: float | None) -> None:
+        """Count a request with the tokens of all its answers; the metrics say enough, so nothing is logged.
+
+        `first_token`: when it came, by `time.perf_counter`; None for an answer without any.
+        """
         self._count(
             RequestOutcome.SUCCESS,
+            first_token=first_token,
             prompt_tokens=written.prompt_tokens,
             completion_tokens=written.completion_tokens,
             is_empty=written.is_empty,
@@ -85,6 +89,7 @@ class GenerationAccount:
             name = f"key {self.context.trail.key_id}" if key is None else f"routing key {key}"
             caller = self.context.parts.recorder.number_of(name)
             self._count(RequestOutcome.SERVER_ERROR, caller=caller)
+            self.context.span.error = error.code if isinstance(error, ApiError) else "unexpected"
 
         if not isinstance(error, ApiError):
             self._log("error", "failed unexpectedly")
@@ -98,6 +103,7 @@ class GenerationAccount:
         self,
         outcome: RequestOutcome,
         *,
+        first_token: float | None = None,
         prompt_tokens: int = 0,
         completion_tokens: int = 0,
         is_empty: bool = False,
@@ -110,6 +116,7 @@ class GenerationAccount:
                 ended_at=self.context.now.timestamp(),
                 outcome=outcome,
                 latency_ms=(time.perf_counter() - self.started) * 1000,
+                first_token_ms=None if first_token is None else (first_token - self.started) * 1000,
                 prompt_tokens=prompt_tokens,
                 completion_tokens=completion_tokens,
                 is_empty=is_empty,

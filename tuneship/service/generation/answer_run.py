@@ -45,8 +45,11 @@ class AnswerRun:
         self.begun = asyncio.Event()
         """Set when the prompt has been read: another answer to it finds its prefix in the cache."""
 
-    async def run(self, now: datetime, emit: Emit | None) -> WrittenAnswer:
-        """Write it; `emit` gets each piece of the text. Raises `ServingError`."""
+    async def run(self, now: datetime | None, emit: Emit | None) -> WrittenAnswer:
+        """Write it; `emit` gets each piece of the text. Raises `ServingError`.
+
+        `now`: the request waits for its first token since then; None where another of its answers says so.
+        """
         self._emit = emit
         try:
             return await self._run_once(now)
@@ -55,11 +58,12 @@ class AnswerRun:
                 raise
             return await self._run_once(now)
 
-    async def _run_once(self, now: datetime) -> WrittenAnswer:
+    async def _run_once(self, now: datetime | None) -> WrittenAnswer:
         """Write with one replica. Text that is read or searched while it grows is decoded token by token."""
         base, request = self._served.base, self._request
         group = self._parts.replicas.of(base.path)
-        self._in_flight.queued(now)
+        if now is not None:
+            self._in_flight.queued(now)
         async with await group.generate(self._served.adapter, self._prepared) as generation:
             if request.stop or request.stream or request.logprobs is not None:
                 return await self._by_token(generation)

@@ -41,6 +41,7 @@ from tuneship.service.generation.prompts import (
     replica_requests,
 )
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
+from tuneship.service.generation.span import note_answer, note_request
 from tuneship.service.generation.text_stream import TextStream
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_served, is_within_reach
@@ -110,7 +111,8 @@ class GenerationRun:
             except Exception as error:
                 account.failed(error)
                 raise
-            account.succeeded(written)
+            account.succeeded(written, self._in_flight.first_token)
+            note_answer(context.span, written, self._started, self._in_flight.first_token)
 
         usage = Usage(
             prompt_tokens=written.prompt_tokens,
@@ -171,6 +173,7 @@ class GenerationRun:
         )
         # Only now is the deployment known to be the caller's, so the metrics may show this request as in flight.
         self._in_flight.accepted, self._in_flight.endpoint_id = self._started, target.endpoint_id
+        note_request(context.span, target, self._served, self._request)
 
     def _check_can_serve(self) -> None:
         status = DeploymentStatus(self._deployment["status"])
@@ -268,7 +271,7 @@ class GenerationRun:
         async def follow(number: int) -> WrittenAnswer:
             if number % count:
                 await runs[number - number % count].begun.wait()
-            answer = await runs[number].run(now, emitters[number])
+            answer = await runs[number].run(None if number else now, emitters[number])
             runs[number].begun.set()  # also where it has no token
             return answer
 

@@ -147,6 +147,7 @@ class _OperationEndpoint:
     async def answer(self, request: Request) -> Response:
         principal: Principal = request.state.principal
         context = _context_of(self._parts, self._operation, request)
+        request.state.operation, request.state.span = self._operation, context.span
         try:
             _check_access(self._operation, request)
             if self._in_flight is None:
@@ -253,6 +254,8 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
         if_match=request.headers.get("if-match"),
         routing_key=request.headers.get("x-routing-key"),
         last_event_id=request.headers.get("last-event-id"),
+        scopes=principal.scopes,
+        accept=request.headers.get("accept", ""),
         caller=Caller(
             is_private=is_private,
             is_address_known=is_address_known(request.scope),

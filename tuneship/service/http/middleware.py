@@ -19,12 +19,14 @@ from tuneship.contract.openai.declaring import OPENAI
 from tuneship.contract.operation import DECLARED
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import OPAQUE_ID
+from tuneship.service.common.request_counts import NO_CLIENT, NO_OPERATION
 from tuneship.service.http import openai
 from tuneship.service.http.body_timeout import BodyTimeout
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.connections import CONNECTION, Connection
 from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.rate_limits import RateWindow
+from tuneship.service.http.request_spans import request_span
 from tuneship.service.http.responses import error_response, refusal_of
 from tuneship.store.audit import NOBODY, AuditRecord
 from tuneship.store.identifiers import new_id
@@ -80,6 +82,7 @@ class EntryMiddleware:
         finally:
             log = logger if "principal" in state else keyless_logger
             self._log_access(log, scope, answer.status, started)
+            self._count(scope, answer.status, started)
 
     async def _authenticate(self, request: Request) -> None:
         """Find the caller by its key. Raises `AuthenticationError`, or `RateLimitExceeded` after too many failures.
@@ -140,6 +143,18 @@ class EntryMiddleware:
         refused = (NOBODY, "", "authenticate", None, 401, address_of(request), request_id)
         with parts.database.write() as connection:
             parts.audit.add(connection, AuditRecord(parts.clock(), *refused))
+
+    def _count(self, scope: Scope, status: int, started: float) -> None:
+        """Count the request for the metrics, and send its span where there is a collector."""
+        parts, state = self._boundary.parts, scope["state"]
+        client_id = state["principal"].client_id if "principal" in state else NO_CLIENT
+        operation = state["operation"].name if "operation" in state else NO_OPERATION
+        took_s = time.perf_counter() - started
+        parts.request_counts.count(client_id, operation, status, took_s)
+        if parts.tracing is not None:
+            span = request_span(scope, status, started, parts.clock())
+            if span is not None:
+                parts.tracing.record(span)
 
     def _log_access(self, log: logging.Logger, scope: Scope, status: int, started: float) -> None:
         """Log one line for each request: the path as it was encoded, never the query, a header or a body."""

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, MutableMapping
+from functools import cache
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -11,13 +12,14 @@ from starlette.requests import Request
 from tuneship.contract.errors import ApiError, AuthenticationError
 from tuneship.contract.openai.declaring import PREFIX
 from tuneship.contract.openai.ids import own_id
+from tuneship.contract.operation import DECLARED
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, openai_refusal
 
 VERSION = "2020-10-01"
 RETRY_COUNT = re.compile(r"[0-9]{1,4}")
 JOBS = f"{PREFIX}fine_tuning/jobs"
-GENERATING = (f"{PREFIX}chat/completions", f"{PREFIX}completions")
+GENERATING = tuple(PREFIX + one for one in ("chat/completions", "completions", "responses"))
 # The headers that may name the client, and the variables from which OpenAI's clients take them.
 TENANT_HEADERS = {
     "OpenAI-Organization": "OPENAI_ORG_ID",
@@ -46,11 +48,19 @@ def no_such_route(error: ApiError) -> OpenAIRefusal:
 def credentials(scope: Mapping[str, Any], headers: Headers) -> tuple[list[str], list[str] | None]:
     """The values of `Authorization` and of `X-Client-ID`; None for the second where the key alone counts."""
     given = headers.getlist("authorization"), headers.getlist("x-client-id")
+    if scope["path"] in _paths_for_a_key_alone():
+        return given[0], given[1] or None
     if not is_openai(scope):
         return given
     # Azure's clients send the key alone.
     keys = given[0] or [f"Bearer {key}" for key in headers.getlist("api-key")]
     return keys, given[1] or None
+
+
+@cache
+def _paths_for_a_key_alone() -> frozenset[str]:
+    """The addresses of the main API that need no client id; called when every operation is declared."""
+    return frozenset(operation.path for operation in DECLARED if operation.takes_key_alone)
 
 
 def retry_count(request: Request) -> int | None:

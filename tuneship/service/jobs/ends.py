@@ -12,6 +12,7 @@ from tuneship.contract.jobs import JobStatus
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs import record_progress
 from tuneship.service.jobs.attempts import SEALED_KINDS
+from tuneship.service.jobs.span import record_job
 from tuneship.service.models.handlers import model_id
 from tuneship.store import job_leases as leases
 from tuneship.store import job_records, tables
@@ -53,6 +54,7 @@ def complete(
             connection, job["id"], "succeeded", now, fine_tuned_model=identifier
         )
     parts.notifier.notify(job["id"])
+    record_job(parts, job["id"])
 
 
 def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
@@ -65,6 +67,7 @@ def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
         job_records.add_log(connection, job_id, now, "error", f"{reason}: {message}")
         record_progress.emit_event(connection, job_id, "failed", now, reason=reason)
     parts.notifier.notify(job_id)
+    record_job(parts, job_id, error=reason)
 
 
 def cancel(parts: Parts, claim: JobLease) -> None:
@@ -77,6 +80,7 @@ def cancel(parts: Parts, claim: JobLease) -> None:
         job_records.add_log(connection, job_id, now, "info", "cancelled")
         record_progress.emit_event(connection, job_id, "cancelled", now)
     parts.notifier.notify(job_id)
+    record_job(parts, job_id)
 
 
 def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text: str) -> None:

@@ -1,8 +1,7 @@
 """Turns requests of OpenAI's clients into generations, and generations into OpenAI's answers. Pure."""
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,12 +23,13 @@ from tuneship.contract.openai.chat import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
-    ChatCompletionCreate,
     ChatDelta,
+    ChatMessage,
 )
 from tuneship.contract.openai.completions import TextChoice, TextCompletion, TextCompletionCreate
+from tuneship.contract.openai.responses import InputMessage
 from tuneship.service.common.refusals import refusal
-from tuneship.service.common.streaming import Frame, Stream
+from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.generation.accounting import WrittenAnswers
 from tuneship.service.openai.logprobs import (
     chat_logprobs,
@@ -62,9 +62,9 @@ def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
         raise refusal(error) from None
 
 
-def turns_of(request: ChatCompletionCreate) -> list[dict[str, str]]:
+def turns_of(messages: Sequence[ChatMessage | InputMessage]) -> list[dict[str, str]]:
     """The turns of a conversation; the system and developer turns at its beginning are one."""
-    turns = [{"role": message.role, "content": message.text} for message in request.messages]
+    turns = [{"role": message.role, "content": message.text} for message in messages]
     first = next(
         (number for number, turn in enumerate(turns) if turn["role"] not in SYSTEM), len(turns)
     )
@@ -215,21 +215,8 @@ def text_pieces(head: AnswerHead, written: Callable[[], WrittenAnswers]) -> Piec
 
 async def openai_stream(stream: Stream, pieces: Pieces, *, wants_usage: bool) -> Stream:
     """The stream of a generation as OpenAI's clients read it: data without names of events, `[DONE]` at the end."""
-
-    async def frames() -> AsyncGenerator[Sequence[Frame]]:
-        async with aclosing(stream.frames) as source:
-            yield ()
-            yield [Frame("", piece) for piece in pieces.first]
-            async for together in source:
-                if sent := [
-                    one for frame in together for one in _frames(frame, pieces, wants_usage)
-                ]:
-                    yield sent
-
-    # A generator closes its source only once it has begun.
-    begun = frames()
-    await anext(begun)
-    return Stream(begun, outlasts_drain=stream.outlasts_drain, is_events_only=True)
+    first = [Frame("", piece) for piece in pieces.first]
+    return await reframed(stream, first, lambda frame: _frames(frame, pieces, wants_usage))
 
 
 def _frames(frame: Frame, pieces: Pieces, wants_usage: bool) -> list[Frame]:

@@ -46,7 +46,7 @@ async def openai_create_chat_completion(
             most = deployment["generation"]["max_output_tokens"]
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         return generation_of(
-            request, messages=turns_of(request), max_tokens=most, logprobs=logprobs
+            request, messages=turns_of(request.messages), max_tokens=most, logprobs=logprobs
         )
 
     with with_names({"max_tokens": name}):

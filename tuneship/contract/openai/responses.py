@@ -1,0 +1,311 @@
+"""Responses of OpenAI's API, without state: nothing is stored, so every request holds its whole conversation."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tuneship.contract.common import Reply, absent
+from tuneship.contract.examples import MODEL, SUFFIX
+from tuneship.contract.generation import MAXIMUM_TURNS
+from tuneship.contract.openai.answering import AskedModel, Text
+from tuneship.contract.openai.declaring import openai_operation
+from tuneship.contract.openai.fields import ANY_VALUE, NeutralFields, OpenAIRequest
+from tuneship.contract.operation import Example
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
+
+# Lists that OpenAI's types require, and that are empty here.
+Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
+class InputPart(OpenAIRequest):
+    """One part of a turn: text that a person wrote, or that an earlier response holds."""
+
+    unsupported = frozenset(
+        {"image_url", "file_id", "file_data", "file_url", "filename", "detail", "refusal"}
+    )
+    neutral: ClassVar[NeutralFields] = {
+        "prompt_cache_breakpoint": ANY_VALUE,
+        "annotations": ANY_VALUE,
+        "logprobs": ANY_VALUE,
+    }
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+class InputMessage(OpenAIRequest):
+    """One turn of a conversation, or the message of an earlier response. `developer` is another name of `system`."""
+
+    neutral: ClassVar[NeutralFields] = {
+        "type": ("message",),
+        "id": ANY_VALUE,
+        "status": ANY_VALUE,
+        "phase": ANY_VALUE,
+    }
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[InputPart], Field(min_length=1)]
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class TextOptions(OpenAIRequest):
+    """The form of the answer; only plain text is supported."""
+
+    neutral: ClassVar[NeutralFields] = {
+        "format": ({"type": "text"},),
+        "verbosity": ("medium",),
+    }
+
+
+class ResponseStreamOptions(OpenAIRequest):
+    """Options of a stream."""
+
+    neutral: ClassVar[NeutralFields] = {"include_obfuscation": (False,)}
+
+
+class ResponseCreate(OpenAIRequest):
+    """A text or a conversation that a model shall answer."""
+
+    neutral: ClassVar[NeutralFields] = {
+        "background": (False,),
+        # Asks for a part of answers that no model here writes.
+        "include": ([], ["reasoning.encrypted_content"]),
+        "max_tool_calls": ANY_VALUE,
+        "parallel_tool_calls": ANY_VALUE,
+        "prompt_cache_options": ANY_VALUE,
+        "prompt_cache_retention": ANY_VALUE,
+        "reasoning": ({}, {"effort": "none"}),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+    unsupported = frozenset(
+        {
+            "access_programs",
+            "background_options",
+            "context_management",
+            "conversation",
+            "image",
+            "moderation",
+            "previous_response_id",
+            "prompt",
+        }
+    )
+
+    model: AskedModel
+    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAXIMUM_TURNS)]
+    instructions: Annotated[
+        Text | None, Field(description="Stands before the conversation, as its system turn.")
+    ] = None
+    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    text: TextOptions | None = None
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Annotated[Metadata | None, Field(description="Is returned with the answer.")] = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    user: Annotated[
+        Text | None,
+        Field(description="Requests of one user go to one member of a canary endpoint."),
+    ] = None
+
+    @property
+    def person(self) -> str | None:
+        """The text that stands for the person who asks."""
+        return self.safety_identifier or self.user or self.prompt_cache_key
+
+
+class OutputText(Reply):
+    """The text of an answer."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: Nothing = Field(default_factory=list[Any])
+    logprobs: Nothing = Field(default_factory=list[Any])
+
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputMessage(Reply):
+    """The turn that a model wrote."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: ResponseStatus
+    content: list[OutputText]
+
+
+class InputTokenDetails(Reply):
+    """Always 0: what the engine keeps of earlier prompts is not counted for single requests."""
+
+    cached_tokens: Literal[0] = 0
+    cache_write_tokens: Literal[0] = 0
+
+
+class OutputTokenDetails(Reply):
+    """Always 0: no model here reasons apart from its answer."""
+
+    reasoning_tokens: Literal[0] = 0
+
+
+class ResponseUsage(Reply):
+    """Tokens that the model read and wrote."""
+
+    input_tokens: int
+    input_tokens_details: InputTokenDetails = Field(default_factory=InputTokenDetails)
+    output_tokens: int
+    output_tokens_details: OutputTokenDetails = Field(default_factory=OutputTokenDetails)
+    total_tokens: int
+
+
+class IncompleteDetails(Reply):
+    """The reason of an answer without an end: it reached its limit."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseFailure(Reply):
+    """The error that ended a streamed answer."""
+
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class AnswerFormat(Reply):
+    """The form of an answer."""
+
+    type: Literal["text"] = "text"
+
+
+class AnswerText(Reply):
+    """The form of an answer, and how long it is."""
+
+    format: AnswerFormat = Field(default_factory=AnswerFormat)
+    verbosity: Literal["medium"] = "medium"
+
+
+class ResponseObject(Reply):
+    """An answer, and the settings that made it."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: ResponseStatus
+    background: Literal[False] = False
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: Annotated[str, Field(description="The model that answered, also for an endpoint.")]
+    output: list[OutputMessage] = Field(default_factory=list[OutputMessage])
+    parallel_tool_calls: Literal[True] = True
+    previous_response_id: None = None
+    prompt_cache_key: str | None = None
+    reasoning: None = None
+    safety_identifier: str | None = None
+    service_tier: Literal["default"] = "default"
+    store: Literal[False] = False
+    temperature: float
+    text: AnswerText = Field(default_factory=AnswerText)
+    tool_choice: Literal["auto"] = "auto"
+    tools: Nothing = Field(default_factory=list[Any])
+    top_logprobs: Literal[0] = 0
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: Annotated[str | None, Field(exclude_if=absent)] = None
+
+
+EXAMPLE_RESPONSE: dict[str, Any] = {
+    "id": f"resp_{SUFFIX}",
+    "object": "response",
+    "created_at": 1_772_366_400,
+    "completed_at": 1_772_366_401,
+    "status": "completed",
+    "background": False,
+    "error": None,
+    "incomplete_details": None,
+    "instructions": "Name the chapter.",
+    "max_output_tokens": 64,
+    "metadata": {},
+    "model": MODEL,
+    "output": [
+        {
+            "id": f"msg_{SUFFIX}",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [
+                {
+                    "type": "output_text",
+                    "text": "Diseases of the eye",
+                    "annotations": [],
+                    "logprobs": [],
+                }
+            ],
+        }
+    ],
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": None,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": False,
+    "temperature": 0.0,
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "usage": {
+        "input_tokens": 21,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 6,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 27,
+    },
+}
+
+
+@openai_operation(
+    "POST",
+    "responses",
+    scope="generate",
+    example=Example(
+        {
+            "text": {
+                "model": MODEL,
+                "instructions": "Name the chapter.",
+                "input": "senile cataract",
+                "max_output_tokens": 64,
+                "temperature": 0.0,
+            }
+        },
+        EXAMPLE_RESPONSE,
+    ),
+)
+def openai_create_response(request: ResponseCreate) -> ResponseObject:
+    """Answer a text or a conversation; nothing of it is stored."""
+    raise NotImplementedError

@@ -1,0 +1,66 @@
+"""The series of the machine: its processes, memory and disk, and sums over all tenants that name none of them."""
+
+import shutil
+from importlib.metadata import version
+
+import sqlalchemy as sa
+
+from tuneship.host.machine import resident_memory
+from tuneship.host.memory import free_memory
+from tuneship.metrics.windows import MetricWindow
+from tuneship.service.context.context import Parts
+from tuneship.service.monitoring import metric_list as metrics
+from tuneship.service.monitoring.scrape import Scrape
+from tuneship.service.monitoring.tenant_series import add_states, age_s, outcomes
+from tuneship.store import state_counts, tables
+
+
+def add_machine(
+    scrape: Scrape, parts: Parts, connection: sa.Connection, together: MetricWindow
+) -> None:
+    """Add the series of the machine; `together` has the generations of all tenants."""
+    scrape.add(metrics.BUILD, 1, version("tuneship"))
+    _add_traffic(scrape, parts, together)
+    add_states(
+        scrape,
+        (metrics.ALL_JOBS, metrics.ALL_DEPLOYMENTS),
+        state_counts.by_status(connection, tables.jobs),
+        state_counts.by_status(connection, tables.deployments),
+    )
+    now, backlogs = parts.clock(), state_counts.webhook_backlogs(connection)
+    scrape.add(metrics.ALL_PENDING, sum(one.pending for one in backlogs))
+    oldest = max((age_s(one.oldest, now) for one in backlogs), default=0.0)
+    scrape.add(metrics.ALL_OLDEST, oldest)
+    if parts.signed_audit.complete_at is not None:
+        scrape.add(metrics.AUDIT_AGE, age_s(parts.signed_audit.complete_at, now))
+    scrape.add(metrics.FREE_MEMORY, free_memory())
+    scrape.add(metrics.FREE_DISK, shutil.disk_usage(parts.settings.data_dir).free)
+    _add_replicas(scrape, parts)
+
+
+def _add_traffic(scrape: Scrape, parts: Parts, together: MetricWindow) -> None:
+    for operation, tally in sorted(parts.request_counts.by_operation(None).items()):
+        for status, count in sorted(tally.statuses.items()):
+            scrape.add(metrics.ALL_REQUESTS, count, operation, status)
+    for outcome, count in outcomes(together):
+        scrape.add(metrics.ALL_GENERATIONS, count, outcome)
+    scrape.add(metrics.ALL_TOKENS, together.input_tokens, "input")
+    scrape.add(metrics.ALL_TOKENS, together.output_tokens, "output")
+    scrape.add_sketch(metrics.ALL_DURATION, together.latencies, together.latency_sum_ms)
+    scrape.add_sketch(metrics.ALL_FIRST_TOKEN, together.first_tokens, together.first_token_sum_ms)
+    scrape.add(metrics.ALL_IN_FLIGHT, parts.in_flight.total())
+
+
+def _add_replicas(scrape: Scrape, parts: Parts) -> None:
+    names = {base.path: base.id for base in parts.catalogue}
+    # A copy, because the event loop may add a group meanwhile.
+    for path, group in dict(parts.replicas.groups).items():
+        base = names.get(path)
+        if base is None:  # no longer in the catalogue
+            continue
+        for one in group.readings:
+            labels = (base, str(one.number))
+            scrape.add(metrics.REPLICA_MEMORY, resident_memory(one.pid), *labels)
+            for name, metric in metrics.OF_REPLICAS.items():
+                if name in one.stats:
+                    scrape.add(metric, one.stats[name], *labels)

@@ -1,0 +1,116 @@
+"""The series of one tenant: its requests, its generations, and the state of its resources."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from itertools import accumulate
+
+import sqlalchemy as sa
+
+from tuneship.contract.deployments import DeploymentStatus
+from tuneship.contract.jobs import JobStatus
+from tuneship.metrics.observations import RequestOutcome
+from tuneship.metrics.recorder import Totals
+from tuneship.metrics.windows import MetricWindow
+from tuneship.service.common.request_counts import EDGES_S
+from tuneship.service.context.context import Parts
+from tuneship.service.monitoring import metric_list as metrics
+from tuneship.service.monitoring.metric_list import MetricKind
+from tuneship.service.monitoring.scrape import Scrape
+from tuneship.store import state_counts, tables
+from tuneship.store.queries import Row
+from tuneship.store.state_counts import WebhookBacklog
+
+REQUEST_EDGES = tuple(map(str, EDGES_S))
+# Rows of deleted deployments stay, so their number would only ever grow.
+SHOWN_DEPLOYMENT_STATES = tuple(
+    status for status in DeploymentStatus if status is not DeploymentStatus.DELETED
+)
+
+
+def add_tenant(scrape: Scrape, parts: Parts, connection: sa.Connection, client_id: str) -> Totals:
+    """Add the series of a tenant; returns the totals that were read for it."""
+    _add_requests(scrape, parts, client_id)
+    deployments = state_counts.deployments_of(connection, client_id)
+    endpoints = state_counts.endpoints_of(connection, client_id)
+    totals = parts.recorder.totals({row["id"] for row in deployments})
+    known_endpoints = {"", *(row["id"] for row in endpoints)}
+    for target, total in sorted(totals.by_target.items()):
+        if target[1] in known_endpoints:
+            _add_generations(scrape, total, target)
+    for row in deployments:
+        _add_deployment(scrape, parts, row)
+    for row in endpoints:
+        for member in row["members"]:
+            scrape.add(metrics.TRAFFIC, member["traffic_percentage"], row["id"], member["id"])
+    add_states(
+        scrape,
+        (metrics.JOBS, metrics.DEPLOYMENTS),
+        state_counts.by_status(connection, tables.jobs, client_id),
+        state_counts.by_status(connection, tables.deployments, client_id),
+    )
+    _add_webhooks(scrape, state_counts.webhook_backlogs(connection, client_id), parts.clock())
+    return totals
+
+
+def _add_requests(scrape: Scrape, parts: Parts, client_id: str) -> None:
+    for operation, tally in sorted(parts.request_counts.by_operation(client_id).items()):
+        for status, count in sorted(tally.statuses.items()):
+            scrape.add(metrics.REQUESTS, count, operation, status)
+        counts = list(accumulate(tally.cells))
+        scrape.add_histogram(
+            metrics.REQUEST_DURATION, REQUEST_EDGES, counts, tally.seconds, operation
+        )
+
+
+def outcomes(total: MetricWindow) -> Iterable[tuple[str, int]]:
+    """The generations of a window by outcome."""
+    return (
+        (RequestOutcome.SUCCESS, total.request_count - total.error_count),
+        (RequestOutcome.SERVER_ERROR, total.error_count),
+        (RequestOutcome.CANCELLED, total.cancelled_count),
+        (RequestOutcome.REFUSED, total.refused_count),
+    )
+
+
+def _add_generations(scrape: Scrape, total: MetricWindow, target: tuple[str, str]) -> None:
+    for outcome, count in outcomes(total):
+        scrape.add(metrics.GENERATIONS, count, *target, outcome)
+    scrape.add(metrics.TOKENS, total.input_tokens, *target, "input")
+    scrape.add(metrics.TOKENS, total.output_tokens, *target, "output")
+    scrape.add(metrics.EMPTY, total.empty_count, *target)
+    latencies, first_tokens = total.latencies, total.first_tokens
+    scrape.add_sketch(metrics.GENERATION_DURATION, latencies, total.latency_sum_ms, *target)
+    scrape.add_sketch(metrics.FIRST_TOKEN, first_tokens, total.first_token_sum_ms, *target)
+
+
+def _add_deployment(scrape: Scrape, parts: Parts, row: Row) -> None:
+    in_flight, identifier = parts.in_flight, row["id"]
+    scrape.add(metrics.IN_FLIGHT, len(in_flight.ages_ms(identifier)), identifier)
+    scrape.add(metrics.QUEUED, in_flight.queued(identifier), identifier)
+    scrape.add(metrics.REPLICAS, row["current_replicas"], identifier)
+    scrape.add(metrics.HEALTHY, row["health"] == "healthy", identifier)
+
+
+def add_states(
+    scrape: Scrape,
+    kinds: tuple[MetricKind, MetricKind],
+    jobs: Mapping[str, int],
+    deployments: Mapping[str, int],
+) -> None:
+    """Add the jobs and the deployments by state, with a zero for a state that none is in."""
+    for job_state in JobStatus:
+        scrape.add(kinds[0], jobs.get(job_state, 0), job_state)
+    for state in SHOWN_DEPLOYMENT_STATES:
+        scrape.add(kinds[1], deployments.get(state, 0), state)
+
+
+def _add_webhooks(scrape: Scrape, backlogs: list[WebhookBacklog], now: datetime) -> None:
+    for one in backlogs:
+        scrape.add(metrics.PENDING, one.pending, one.webhook_id)
+        scrape.add(metrics.OLDEST, age_s(one.oldest, now), one.webhook_id)
+        scrape.add(metrics.ACTIVE, one.is_active, one.webhook_id)
+
+
+def age_s(moment: datetime | None, now: datetime) -> float:
+    """Seconds since a moment; 0 without one, and after the clock was set back."""
+    return 0.0 if moment is None else max(0.0, (now - moment).total_seconds())

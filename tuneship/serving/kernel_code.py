@@ -1,0 +1,258 @@
+"""Writes the kernels of `integer_kernels.py` as LLVM code and compiles them for this processor.
+
+Importing it loads LLVM, so it is imported only where weights of 4 or 8 bits are served.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llvmlite import binding, ir
+
+from tuneship.serving.integer_kernels import (
+    GROUP,
+    LANES,
+    TOKENS_AT_ONCE,
+    VECTOR_BYTES,
+)
+
+_INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_FLOAT, _POINTER = ir.FloatType(), ir.IntType(8).as_pointer()
+_BYTES, _SHORTS = ir.VectorType(_INT8, VECTOR_BYTES), ir.VectorType(_INT16, 2 * LANES)
+_INTS, _FLOATS = ir.VectorType(_INT32, LANES), ir.VectorType(_FLOAT, LANES)
+_GROUP_FLOATS, _GROUP_INTS = ir.VectorType(_FLOAT, GROUP), ir.VectorType(_INT32, GROUP)
+
+
+def host_has(features: Sequence[str]) -> bool:
+    """Whether this processor has all of LLVM's features with these names."""
+    present = binding.get_host_cpu_features()
+    return all(present.get(name) for name in features)
+
+
+def compiled_kernels(symbols: Mapping[str, int | None]) -> Any:
+    """Compile, which takes up to half a second; returns the engine that owns the code.
+
+    `symbols` are the addresses of the functions that the code calls.
+    """
+    for name, address in symbols.items():
+        binding.add_symbol(name, address)
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name(),
+        features=binding.get_host_cpu_features().flatten(),
+        opt=3,
+    )
+    engine: Any = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    for module in (_round_module(), _product_module(4), _product_module(8)):
+        parsed = binding.parse_assembly(str(module))
+        parsed.verify()
+        engine.add_module(parsed)
+    engine.finalize_object()
+    return engine
+
+
+class _Code:
+    """A function under construction, whose only argument points to 64-bit arguments; with what both functions need."""
+
+    def __init__(self, name: str) -> None:
+        self.module = ir.Module(name)
+        kind = ir.FunctionType(ir.VoidType(), [_INT64.as_pointer()])
+        function: Any = ir.Function(self.module, kind, name)
+        self.b: Any = ir.IRBuilder(function.append_basic_block())
+        self._arguments = function.args[0]
+
+    def argument(self, place: int) -> Any:
+        return self.b.load(self.b.gep(self._arguments, [_INT64(place)]))
+
+    def pointer(self, place: int) -> Any:
+        return self.b.inttoptr(self.argument(place), _POINTER)
+
+    def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        declared = ir.Function(self.module, ir.FunctionType(result, arguments), name)
+        return lambda *values: self.b.call(declared, values)
+
+    def share(self, count: Any) -> tuple[Any, Any]:
+        """The first and the end of this thread's share of `count` pieces of work."""
+        thread, threads = (
+            self.b.zext(self.function(name, _INT32)(), _INT64)
+            for name in ("omp_get_thread_num", "omp_get_num_threads")
+        )
+        end = self.b.mul(count, self.b.add(thread, _INT64(1)))
+        return self.b.udiv(self.b.mul(count, thread), threads), self.b.udiv(end, threads)
+
+    def at(self, pointer: Any, index: Any, size: int, offset: int = 0) -> Any:
+        """The address `index * size + offset` bytes behind a pointer."""
+        place = self.b.add(self.b.mul(index, _INT64(size)), _INT64(offset))
+        return self.b.gep(pointer, [place])
+
+    def load(self, pointer: Any, kind: Any) -> Any:
+        return self.b.load(self.b.bitcast(pointer, kind.as_pointer()), align=1)
+
+    def store(self, value: Any, pointer: Any) -> None:
+        self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()), align=1)
+
+    def spread(self, value: Any, kind: Any) -> Any:
+        """Copy a number to all lanes of a vector."""
+        nothing = ir.Constant(kind, ir.Undefined)
+        lanes = ir.Constant(ir.VectorType(_INT32, kind.count), [0] * kind.count)
+        return self.b.shuffle_vector(
+            self.b.insert_element(nothing, value, _INT32(0)), nothing, lanes
+        )
+
+    def bfloats(self, pointer: Any) -> Any:
+        shorts = self.b.zext(self.load(pointer, ir.VectorType(_INT16, LANES)), _INTS)
+        return self.b.bitcast(self.b.shl(shorts, _all(_INTS, 16)), _FLOATS)
+
+
+class _Loop:
+    """A loop over [start, stop) in whole steps; `index` and `values` are those of a turn, and the last after `end`."""
+
+    def __init__(self, code: _Code, start: Any, stop: Any, step: int = 1, values: Any = ()) -> None:
+        b = self._b = code.b
+        before, self._head = b.block, b.append_basic_block()
+        body, self._after = b.append_basic_block(), b.append_basic_block()
+        b.branch(self._head)
+        b.position_at_end(self._head)
+        self.index, self.values = b.phi(_INT64), [b.phi(value.type) for value in values]
+        for phi, value in zip([self.index, *self.values], [start, *values], strict=True):
+            phi.add_incoming(value, before)
+        self._next = b.add(self.index, _INT64(step))
+        b.cbranch(b.icmp_signed("<=", self._next, stop), body, self._after)
+        b.position_at_end(body)
+
+    def end(self, *values: Any) -> None:
+        """End a turn with these values for the next one."""
+        for phi, value in zip([self.index, *self.values], [self._next, *values], strict=True):
+            phi.add_incoming(value, self._b.block)
+        self._b.branch(self._head)
+        self._b.position_at_end(self._after)
+
+
+def _all(kind: Any, value: float) -> Any:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def _round_module() -> ir.Module:
+    """Rounds groups of float32 to 8 bits: values, scales, sums, and corrections for a weight's zero."""
+    code = _Code("round")
+    b = code.b
+    largest = code.function("llvm.vector.reduce.fmax.v32f32", _FLOAT, _GROUP_FLOATS)
+    magnitude = code.function("llvm.fabs.v32f32", _GROUP_FLOATS, _GROUP_FLOATS)
+    nearest = code.function("llvm.rint.v32f32", _GROUP_FLOATS, _GROUP_FLOATS)
+    total = code.function("llvm.vector.reduce.add.v32i32", _INT32, _GROUP_INTS)
+    float_total = code.function("llvm.vector.reduce.fadd.v32f32", _FLOAT, _FLOAT, _GROUP_FLOATS)
+    x, values, scales, sums, corrections = (code.pointer(place) for place in range(5))
+    groups = _Loop(code, *code.share(code.argument(5)))
+    numbers = code.load(code.at(x, groups.index, 4 * GROUP), _GROUP_FLOATS)
+    most = largest(magnitude(numbers))
+    # Zero, or not a number if one of them is infinite or none: the engine looks for it in the logits.
+    faults = float_total(_FLOAT(0.0), b.fmul(numbers, _all(_GROUP_FLOATS, 0.0)))
+    scale = b.fadd(b.fmul(most, _FLOAT(1 / 127)), faults)
+    tiny = _FLOAT(2.0**-100)
+    factor = b.fdiv(_FLOAT(127.0), b.select(b.fcmp_ordered(">", most, tiny), most, tiny))
+    rounded = b.fptosi(nearest(b.fmul(numbers, code.spread(factor, _GROUP_FLOATS))), _GROUP_INTS)
+    sum_ = total(rounded)
+    code.store(b.trunc(rounded, _BYTES), code.at(values, groups.index, GROUP))
+    code.store(scale, code.at(scales, groups.index, 4))
+    code.store(b.fmul(b.sitofp(sum_, _FLOAT), scale), code.at(sums, groups.index, 4))
+    correction = b.mul(sum_, b.neg(b.trunc(code.argument(6), _INT32)))
+    code.store(correction, code.at(corrections, groups.index, 4))
+    groups.end()
+    b.ret_void()
+    return code.module
+
+
+def _product_module(bits: int) -> ir.Module:
+    """Multiplies all tokens with this thread's share of the blocks of a weight."""
+    code = _Code(f"product{bits}")
+    tile = _Tile(code, bits)
+    tokens, groups, blocks = (code.argument(place) for place in range(7, 10))
+    block = _Loop(code, *code.share(blocks))
+    start: Any = _INT64(0)
+    for count in TOKENS_AT_ONCE:
+        loop = _Loop(code, start, tokens, count)
+        tile.multiply(
+            block.index, groups, [code.b.add(loop.index, _INT64(n)) for n in range(count)]
+        )
+        loop.end()
+        start = loop.index
+    block.end()
+    code.b.ret_void()
+    return code.module
+
+
+class _Tile:
+    """The product of one block of a weight with a few tokens."""
+
+    def __init__(self, code: _Code, bits: int) -> None:
+        self._code, self._bits = code, bits
+        self._group_bytes = LANES * GROUP * bits // 8
+        self._pairs = code.function("llvm.x86.avx2.pmadd.ub.sw", _SHORTS, _BYTES, _BYTES)
+        self._fours = code.function("llvm.x86.avx2.pmadd.wd", _INTS, _SHORTS, _SHORTS)
+        self._fma = code.function("llvm.fma.v8f32", _FLOATS, *[_FLOATS] * 3)
+        self._weight, self._scales, self._x, *self._sums, self._out = map(code.pointer, range(7))
+        self._rows = code.argument(10)
+
+    def multiply(self, block: Any, groups: Any, tokens: list[Any]) -> None:
+        """Add up the groups and store the sums of each token."""
+        code, b = self._code, self._code.b
+        group = _Loop(code, _INT64(0), groups, 1, [_all(_FLOATS, 0.0) for _ in tokens])
+        place = b.add(b.mul(block, groups), group.index)
+        places = [b.add(b.mul(token, groups), group.index) for token in tokens]
+        weight = code.at(self._weight, place, self._group_bytes)
+        products = self._products(weight, [code.at(self._x, at, GROUP) for at in places])
+        sums: list[Any] = []
+        for at, product, before in zip(places, products, group.values, strict=True):
+            scale, sum_ = (
+                code.spread(code.load(code.at(numbers, at, 4), _FLOAT), _FLOATS)
+                for numbers in self._sums[:2]
+            )
+            correction = code.load(code.at(self._sums[2], at, 4), _INT32)
+            exact = b.sitofp(b.add(product, code.spread(correction, _INTS)), _FLOATS)
+            if self._bits == 8:
+                sums.append(self._fma(exact, scale, before))
+                continue
+            steps, offsets = (
+                code.bfloats(code.at(self._scales, place, 4 * LANES, shift))
+                for shift in (0, 2 * LANES)
+            )
+            so_far = self._fma(b.fmul(exact, scale), steps, before)
+            sums.append(self._fma(offsets, sum_, so_far))
+        group.end(*sums)
+        for token, total in zip(tokens, group.values, strict=True):
+            row = code.at(self._out, b.mul(token, self._rows), 4)
+            if self._bits == 8:
+                steps = code.bfloats(code.at(self._scales, block, 2 * LANES))
+                code.store(b.fmul(total, steps), code.at(row, block, 4 * LANES))
+            else:
+                code.store(total, code.at(row, block, 4 * LANES))
+
+    def _products(self, weight: Any, tokens: list[Any]) -> list[Any]:
+        """The integer products of one group with each token: int32 [LANES]."""
+        code, b = self._code, self._code.b
+        low, high = ([_all(_SHORTS, 0) for _ in tokens] for _ in range(2))
+        nibble = _all(_BYTES, 15)
+        for number in range(self._group_bytes // VECTOR_BYTES):
+            packed = code.load(code.at(weight, _INT64(number), VECTOR_BYTES), _BYTES)
+            lows = b.and_(packed, nibble)
+            shifted = b.lshr(b.bitcast(packed, _SHORTS), _all(_SHORTS, 4))
+            highs = b.and_(b.bitcast(shifted, _BYTES), nibble)
+            for place, token in enumerate(tokens):
+                first = number * (8 if self._bits == 4 else 4)
+                x = self._four(token, first)
+                low[place] = b.add(low[place], self._pairs(lows, x))
+                if self._bits == 4:
+                    x = self._four(token, first + 4)
+                    low[place] = b.add(low[place], self._pairs(highs, x))
+                else:
+                    high[place] = b.add(high[place], self._pairs(highs, x))
+        products = [self._fours(sums, _all(_SHORTS, 1)) for sums in low]
+        if self._bits == 4:
+            return products
+        parts = [self._fours(sums, _all(_SHORTS, 16)) for sums in high]
+        return [b.add(*pair) for pair in zip(products, parts, strict=True)]
+
+    def _four(self, token: Any, first: int) -> Any:
+        """Four neighbouring numbers of a token, for each of the rows."""
+        numbers = self._code.load(self._code.at(token, _INT64(0), 1, first), _INT32)
+        return self._code.b.bitcast(self._code.spread(numbers, _INTS), _BYTES)
