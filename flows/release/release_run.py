@@ -29,6 +29,7 @@ from flows.release.record_file import (
 )
 from flows.release.report import write_report
 from flows.release.result import Accuracy, Contender, ReleaseResult
+from flows.release.tracked import track_release
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RolloutResult, result_of
 from flows.shared.errors import BadInput
@@ -258,7 +259,7 @@ def begin(release: ReleaseParameters) -> ReleaseRun:
 
 
 def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
-    """Delete the deployments of an unsuccessful release, end the record, and write the report."""
+    """Delete the deployments of an unsuccessful release, end the record, write the report and the trackers."""
     log = get_run_logger()
     if result.outcome in UNSUCCESSFUL:
         # Before the end is recorded: what a kill leaves over here, the next run or the guard still finds.
@@ -276,6 +277,8 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")
     log.info("%s; report: %s", result.headline, result.report or "none")
+    # Last: the traffic and the record are settled, whatever a tracker does.
+    track_release(run.release.tracking.settings, result)
     return result
 
 

@@ -1,0 +1,83 @@
+"""Weights & Biases: the folder of an offline run for each training, which `wandb sync` uploads when somebody wants it.
+
+Nothing is sent from here, and the run has nothing about the machine, the program, or its output. Its id is that of the
+job; a run that is written again replaces its folder.
+"""
+
+import shutil
+from pathlib import Path
+
+import wandb
+
+from tuneship.tracking.tracked_run import TrackedRun, TrackingTarget
+
+# Made by wandb: `offline-run-<date>_<time>-<id>`.
+FOLDERS = "wandb/offline-run-*-{}"
+
+
+class WandbTracker:
+    """Writes offline runs below one folder."""
+
+    def __init__(self, target: TrackingTarget) -> None:
+        """Name the folder, which the first run makes."""
+        self._folder = Path(target.place)
+        self._project = target.group
+
+    def write(self, run: TrackedRun) -> str:
+        """Write the folder of the run and return its path."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        before = set(self._folder.glob(FOLDERS.format(run.job_id)))
+        settings = wandb.Settings(
+            mode="offline",
+            console="off",
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            save_code=False,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+            host="",
+            root_dir=str(self._folder),
+        )
+        logged = wandb.init(
+            dir=str(self._folder),
+            project=self._project,
+            id=run.job_id,
+            name=f"{run.model_name} {run.job_id}",
+            config={**run.parameters, "datasets": [one.model_dump() for one in run.datasets]},
+            settings=settings,
+        )
+        self._log(logged, run)
+        logged.finish(exit_code=0 if run.status == "completed" else 1)
+        made = set(self._folder.glob(FOLDERS.format(run.job_id))) - before
+        for folder in before if made else ():
+            shutil.rmtree(folder)
+        return str(next(iter(made or before)))
+
+    def _log(self, logged: wandb.Run, run: TrackedRun) -> None:
+        # A step is written once, with all its values, and steps must not go down.
+        steps: dict[int, dict[str, float]] = {}
+        for name, step, value, _ in run.points():
+            steps.setdefault(step, {})[name] = value
+        for step, values in sorted(steps.items()):
+            logged.log(values, step=step)
+        summary = {"job_id": run.job_id, "status": run.status, "model": run.model}
+        logged.summary.update(summary)
+        if run.release is None:
+            return
+        about = run.release.model_dump(include={"run_key", "outcome", "reason", "gates"})
+        logged.summary.update({"release": about, **run.release.measures})
+        folder = Path(logged.dir) / "release"
+        folder.mkdir()
+        for file in run.release.files:
+            # Copied, because wandb would store a link to the report instead.
+            copy = shutil.copyfile(file, folder / file.name)
+            logged.save(str(copy), base_path=logged.dir, policy="now")
+
+
+def tracker(target: TrackingTarget) -> WandbTracker:
+    """The tracker of a folder."""
+    return WandbTracker(target)
