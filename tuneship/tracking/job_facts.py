@@ -40,7 +40,7 @@ def run_of_job(client: Client, job_id: str) -> TrackedRun:
 
 
 def _parameters(job: Job) -> dict[str, Value]:
-    """The resolved parameters, flat: `hyperparameters.learning_rate`. Tags are left out: people write anything there."""
+    """The resolved parameters, flat: `hyperparameters.learning_rate`. Tags are left out, since people write them."""
     chosen = {
         "base_model": job.base_model,
         "fine_tuning_method": job.fine_tuning_method,
