@@ -20,6 +20,7 @@ import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefe
 from prefect import flow, get_run_logger
 
 from flows.forms.release_form import ReleaseParameters
+from flows.release.assets import record_dataset, record_model
 from flows.release.champion import Champion, SplitIsShared, find_champion
 from flows.release.clean_up import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
@@ -95,10 +96,13 @@ def _tune(
     data = resolve(release.data)
     validate_files(data)
     prepared = upload_and_merge(data, release.model_name, run.key)
+    record_dataset(prepared)
     if refused := run.refuse_if_rolled_back(prepared.content):
         return refused
     job, metrics = train(release, prepared, run)
-    return run.check_training(judge(release, prepared, job, metrics, champion))
+    verdict = judge(release, prepared, job, metrics, champion)
+    record_model(prepared, job, verdict)
+    return run.check_training(verdict)
 
 
 if __name__ == "__main__":

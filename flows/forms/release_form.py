@@ -215,7 +215,7 @@ class Evaluation(StrictModel):
 
 
 class Tracking(StrictModel):
-    """Where the release is written besides its report. What is left out is taken from the worker's settings."""
+    """Trackers into which the release is written. A field that is left out is taken from the worker's settings."""
 
     mlflow_url: ServerUrl | None = Field(
         default=None, description="An MLflow server, e.g. http://host:5000."

@@ -18,6 +18,7 @@ from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
 from flows.forms.release_form import ReleaseParameters
+from flows.release.assets import record_deployment
 from flows.release.champion import Champion
 from flows.release.clean_up import discard_deployments, is_gone
 from flows.release.gate_approval import ask_about
@@ -277,6 +278,7 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")
     log.info("%s; report: %s", result.headline, result.report or "none")
+    record_deployment(result)
     # Last: the traffic and the record are settled, whatever a tracker does.
     track_release(run.release.tracking.settings, result)
     return result

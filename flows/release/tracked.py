@@ -22,7 +22,7 @@ def track_release(settings: TrackingSettings, result: ReleaseResult) -> None:
         outcome=result.outcome,
         reason=result.reason,
         gates=states | last_states(result),
-        measures=dict(_measures(result)),
+        measures=dict(measures(result)),
         serving=serving.get(result.outcome),
         report=Path(result.report).parent if result.report else None,
     )
@@ -30,7 +30,7 @@ def track_release(settings: TrackingSettings, result: ReleaseResult) -> None:
     result.tracking = track(settings, job_id, release, others)
 
 
-def _measures(result: ReleaseResult) -> Iterator[tuple[str, float]]:
+def measures(result: ReleaseResult) -> Iterator[tuple[str, float]]:
     """Numbers by name, such as `gate/T4 champion/value`; those that are not finite are left out."""
     for gate in result.training_gates:
         for what in ("value", "limit"):

@@ -5,7 +5,7 @@ It never fails a release: whatever goes wrong is a line of the log and of the re
 
 from collections.abc import Sequence
 
-from prefect import get_run_logger, task
+from prefect import Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import api
@@ -29,7 +29,19 @@ def track(
     try:
         if job_id is None or not targets_of(settings):
             return []
-        reports = write_runs(settings, job_id, release, other_jobs)
+
+        # Without parameters: Prefect would link them to the runs that returned the same strings.
+        def write() -> list[TrackingReport]:
+            return _write(settings, job_id, release, other_jobs)
+
+        tracked = Task(
+            write,
+            name="track",
+            task_run_name=f"track-{job_id}",
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+        reports = tracked()
     except Exception as error:  # noqa: BLE001 - the release has ended, and no tracker may change that
         get_run_logger().warning("the release was not tracked (%s)", type(error).__name__)
         return []
@@ -41,8 +53,7 @@ def track(
     return reports
 
 
-@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="track-{job_id}")
-def write_runs(
+def _write(
     settings: TrackingSettings,
     job_id: str,
     release: TrackedRelease,

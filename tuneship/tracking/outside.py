@@ -20,7 +20,7 @@ from tuneship.tracking.tracked_run import TrackedRun, TrackingReport, TrackingTa
 
 
 class TrackingOrder(BaseModel):
-    """What one process is told: which runs, and where to write them."""
+    """The order to one process: which runs to write, and where."""
 
     target: TrackingTarget
     runs: list[TrackedRun]

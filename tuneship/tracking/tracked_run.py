@@ -1,4 +1,4 @@
-"""What a tracker writes about one training: parameters, curves, datasets, and the release that used its model.
+"""The facts about one training that trackers write: parameters, curves, datasets, the release of its model.
 
 The run is named by its job, so writing it again, from a later release or by `tuneship jobs export`, doubles nothing.
 """
@@ -83,7 +83,7 @@ class TrackingTarget(BaseModel):
 
 
 class TrackingReport(BaseModel):
-    """What became of one tracker's work: where it wrote, or what kept it from that."""
+    """The result of one tracker: where it wrote, or what kept it from that."""
 
     tracker: TrackerName
     place: str | None = None
