@@ -28,6 +28,7 @@ from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
 from flows.release.release_run import ReleaseRun, begin, finish, result_when_stopped
 from flows.release.result import ReleaseResult
+from flows.release.tracked import chosen_trackers
 from flows.release.training import judge, train
 from flows.rollout.result import RolloutResult
 from flows.shift_traffic import ready, shift_traffic
@@ -43,6 +44,7 @@ from flows.shift_traffic import ready, shift_traffic
 def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
     """Tune a model, and let it serve only as far as the evidence goes."""
     ready(release.canary)  # a plan that cannot run here is refused before anything is created
+    chosen_trackers(release.tracking)  # and so is a setting that is wrong
     with endpoint_lock(release.endpoint):
         run = begin(release)
         try:

@@ -30,7 +30,7 @@ from flows.release.record_file import (
 )
 from flows.release.report import write_report
 from flows.release.result import Accuracy, Contender, ReleaseResult
-from flows.release.tracked import track_release
+from flows.release.tracked import chosen_trackers, track_release
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RolloutResult, result_of
 from flows.shared.errors import BadInput
@@ -280,7 +280,7 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     log.info("%s; report: %s", result.headline, result.report or "none")
     record_deployment(result)
     # Last: the traffic and the record are settled, whatever a tracker does.
-    track_release(run.release.tracking.settings, result)
+    track_release(chosen_trackers(run.release.tracking), result)
     return result
 
 

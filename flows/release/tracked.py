@@ -4,12 +4,30 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from flows.forms.release_form import Tracking
 from flows.release.result import ReleaseResult
 from flows.rollout.tracked import last_shares, last_states
+from flows.shared.errors import BadInput
 from flows.shared.tracking import track
 from tuneship.contract.models import job_of_model
 from tuneship.settings import TrackingSettings
+from tuneship.tracking.targets import targets_of
 from tuneship.tracking.tracked_run import TrackedRelease
+
+
+def chosen_trackers(choice: Tracking) -> TrackingSettings:
+    """The settings by which a release is tracked. Raises `BadInput` for a setting of the environment that is wrong."""
+    try:
+        settings = choice.settings
+        targets_of(settings)
+    except ValidationError as error:
+        names = ", ".join(f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in error.errors())
+        raise BadInput(f"tracking: a setting is not valid: {names}") from None
+    except ValueError as error:
+        raise BadInput(f"tracking: TUNESHIP_MLFLOW_URL {error}") from None
+    return settings
 
 
 def track_release(settings: TrackingSettings, result: ReleaseResult) -> None:

@@ -14,6 +14,7 @@ from flows.shared.tracking import track
 from tasks.deployments import get_deployment
 from tuneship.contract.models import job_of_model
 from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import Phase
 from tuneship.settings import TrackingSettings
 from tuneship.tracking.targets import targets_of
 from tuneship.tracking.tracked_run import TrackedRelease
@@ -58,12 +59,12 @@ def _model_of(deployment_id: str) -> str:
 
 
 def last_states(result: RolloutResult) -> dict[str, str]:
-    """The state of each gate at the last look."""
+    """The state of each gate when both deployments were last compared."""
     return {name: str(gate["state"]) for name, gate in _last_gates(result).items()}
 
 
 def last_shares(result: RolloutResult) -> Iterator[tuple[str, float]]:
-    """The numbers of each gate at the last look, by names such as `gate/errors/candidate_share`."""
+    """The numbers of each gate at that comparison, by names such as `gate/error_rate/candidate_share`."""
     for name, gate in _last_gates(result).items():
         for what in SHARES:
             if what in gate and math.isfinite(gate[what]):
@@ -71,4 +72,6 @@ def last_shares(result: RolloutResult) -> Iterator[tuple[str, float]]:
 
 
 def _last_gates(result: RolloutResult) -> dict[str, dict[str, Any]]:
-    return result.decisions[-1]["gates"] if result.decisions else {}
+    # After a bake the looks see traffic of the candidate only.
+    compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
+    return compared[-1]["gates"] if compared else {}

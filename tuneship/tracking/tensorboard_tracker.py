@@ -1,6 +1,6 @@
 """TensorBoard: one event file for each training, in a folder of its own below the log folder.
 
-The file is written whole beside its place and renamed, so a run that is written again replaces its file.
+The file is written whole beside its place and renamed, so a run that is written again with a release replaces its file.
 """
 
 import struct
@@ -36,6 +36,9 @@ class TensorboardTracker:
         folder = self._folder / run.job_id
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{EVENTS}.{int(run.started_at.timestamp())}.{run.job_id}"
+        # A job that has ended does not change: without a release there is nothing to add to its file.
+        if run.release is None and file.exists():
+            return str(file)
         # TensorBoard reads every file with that name in it, half ones too.
         staged = folder / f".{run.job_id}.tmp"
         with staged.open("wb") as stream:

@@ -1,7 +1,7 @@
 """Weights & Biases: the folder of an offline run for each training, which `wandb sync` uploads when somebody wants it.
 
 Nothing is sent from here, and the run has nothing about the machine, the program, or its output. Its id is that of the
-job; a run that is written again replaces its folder.
+job; a run that is written again with a release replaces its folder.
 """
 
 import shutil
@@ -13,6 +13,8 @@ from tuneship.tracking.tracked_run import TrackedRun, TrackingTarget
 
 # Made by wandb: `offline-run-<date>_<time>-<id>`.
 FOLDERS = "wandb/offline-run-*-{}"
+# Made by us in a folder that is whole: one whose process was killed lacks it.
+WHOLE = ".tuneship-whole"
 
 
 class WandbTracker:
@@ -27,6 +29,10 @@ class WandbTracker:
         """Write the folder of the run and return its path."""
         self._folder.mkdir(parents=True, exist_ok=True)
         before = set(self._folder.glob(FOLDERS.format(run.job_id)))
+        whole = [folder for folder in before if (folder / WHOLE).exists()]
+        # A job that has ended does not change: without a release there is nothing to add to its folder.
+        if run.release is None and whole:
+            return str(whole[0])
         settings = wandb.Settings(
             mode="offline",
             console="off",
@@ -52,10 +58,12 @@ class WandbTracker:
         )
         self._log(logged, run)
         logged.finish(exit_code=0 if run.status == "completed" else 1)
-        made = set(self._folder.glob(FOLDERS.format(run.job_id))) - before
-        for folder in before if made else ():
+        # wandb names the folder by the second, so a quick repetition may be in the same one.
+        made = Path(logged.dir).parent
+        (made / WHOLE).touch()
+        for folder in before - {made}:
             shutil.rmtree(folder)
-        return str(next(iter(made or before)))
+        return str(made)
 
     def _log(self, logged: wandb.Run, run: TrackedRun) -> None:
         # A step is written once, with all its values, and steps must not go down.

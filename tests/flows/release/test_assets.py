@@ -1,6 +1,7 @@
 """A release leaves its dataset, model and deployment as assets in the Prefect server, each with where it came from."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 
-def materialized(key: str) -> list[dict[str, Any]]:
-    """The events of an asset that the server has stored."""
-    wanted = {"filter": {"resource": {"id": [key]}}, "limit": 50}
+def materialized(key: str, since: datetime) -> list[dict[str, Any]]:
+    """The events of an asset that the server has stored; other tests use the same server, and the same ids."""
+    within = {"since": since.isoformat(), "until": datetime.now(UTC).isoformat()}
+    wanted = {"filter": {"resource": {"id": [key]}, "occurred": within}, "limit": 50}
     answer = httpx.post(f"{PREFECT_API_URL.value()}/events/filter", json=wanted, trust_env=False)
     answer.raise_for_status()
     return [
@@ -33,6 +35,7 @@ def test_dataset_model_and_deployment_are_assets_with_numbers_and_their_origin(
     service: WholeService, tmp_path: Path
 ) -> None:
     file = write(tmp_path / "data" / "secret-name.jsonl", 0, 80)
+    began = datetime.now(UTC)
     result = tune_and_deploy(release(tmp_path, files=[str(file)]))
     assert result.outcome == "promoted"
     job = service.jobs[str(result.job_id)]
@@ -41,9 +44,9 @@ def test_dataset_model_and_deployment_are_assets_with_numbers_and_their_origin(
         "model": asset_key("model", str(result.model)),
         "deployment": asset_key("deployment", str(result.candidate_deployment_id)),
     }
-    [dataset] = until(lambda: materialized(keys["dataset"]))
-    [model] = until(lambda: materialized(keys["model"]))
-    [deployment] = until(lambda: materialized(keys["deployment"]))
+    [dataset] = until(lambda: materialized(keys["dataset"], began))
+    [model] = until(lambda: materialized(keys["model"], began))
+    [deployment] = until(lambda: materialized(keys["deployment"], began))
 
     tags = service.datasets[job["dataset_id"]]["tags"]
     assert dataset["payload"]["sha256"] == [tags["content_sha256"]]

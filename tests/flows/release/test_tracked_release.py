@@ -8,7 +8,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from flows.forms.release_form import ReleaseParameters
+from flows.release.tracked import chosen_trackers
 from flows.rollout.result import RolloutResult
+from flows.rollout.tracked import track_rollout
+from flows.shared.errors import BadInput
 from flows.shift_traffic import shift_traffic
 from flows.tune_and_deploy import tune_and_deploy
 from tests.flows.conftest import plan
@@ -71,6 +74,18 @@ def test_a_release_chooses_what_the_settings_of_the_worker_leave_open(
     assert (settings.mlflow_experiment, settings.wandb_dir) == ("mine", Path("runs"))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"), [("TRACKING_TIMEOUT_S", "soon"), ("MLFLOW_URL", "http://me:secret@host")]
+)
+def test_a_wrong_setting_is_named_before_anything_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: str
+) -> None:
+    monkeypatch.setenv(f"TUNESHIP_{setting}", value)
+    with pytest.raises(BadInput, match=f"TUNESHIP_{setting}") as refused:
+        chosen_trackers(wanted(tmp_path).tracking)
+    assert value not in str(refused.value)
+
+
 @pytest.mark.parametrize(("outcome", "serving"), [("promoted", "new"), ("rolled_back", "old")])
 def test_a_rollout_of_its_own_says_which_model_serves(
     service: WholeService, monkeypatch: pytest.MonkeyPatch, outcome: str, serving: str
@@ -82,8 +97,6 @@ def test_a_rollout_of_its_own_says_which_model_serves(
     monkeypatch.setattr(
         "flows.rollout.tracked.track", lambda _, job, release: seen.append((job, release)) or []
     )
-    from flows.rollout.tracked import track_rollout
-
     rollout = plan(baseline_deployment_id="old", candidate_deployment_id="new")
     track_rollout(rollout, RolloutResult(outcome=outcome, reason="none", rollout_id="rollout-1"))  # pyright: ignore[reportArgumentType]
     [(job, release)] = seen

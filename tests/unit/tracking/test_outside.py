@@ -51,6 +51,8 @@ def test_an_offline_run_of_wandb_is_read_back_and_replaced_when_it_is_written_ag
     assert again.problem is None
     folders = list((tmp_path / "runs" / "wandb").glob("offline-run-*"))
     assert folders == [Path(again.place or "")]
+    [kept] = write_outside([run], [target], PATIENCE_S)
+    assert kept.place == again.place, "an export must not take the release away"
     assert (folders[0] / "files" / "release" / "report.md").read_text() == "# Release\n"
     assert (folders[0] / "files" / "release" / "loss.png").is_file()
     assert not (folders[0] / "files" / "wandb-metadata.json").exists()

@@ -47,7 +47,9 @@ def test_a_run_that_is_written_again_has_its_release_and_no_point_twice(
     first = tracker.write(run)
     release = released("promoted", run.model, written_report(tmp_path / "report"))
     again = tracker.write(run.model_copy(update={"release": release}))
-    assert again == first
+    content = Path(again).read_bytes()
+    assert tracker.write(run) == again == first
+    assert Path(again).read_bytes() == content, "an export must not take the release away"
     assert [file.name for file in Path(first).parent.iterdir()] == [Path(first).name]
     events = read(again)
     assert len(curve(events, "training_loss")) == 3
