@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.openai.conftest import ENDPOINT
 from tests.support.in_process import ANSWER, Service
-from tests.support.openai_clients import bare_headers
+from tests.support.openai_clients import bare_headers, blocking
 
 TEXT = "senile cataract"
 SECRET = "zq planted text 7731"
@@ -109,6 +109,32 @@ def test_a_fault_of_the_deployment_is_a_server_error(
     with pytest.raises(openai.InternalServerError) as caught:
         client.responses.create(model=made, input=TEXT, stream=streams)
     assert caught.value.type == "server_error"
+
+
+def test_what_fails_after_the_first_text_ends_the_stream_as_failed(service: Service) -> None:
+    deployment = service.deployment("one")
+    service.listen()
+    service.engines.tokens_before_pause = 2
+
+    def let_the_deadline_pass() -> None:
+        (generation,) = service.parts.in_flight._running[deployment]
+        assert generation.limit is not None
+        generation.limit.reschedule(service.loop.time())
+
+    with blocking(service) as program:
+        events = []
+        for event in program.responses.create(model=deployment, input=TEXT, stream=True):
+            if event.type == "response.output_text.delta" and events[-1].type != event.type:
+                service.loop.call_soon_threadsafe(let_the_deadline_pass)
+            events.append(event)
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert events[-2].type == "response.output_text.delta"
+    last = events[-1]
+    assert last.type == "response.failed"
+    assert last.response.status == "failed"
+    assert last.response.error is not None
+    assert last.response.error.code == "server_error"
+    assert TEXT not in last.response.error.message
 
 
 def test_no_response_is_kept(client: openai.OpenAI) -> None:

@@ -24,6 +24,7 @@ from tuneship.service.http import openai
 from tuneship.service.http.body_timeout import BodyTimeout
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.connections import CONNECTION, Connection
+from tuneship.service.http.credentials import credentials
 from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.request_spans import request_span
@@ -106,10 +107,7 @@ class EntryMiddleware:
                 text = "too many failed authentications"
                 raise RateLimitExceeded(text, retry_after=failures.retry_after) from None
             # A request without any key is no attempt at one.
-            if (
-                openai.credentials(request.scope, request.headers)[0]
-                and limits.count_audited_failure()
-            ):
+            if credentials(request.scope, request.headers)[0] and limits.count_audited_failure():
                 await asyncio.to_thread(self._audit_failure, request)
             raise
         if connection is not None:
@@ -124,7 +122,7 @@ class EntryMiddleware:
 
     async def _principal_of(self, request: Request, *, is_limited: bool) -> Principal:
         """The caller. Raises `AuthenticationError`."""
-        keys, given = self._boundary.keys, openai.credentials(request.scope, request.headers)
+        keys, given = self._boundary.keys, credentials(request.scope, request.headers)
         if keys.is_cached(given[0]):  # nearly always: a thread would cost more
             return keys.authenticate(*given)
         if is_limited:

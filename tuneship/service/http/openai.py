@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Mapping, MutableMapping
-from functools import cache
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -12,7 +11,6 @@ from starlette.requests import Request
 from tuneship.contract.errors import ApiError, AuthenticationError
 from tuneship.contract.openai.declaring import PREFIX
 from tuneship.contract.openai.ids import own_id
-from tuneship.contract.operation import DECLARED
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, openai_refusal
 
@@ -43,24 +41,6 @@ def in_its_form(scope: Mapping[str, Any], error: ApiError) -> ApiError:
 def no_such_route(error: ApiError) -> OpenAIRefusal:
     """The refusal of an address that no operation has, with OpenAI's code for it."""
     return OpenAIRefusal("Unknown request URL", error.status, (INVALID, "unknown_url"))
-
-
-def credentials(scope: Mapping[str, Any], headers: Headers) -> tuple[list[str], list[str] | None]:
-    """The values of `Authorization` and of `X-Client-ID`; None for the second where the key alone counts."""
-    given = headers.getlist("authorization"), headers.getlist("x-client-id")
-    if scope["path"] in _paths_for_a_key_alone():
-        return given[0], given[1] or None
-    if not is_openai(scope):
-        return given
-    # Azure's clients send the key alone.
-    keys = given[0] or [f"Bearer {key}" for key in headers.getlist("api-key")]
-    return keys, given[1] or None
-
-
-@cache
-def _paths_for_a_key_alone() -> frozenset[str]:
-    """The addresses of the main API that need no client id; called when every operation is declared."""
-    return frozenset(operation.path for operation in DECLARED if operation.takes_key_alone)
 
 
 def retry_count(request: Request) -> int | None:
