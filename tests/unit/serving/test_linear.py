@@ -38,6 +38,10 @@ def packing(request: pytest.FixtureRequest) -> Packing:
 def test_a_product_is_that_of_torch(
     rows: int, dtype: torch.dtype, shared: bool, shape: tuple[int, int], packing: Packing
 ) -> None:
+    # The service measures this; here the layout is forced.
+    has_format = dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if packing.is_faster and not has_format:
+        pytest.skip("oneDNN has no products in bfloat16 for this processor")
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(2)).to(dtype)
     residual = torch.randn(rows, shape[0], generator=torch.Generator().manual_seed(3)).to(dtype)
