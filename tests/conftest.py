@@ -7,6 +7,7 @@ files in the checkout. Every run generates the same examples, so a failure comes
 """
 
 import os
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +35,9 @@ settings.load_profile("tuneship")
 os.environ.setdefault(
     "TUNESHIP_WARM_TRAINER", "false"
 )  # it costs every service seconds at start; two tests turn it on
+
+# A shell that starts `make test` in the background has it ignore Ctrl-C, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BOTH = ("sqlite", pytest.param("postgres", marks=pytest.mark.postgres))
 

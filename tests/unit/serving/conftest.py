@@ -88,7 +88,9 @@ def make_adapter(base: Path, directory: Path, *, seed: int, **options: Any) -> P
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    with quiet_peft():
+    # peft draws A: without a seed, the tests before this one would decide how large the adapter is.
+    with quiet_peft(), torch.random.fork_rng():
+        torch.manual_seed(seed)
         plain = AutoModelForCausalLM.from_pretrained(base)
         model = get_peft_model(plain, LoraConfig(lora_alpha=8, **options))
     generator = torch.Generator().manual_seed(seed)
