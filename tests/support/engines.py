@@ -216,15 +216,43 @@ class PlayedReplica(PlayedWorker):
         tokens = [[name, token] for token in self.engines.answer[: frame["max_tokens"]]]
         reason = "stop" if len(tokens) == len(self.engines.answer) else "length"
         first = self.engines.tokens_before_pause
+        scores = played_scores(name, frame, [token for _, token in tokens], reason)
         with suppress(OSError):  # the service may have disconnected
             if self.engines.error is not None and self.running.pop(name, "gone") != "gone":
                 self._send({"id": name, **self.engines.error})
                 return
             if first and name in self.running:
-                self._send({"tokens": tokens[:first], "finished": []})
+                self._send({"tokens": tokens[:first], "finished": [], "scores": scores[:first]})
                 self.engines.may_go_on.wait(120)
             if self.running.pop(name, "gone") != "gone":
-                self._send({"tokens": tokens[first:], "finished": [[name, reason]]})
+                asked = played_prompt_scores(frame)
+                prompt = {"prompt_scores": [[name, asked]]} if asked else {}
+                end = {"finished": [[name, reason]], "scores": scores[first:]}
+                self._send({"tokens": tokens[first:], **end, **prompt})
+
+
+def played_scores(
+    name: str, frame: dict[str, Any], tokens: Sequence[int], reason: str
+) -> list[Any]:
+    """Scores of the tokens, and of the stop token behind them: -1/8, -2/8 and so on."""
+    if frame.get("logprobs") is None:
+        return []
+    scored = [*tokens, *(frame["stop_tokens"][:1] if reason == "stop" else ())]
+    return [
+        [name, _played_score(token, -(number + 1) / 8, frame["logprobs"])]
+        for number, token in enumerate(scored)
+    ]
+
+
+def played_prompt_scores(frame: dict[str, Any]) -> list[Any]:
+    """Scores of the prompt's tokens from the second on: -1 each."""
+    top = frame.get("prompt_logprobs")
+    return [] if top is None else [_played_score(token, -1.0, top) for token in frame["tokens"][1:]]
+
+
+def _played_score(token: int, logprob: float, top: int) -> list[Any]:
+    others = [[other, logprob - other] for other in (token, *range(5, 25)) if other != token]
+    return [token, logprob, [[token, logprob], *others][:top]]
 
 
 class PlayedEngines:

@@ -34,12 +34,12 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
     for piece in pieces:
         if as_json:
             show_json(_dumped(piece), is_stream=True)
-        if isinstance(piece, GeneratedText):
+        if not isinstance(piece, GeneratedText):
+            last = piece
+        elif not piece.index:  # the other answers follow at the end
             whole += piece.text
             if not as_json:
                 write(_shown(piece.text), end="")
-        else:
-            last = piece
     if last is not None and not whole:
         # A server that does not stream sends the whole reply as the only piece.
         whole = last.completion
@@ -48,8 +48,15 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
     if not as_json and not whole.endswith("\n"):
         write("")
     if last is not None and not as_json:
-        note(f"({last.usage.completion_tokens} tokens, {one_line(last.finish_reason)})")
+        _show_end(last)
     return whole
+
+
+def _show_end(generation: Generation) -> None:
+    """The other answers, where there are several, and the number of tokens."""
+    for other in (generation.choices or ())[1:]:
+        write("\n" + _shown(other.completion))
+    note(f"({generation.usage.completion_tokens} tokens, {one_line(generation.finish_reason)})")
 
 
 def _shown(text: str) -> str:

@@ -1,7 +1,7 @@
 """Text generation on the wire (§2.6, §4.7), for deployments and for endpoints."""
 
 import json
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, LiteralString, Self, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,14 @@ from tuneship.contract.operation import Example, operation
 
 # Bounds the work of a template before the tokens can be counted.
 MAXIMUM_TURNS = 1000
+# Answers of one request: as many as the generations that a client may have in flight.
+MAXIMUM_ANSWERS = 64
+MAXIMUM_ALTERNATIVES = 20
+
+
+# No vocabulary is larger.
+MAXIMUM_TOKEN_ID = 1 << 31
+TokenId = Annotated[int, Field(ge=0, lt=MAXIMUM_TOKEN_ID)]
 
 
 class Turn(CreateRequest):
@@ -36,17 +44,26 @@ def _answerable(turns: list[Turn] | None) -> list[Turn] | None:
     return turns
 
 
-def _one_of_both(schema: dict[str, Any]) -> None:
-    # Written with `if`, code generators still see one class; `oneOf` would give them two.
-    schema["if"] = {"required": ["messages"]}
-    schema["then"] = {"not": {"required": ["prompt"]}}
-    schema["else"] = {"required": ["prompt"]}
+def _one_prompt(schema: dict[str, Any]) -> None:
+    # Written with `if`, code generators still see one class; `oneOf` would give them three.
+    schema |= {
+        "if": {"required": ["messages"]},
+        "then": {"not": {"anyOf": [{"required": ["prompt"]}, {"required": ["prompt_token_ids"]}]}},
+        "else": {
+            "if": {"required": ["prompt_token_ids"]},
+            "then": {"not": {"required": ["prompt"]}},
+            "else": {"required": ["prompt"]},
+        },
+    }
 
 
 class Generate(CreateRequest):
-    """A generation from a `prompt` or from `messages`. Defaults come from the deployment's `model_config`."""
+    """A generation from a `prompt`, `messages` or `prompt_token_ids`.
 
-    model_config = ConfigDict(json_schema_extra=_one_of_both)
+    Defaults come from the deployment's `model_config`.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_one_prompt)
 
     prompt: Annotated[str | None, Field(min_length=1)] = None
     messages: Annotated[
@@ -54,7 +71,22 @@ class Generate(CreateRequest):
         Field(min_length=1, max_length=MAXIMUM_TURNS, description="Additive."),
         AfterValidator(_answerable),
     ] = None
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    prompt_token_ids: Annotated[
+        list[TokenId] | None,
+        Field(
+            min_length=1, description="Additive. The whole prompt as token ids, without a template."
+        ),
+    ] = None
+    raw: Annotated[
+        bool,
+        Field(
+            description="Additive. Take `prompt` as it is, without the chat template; what spells a special token of "
+            "the model is that token."
+        ),
+    ] = False
+    max_tokens: Annotated[
+        int | None, Field(ge=0, description="0, which writes nothing, goes with `prompt_logprobs`.")
+    ] = None
     temperature: Annotated[
         float | None,
         Field(ge=0, le=2, description="0 is greedy, and so is anything below 0.000001."),
@@ -71,6 +103,27 @@ class Generate(CreateRequest):
             "text each, at the end `done` with the whole reply, or `error` with an error body."
         ),
     ] = False
+    n: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAXIMUM_ANSWERS,
+            description="Additive. Answers to write; with a `seed`, each has the next one.",
+        ),
+    ] = 1
+    logprobs: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MAXIMUM_ALTERNATIVES,
+            description="Additive. Tell the log probability of each token, and of this many of the likeliest at its "
+            "place: those of the model itself, whatever the temperature.",
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        bool,
+        Field(description="Additive. With `logprobs`, tell those of the prompt's tokens, too."),
+    ] = False
 
     @model_validator(mode="before")
     @classmethod
@@ -78,17 +131,26 @@ class Generate(CreateRequest):
         if not isinstance(value, dict):
             return value
         fields = cast("dict[str, Any]", value)
-        # Before the fields are read, so that a body without both is told what it lacks, as the only fault.
-        if fields.get("prompt") is None and fields.get("messages") is None:
+        # Before the fields are read, so that a body without any is told what it lacks, as the only fault.
+        if all(fields.get(name) is None for name in ("prompt", "messages", "prompt_token_ids")):
             raise PydanticCustomError("missing", "is required", {"param": "prompt"})
         return fields
 
     @model_validator(mode="after")
-    def _not_both(self) -> Self:
-        if self.prompt is not None and self.messages is not None:
-            raise PydanticCustomError(
-                "conflict", "must not be sent beside a prompt", {"param": "messages"}
-            )
+    def _fit_together(self) -> Self:
+        def refuse(name: str, message: LiteralString) -> None:
+            raise PydanticCustomError("conflict", message, {"param": name})
+
+        if self.messages is not None and self.prompt is not None:
+            refuse("messages", "must not be sent beside a prompt")
+        if self.prompt_token_ids is not None and (self.messages or self.prompt) is not None:
+            refuse("prompt_token_ids", "must not be sent beside a prompt or messages")
+        if self.raw and self.messages is not None:
+            refuse("raw", "must not be sent beside messages, which are rendered")
+        if self.prompt_logprobs and self.logprobs is None:
+            refuse("prompt_logprobs", "needs logprobs")
+        if self.max_tokens == 0 and not self.prompt_logprobs:
+            refuse("max_tokens", "may be 0 only with prompt_logprobs")
         return self
 
 
@@ -100,21 +162,65 @@ class Usage(Reply):
     total_tokens: int
 
 
+class LikelyToken(Reply):
+    """A token and the natural logarithm of its probability."""
+
+    id: int
+    token: Annotated[
+        str,
+        Field(description="Its text; `bytes:\\xe2\\x80` for a part of a character."),
+    ]
+    bytes: list[int]
+    logprob: Annotated[
+        float | None, Field(description="Null for a prompt's first token; -9999 is impossible.")
+    ]
+
+
+class TokenLogprob(LikelyToken):
+    """A token of a text, with the likeliest tokens at its place, the likeliest first."""
+
+    top: list[LikelyToken]
+
+
+Logprobs = Annotated[
+    list[TokenLogprob] | None, Field(exclude_if=absent, description="Only with `logprobs`.")
+]
+
+
+class GeneratedChoice(Reply):
+    """One of several answers."""
+
+    completion: str
+    finish_reason: str
+    logprobs: Logprobs = None
+
+
 class Generation(Reply):
-    """A completion and the deployment that served it. `prompt` is as it was sent, absent for `messages`."""
+    """A completion and the deployment that served it. `prompt` is as it was sent, absent for any other.
+
+    With `n` above 1, `choices` has all answers, and `completion`, `finish_reason` and `logprobs` are the first one's.
+    `logprobs` are of the tokens whose text is part of the completion.
+    """
 
     id: str
     deployment_id: str
     prompt: Annotated[str | None, Field(exclude_if=absent)] = None
     completion: str
     finish_reason: str
+    logprobs: Logprobs = None
+    prompt_logprobs: Logprobs = None
+    choices: Annotated[list[GeneratedChoice] | None, Field(exclude_if=absent)] = None
     usage: Usage
 
 
 class GeneratedText(Reply):
-    """A piece of a streamed completion; all pieces together are the completion."""
+    """A piece of a streamed completion; all pieces together, of one `index`, are the completion."""
 
     text: str
+    index: Annotated[
+        int | None, Field(exclude_if=absent, description="Of the answer, with `n` above 1.")
+    ] = None
+    logprobs: Logprobs = None
 
 
 class BrokenOff(Reply):
@@ -151,6 +257,13 @@ EXAMPLE = Example(
         "prompt": {"prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0.0, "stop": ["\n"]},
         "messages": {"messages": [{"role": "user", "content": EXAMPLE_PROMPT}]},
         "stream": {"prompt": EXAMPLE_PROMPT, "stream": True},
+        "score": {
+            "prompt": "Senile cataract is a disease of the eye",
+            "raw": True,
+            "max_tokens": 0,
+            "logprobs": 1,
+            "prompt_logprobs": True,
+        },
     },
     EXAMPLE_REPLY,
     streams={"text/event-stream": EXAMPLE_EVENTS, "application/x-ndjson": EXAMPLE_LINES},

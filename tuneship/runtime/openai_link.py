@@ -1,8 +1,8 @@
 """The link to a replica that is an OpenAI-compatible server: token ids in, token ids out of `/v1/completions`.
 
 It implements `ReplicaLink` of `replica_protocol.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds
-to that API: `return_token_ids`, `stop_token_ids`, `ignore_eos`, `cache_salt`, and adapters that are loaded while it
-runs. `vllm.py` starts the server.
+to that API: `return_token_ids`, `return_tokens_as_token_ids`, `stop_token_ids`, `ignore_eos`, `cache_salt`, and
+adapters that are loaded while it runs. `vllm.py` starts the server.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from tuneship.serving.replica_client import (
     ReplicaLost,
     ReplicaRefused,
     ServingError,
+    TokenScore,
     TokenStream,
 )
 
@@ -171,6 +172,11 @@ class OpenAiLink:
             "stream": True,
             "return_token_ids": True,
         }
+        asked = [one for one in (request.logprobs, request.prompt_logprobs) if one is not None]
+        if asked:
+            body |= {"logprobs": max(asked), "return_tokens_as_token_ids": True}
+        if request.prompt_logprobs is not None:
+            body["echo"] = True  # where nothing is to be generated, the server requires it
         if request.queue:  # an empty salt is refused
             # With the queue as salt, cached prefixes are shared within a deployment only.
             body["cache_salt"] = request.queue
@@ -218,14 +224,53 @@ async def _read_stream(
         room -= len(tokens)
         if is_done or room < 0:
             raise ValueError("more tokens than requested")
+        _add_scores(choice, request, generation, len(tokens))
+        if not request.max_tokens:
+            tokens = []  # the server generates one all the same
         for token in tokens:
             if token not in request.stop_tokens:
                 generation.add(token)
         if choice.get("finish_reason") is not None:
             reason = FinishReason(choice["finish_reason"])
+            reason = reason if request.max_tokens else FinishReason.LENGTH
     if reason is None or not is_done:
         raise ValueError("the stream ended early")
     return reason
+
+
+def _add_scores(
+    choice: dict[str, Any], request: GenerateRequest, generation: TokenStream, count: int
+) -> None:
+    """Take the log probabilities of `count` new tokens, behind those of the prompt that the first event repeats."""
+    if request.logprobs is None and request.prompt_logprobs is None:
+        return
+    told = choice["logprobs"]
+    scores = zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
+    entries = list(scores)
+    if request.prompt_logprobs is not None and not generation.prompt_scores:
+        length = len(request.tokens)
+        prompt, entries = (
+            entries[1:length],
+            entries[length:],
+        )  # the first token has no log probability
+        if len(prompt) != length - 1:
+            raise ValueError("not all log probabilities of the prompt")
+        generation.prompt_scores += [_score(*one, request.prompt_logprobs) for one in prompt]
+    if request.logprobs is not None and request.max_tokens:
+        if len(entries) != count:
+            raise ValueError("not one log probability for each token")
+        generation.scores += [_score(*one, request.logprobs) for one in entries]
+
+
+def _score(token: str, logprob: float, likeliest: dict[str, float], count: int) -> TokenScore:
+    """A score, from names like `token_id:5`; the server adds the token itself to the likeliest ones."""
+    top = sorted(likeliest.items(), key=lambda one: -one[1])[:count]
+    pairs = [(_token_id(name), float(value)) for name, value in top]
+    return TokenScore(_token_id(token), float(logprob), pairs)
+
+
+def _token_id(name: str) -> int:
+    return int(name.removeprefix("token_id:"))
 
 
 def _token_ids(listed: Any) -> list[int]:

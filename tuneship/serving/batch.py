@@ -37,9 +37,10 @@ class FlatBatch:
     slots: Tensor
     """[T] row of the KV cache of each token."""
     logit_indices: Tensor
-    """[R or R - 1] indices into T of the tokens to compute logits for.
+    """[R + S, or R - 1 + S] indices into T of the tokens to compute logits for.
 
-    They are the newest token of each sequence; a last prompt whose prefill does not end in this step has none.
+    First the newest token of each sequence, of which a last prompt whose prefill does not end in this step has none;
+    then the S tokens of prompts behind which stands a token whose log probability was asked for.
     """
     decode_slots: tuple[int, ...]
     """Row of the KV cache of each decoding sequence."""
@@ -63,9 +64,12 @@ class FlatBatch:
         logit_indices = list(range(decode_count))
 
         prefills: list[PrefillChunk] = []
+        scored: list[int] = []
         for sequence, chunk in zip(running[decode_count:], chunks, strict=True):
             prompt, cached = sequence.request.tokens, sequence.cached
-            prefills.append(PrefillChunk(len(tokens), len(tokens) + chunk, sequence.slot, cached))
+            start = len(tokens)
+            prefills.append(PrefillChunk(start, start + chunk, sequence.slot, cached))
+            scored.extend(range(start, start + len(sequence.scored_by(chunk))))
             tokens.extend(prompt[cached : cached + chunk])
             positions.extend(range(cached, cached + chunk))
             slots.extend([sequence.slot] * chunk)
@@ -76,7 +80,7 @@ class FlatBatch:
             tokens=torch.tensor(tokens),
             positions=torch.tensor(positions),
             slots=torch.tensor(slots),
-            logit_indices=torch.tensor(logit_indices, dtype=torch.long),
+            logit_indices=torch.tensor(logit_indices + scored, dtype=torch.long),
             decode_slots=tuple(slots[:decode_count]),
             prefills=tuple(prefills),
             length=max(positions) + 1,

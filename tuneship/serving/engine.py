@@ -4,6 +4,7 @@ Independent of the socket (`replica`) and of the origin of the model (`model`).
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from tuneship.serving.merged_weights import MERGED_BYTES
 from tuneship.serving.model import CausalModel
 from tuneship.serving.parity_check import check_parity
 from tuneship.serving.scheduler import Scheduler
-from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
+from tuneship.serving.scores import PROMPT_LOGITS, scores_of
+from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence, TokenScore
 
 
 class RequestRefused(Exception):
@@ -55,6 +57,10 @@ class StepResult:
     finished: list[tuple[str, FinishReason]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Id and error message."""
+    scores: list[tuple[str, TokenScore]] = field(default_factory=list)
+    """Scores of the new tokens whose requests ask for it, a stop token included."""
+    prompt_scores: list[tuple[str, list[TokenScore]]] = field(default_factory=list)
+    """Scores of the next tokens of prompts whose requests ask for it."""
 
 
 class Engine:
@@ -68,7 +74,8 @@ class Engine:
         tokens = limits.slots * model.facts.context_length
         if limits.cache_bytes is not None:
             tokens = min(tokens, limits.cache_bytes // model.facts.cache.token_bytes)
-        self._scheduler = Scheduler(limits.slots, limits.prompt_tokens, tokens)
+        scored = max(1, PROMPT_LOGITS // model.facts.vocabulary)
+        self._scheduler = Scheduler(limits.slots, limits.prompt_tokens, tokens, scored)
         slots, length = self._scheduler.total_slots, model.facts.context_length
         self._cache = SlotCache(model.facts.cache, slots, length, tokens)
         self._slots = KvSlots()
@@ -117,7 +124,7 @@ class Engine:
     def submit(self, identifier: str, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestRefused`."""
         facts = self._model.facts
-        room = facts.context_length - len(request.tokens)
+        room = facts.context_length - len(request.tokens) + (request.max_tokens == 0)
         if identifier in self._sequences:
             raise RequestRefused("a request with this id is in flight already")
         if request.adapter is not None and request.adapter not in self._lora:
@@ -126,8 +133,8 @@ class Engine:
             raise RequestRefused(
                 f"{len(request.tokens)} prompt tokens, the context holds 1 to {facts.context_length - 1}"
             )
-        if request.max_tokens < 1:
-            raise RequestRefused("max_tokens must be at least 1")
+        if request.max_tokens < 0:
+            raise RequestRefused("max_tokens must be at least 0")
         if min(request.tokens) < 0 or max(request.tokens) >= facts.vocabulary:
             raise RequestRefused("a prompt token is not in the vocabulary")
         sequence = Sequence(identifier, request, min(request.max_tokens, room))
@@ -168,9 +175,15 @@ class Engine:
             [(adapter, prefill.start, prefill.stop) for adapter, prefill in prefills],
         )
         logits = self._model.forward(batch, self._cache, self._lora, routes)
-        for sequence, chunk in zip(running[batch.decode_count :], chunks, strict=True):
+        prompts = list(zip(running[batch.decode_count :], chunks, strict=True))
+        prompt_scores = _prompt_scores(logits, prompts)
+        for sequence, chunk in prompts:
             sequence.cached += chunk
-        return self._postprocess(logits)
+        result = self._postprocess(
+            logits[: len(logits) - sum(len(one) for _, one in prompt_scores)]
+        )
+        result.prompt_scores = prompt_scores
+        return result
 
     def shrink(self) -> None:
         """Free a large KV cache, with the prefixes that it holds, if no request is in flight."""
@@ -221,14 +234,24 @@ class Engine:
         """Choose a token of each sequence with logits [sequences, vocabulary]; end the finished and failed ones."""
         sequences = self._scheduler.running[: len(logits)]
         requests = [sequence.request for sequence in sequences]
+        scored = [row for row, request in enumerate(requests) if request.logprobs is not None]
+        raw = logits[scored] if scored else None
         highest, tokens = sampler.choose(
             logits,
             [request.temperature for request in requests],
             [request.top_p for request in requests],
             [sequence.rng.random() for sequence in sequences],
         )
+        scores: dict[int, TokenScore] = {}
+        if raw is not None:
+            chosen = scores_of(
+                raw,
+                [tokens[row] for row in scored],
+                [requests[row].logprobs or 0 for row in scored],
+            )
+            scores = dict(zip(scored, chosen, strict=True))
         result = StepResult()
-        for sequence, token, top in zip(sequences, tokens, highest, strict=True):
+        for row, (sequence, token, top) in enumerate(zip(sequences, tokens, highest, strict=True)):
             if not math.isfinite(top):
                 result.failed.append((sequence.id, "the model's output is not finite"))
                 self._clear(sequence.slot)
@@ -237,7 +260,11 @@ class Engine:
             before = len(sequence.generated)
             if not before:  # finite logits: other prompts may use its prefix from now on
                 self._slots.register(sequence)
-            reason = sequence.append(token)
+            reason = FinishReason.LENGTH
+            if sequence.token_limit:
+                reason = sequence.append(token)
+                if row in scores:
+                    result.scores.append((sequence.id, scores[row]))
             if len(sequence.generated) > before:  # not a stop token
                 result.tokens.append((sequence.id, token))
             if reason is not None:
@@ -263,3 +290,20 @@ class Engine:
         users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())
         if users:
             raise AdapterRefused(f"{users} requests are using the adapter")
+
+
+def _prompt_scores(
+    logits: Tensor, prompts: Iterable[tuple[Sequence, int]]
+) -> list[tuple[str, list[TokenScore]]]:
+    """Score the tokens of prompts that ask for it; their logits are the last rows, in the order of the chunks."""
+    asked = [
+        (sequence, tokens) for sequence, chunk in prompts if (tokens := sequence.scored_by(chunk))
+    ]
+    end = len(logits)
+    found: list[tuple[str, list[TokenScore]]] = []
+    for sequence, tokens in reversed(asked):
+        rows = logits[end - len(tokens) : end]
+        end -= len(tokens)
+        count = sequence.request.prompt_logprobs or 0
+        found.append((sequence.id, scores_of(rows, tokens, [count] * len(tokens))))
+    return found

@@ -85,8 +85,10 @@ class KvSlots:
         request = sequence.request
         scope = (request.adapter, request.queue)
         tokens = np.array(request.tokens, dtype=np.int32)
-        # The last token is always computed, because its logits are needed.
-        source, length = self._longest_prefix(scope, tokens[:-1])
+        # The last token is always computed, because its logits are needed; those of a prompt that asks for its log
+        # probabilities are all needed.
+        reusable = tokens[:-1] if request.prompt_logprobs is None else tokens[:0]
+        source, length = self._longest_prefix(scope, reusable)
         slot = source if source in self._free else self._free[0]
         self._free.remove(slot)
         self._running[slot] = sequence

@@ -28,6 +28,8 @@ _RECEIVE_BYTES = 1 << 18
 # The KV cache is freed after this long without a request: the next turn of a conversation comes
 # sooner.
 SHRINK_AFTER_IDLE_S = 60.0
+# Scores of a prompt per frame: with 20 alternatives each, a frame stays far below what a reader takes.
+PROMPT_SCORES_PER_FRAME = 256
 # Adapter moves in memory before malloc_trim, which takes about 20 ms.
 MOVES_PER_TRIM = 8
 
@@ -127,8 +129,15 @@ class ReplicaServer:
         result = self._engine.step()
         for identifier, message in result.failed:
             self._frames.send({"id": identifier, "error": message})
+        for identifier, scores in result.prompt_scores:
+            for start in range(0, len(scores), PROMPT_SCORES_PER_FRAME):
+                part = scores[start : start + PROMPT_SCORES_PER_FRAME]
+                self._frames.send(
+                    {"tokens": [], "finished": [], "prompt_scores": [[identifier, part]]}
+                )
         if result.tokens or result.finished:
-            self._frames.send({"tokens": result.tokens, "finished": result.finished})
+            scored = {"scores": result.scores} if result.scores else {}
+            self._frames.send({"tokens": result.tokens, "finished": result.finished, **scored})
         self._worked_at = time.monotonic()
 
     def _load(self, frame: Frame) -> Frame:
@@ -150,8 +159,17 @@ class ReplicaServer:
             stop_tokens=tuple(map(index, frame["stop_tokens"])),
             queue=str(frame["queue"]),
             owner=str(frame["owner"]),
+            logprobs=_count(frame.get("logprobs")),
+            prompt_logprobs=_count(frame.get("prompt_logprobs")),
         )
         self._engine.submit(str(frame["id"]), request)
+
+
+def _count(value: Any) -> int | None:
+    """A number of alternatives. Raises `TypeError` and `ValueError`."""
+    if value is not None and index(value) < 0:
+        raise ValueError("a number of alternatives is below 0")
+    return value
 
 
 def load_model(

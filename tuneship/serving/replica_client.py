@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tuneship.serving.sequence import FinishReason, GenerateRequest
+from tuneship.serving.sequence import FinishReason, GenerateRequest, TokenScore
 
 __all__ = [
     "ANSWER_TIMEOUT_S",
@@ -29,6 +29,7 @@ __all__ = [
     "ReplicaRefused",
     "RequestTooLarge",
     "ServingError",
+    "TokenScore",
     "TokenStream",
 ]
 
@@ -79,6 +80,10 @@ class TokenStream(AsyncIterator[list[int]]):
         self._is_over = False
         self.finish_reason: FinishReason | None = None
         """Set when the generation has ended by itself."""
+        self.scores: list[TokenScore] = []
+        """Scores of the tokens that arrived, where the request asks for it; a stop token that ended it is one more."""
+        self.prompt_scores: list[TokenScore] = []
+        """Scores of the prompt's tokens from the second on, where it asks for them; complete at the first token."""
 
     async def __anext__(self) -> list[int]:
         """Return all tokens that arrived since the last call. Raises `ServingError`."""
@@ -257,13 +262,7 @@ class ReplicaLine:
     def _handle(self, frame: dict[str, Any]) -> None:
         """Pass on the tokens of a step, or else the answer to one request."""
         if "tokens" in frame:
-            # Unknown ids were cancelled in the meantime.
-            for identifier, token in frame["tokens"]:
-                if (generation := self._generations.get(identifier)) is not None:
-                    generation.add(token)
-            for identifier, reason in frame["finished"]:
-                if (generation := self._generations.pop(identifier, None)) is not None:
-                    generation.finish(FinishReason(reason))
+            self._pass_on(frame)
             return
         identifier, refusal = frame["id"], frame.get("error")
         if (generation := self._generations.pop(identifier, None)) is not None:
@@ -275,6 +274,22 @@ class ReplicaLine:
                 answer.set_result({key: frame[key] for key in frame.keys() - {"id", "ok"}})
             else:
                 answer.set_exception(ReplicaRefused(refusal))
+
+    def _pass_on(self, frame: dict[str, Any]) -> None:
+        """Pass on the tokens of a step, after their scores. Unknown ids were cancelled in the meantime."""
+        running = self._generations
+        for identifier, scores in frame.get("prompt_scores", ()):
+            if identifier in running:
+                running[identifier].prompt_scores += [TokenScore(*score) for score in scores]
+        for identifier, score in frame.get("scores", ()):
+            if identifier in running:
+                running[identifier].scores.append(TokenScore(*score))
+        for identifier, token in frame["tokens"]:
+            if (generation := running.get(identifier)) is not None:
+                generation.add(token)
+        for identifier, reason in frame["finished"]:
+            if (generation := running.pop(identifier, None)) is not None:
+                generation.finish(FinishReason(reason))
 
     def _fail_all(self, lost: ReplicaLost) -> None:
         self._lost = lost

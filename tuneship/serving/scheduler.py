@@ -8,6 +8,7 @@ on its decisions.
 """
 
 from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
 
 from tuneship.serving.sequence import Sequence
 
@@ -32,19 +33,48 @@ OWNER_MEMORY_STEPS = 1000
 PREFILL_ONLY_FACTOR = 2
 
 
+@dataclass(slots=True)
+class _PrefillBudget:
+    """Prompt tokens that a step may still prefill."""
+
+    tokens: int
+    scored: int
+    """How many of them may be of prompts whose log probabilities were asked for: each has a row of logits."""
+
+    def take(self, sequence: Sequence) -> int:
+        """The next chunk of a prompt (tokens). No other follows one whose prefill does not end with it."""
+        is_scored = sequence.request.prompt_logprobs is not None
+        most = min(self.tokens, self.scored) if is_scored else self.tokens
+        chunk = min(most, sequence.uncached)
+        self.tokens -= chunk
+        if is_scored:
+            self.scored -= chunk
+        if chunk < sequence.uncached or self.scored == 0:
+            self.tokens = 0
+        return chunk
+
+
 class Scheduler:
     """Continuous batching: sequences join at any step, and leave at once when they end."""
 
-    def __init__(self, slots: int, prompt_tokens: int, cache_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        slots: int,
+        prompt_tokens: int,
+        cache_tokens: int | None = None,
+        scored_tokens: int | None = None,
+    ) -> None:
         """Run `slots` sequences at once, and prefill up to `prompt_tokens` tokens per step beside them.
 
-        `cache_tokens`: limit of the number of sequences times the longest of them; None sets none.
+        `cache_tokens`: limit of the number of sequences times the longest of them; None sets none. `scored_tokens`:
+        limit of the prompt tokens per step whose log probabilities are computed; None sets none.
         """
         self.slots = slots
         self.total_slots = slots + int(GUEST_SHARE * slots)
         """Number of slots with those for guests."""
         self.prompt_tokens = prompt_tokens
         self.cache_tokens = cache_tokens
+        self.scored_tokens = scored_tokens
         self.running: list[Sequence] = []
         self._waiting: OrderedDict[str, OrderedDict[str, deque[Sequence]]] = OrderedDict()
         """Waiting sequences by owner and queue, both in the order of their turns."""
@@ -102,15 +132,14 @@ class Scheduler:
         prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
         decoding = len(self.running) - len(prefilling)
         fixed = self.prompt_tokens if decoding else PREFILL_ONLY_FACTOR * self.prompt_tokens
-        budget = max(fixed, PROMPT_TOKENS_PER_DECODE * decoding)
-        chunks = {sequence: min(budget, sequence.uncached) for sequence in prefilling}
-        budget -= sum(chunks.values())
+        tokens = max(fixed, PROMPT_TOKENS_PER_DECODE * decoding)
+        budget = _PrefillBudget(tokens, self.scored_tokens or tokens)
+        chunks = {sequence: budget.take(sequence) for sequence in prefilling}
 
         joining: list[Sequence] = []
-        while budget > 0 and (sequence := self._next(joining)) is not None:
+        while budget.tokens > 0 and (sequence := self._next(joining)) is not None:
             joining.append(sequence)
-            chunks[sequence] = min(budget, sequence.uncached)
-            budget -= chunks[sequence]
+            chunks[sequence] = budget.take(sequence)
         joining.sort(key=lambda one: (chunks[one] < one.uncached, one.request.adapter or ""))
         self.running.extend(joining)
         return [chunks[sequence] for sequence in self.running[decoding:]]

@@ -4,8 +4,10 @@
 """
 
 import random
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 # Temperatures below this are greedy. They could choose another token only if two logits were all
 # but equal, and dividing by them leaves the range of numbers.
@@ -19,6 +21,16 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class TokenScore(NamedTuple):
+    """The log probability of a token, and the likeliest tokens at its place."""
+
+    token: int
+    logprob: float
+    """Natural logarithm of the probability that the model itself gives it, whatever the temperature."""
+    top: Items[Items[float]]
+    """Pairs of token id and log probability, the likeliest first; as many as the request asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A prompt to continue, the adapter to use, and how to sample. The caller has checked the ranges."""
@@ -26,7 +38,7 @@ class GenerateRequest:
     tokens: tuple[int, ...]
     """Token ids of the prompt."""
     max_tokens: int
-    """New tokens at most."""
+    """New tokens at most; 0 only reads the prompt."""
     adapter: str | None = None
     """Name of the adapter; None uses the base model."""
     temperature: float = 0.0
@@ -40,6 +52,10 @@ class GenerateRequest:
     """Waiting queue, e.g. a deployment id: the queues of an owner take turns. Empty: one queue per adapter."""
     owner: str = ""
     """Id of the tenant: while requests wait, owners take turns, however many queues each of them has."""
+    logprobs: int | None = None
+    """Likeliest tokens to report beside each new token's own log probability; None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, from the second on."""
 
     @property
     def is_greedy(self) -> bool:
@@ -85,6 +101,12 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Whether a part of its prompt is not in the KV cache yet."""
         return self.uncached > 0
+
+    def scored_by(self, chunk: int) -> tuple[int, ...]:
+        """The prompt's tokens whose log probabilities follow from a prefill of its next `chunk` tokens."""
+        if self.request.prompt_logprobs is None:
+            return ()
+        return self.request.tokens[self.cached + 1 : self.cached + chunk + 1]
 
     def append(self, token: int) -> FinishReason | None:
         """Add the next token and say whether it ends the sequence; a stop token is not kept."""

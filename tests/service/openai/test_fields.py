@@ -52,7 +52,7 @@ def test_every_field_stands_in_one_list(sent: Any, read: type[OpenAIRequest]) ->
 
 
 def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
-    fields = {"model": "m", "prompt": "p", "echo": 0}
+    fields = {"model": "m", "prompt": "p", "best_of": True}
     with pytest.raises(ValueError, match="supported only as"):
         TextCompletionCreate.model_validate(fields)
 

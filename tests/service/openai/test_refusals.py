@@ -17,9 +17,12 @@ CHAT = {"model": ENDPOINT, "messages": MESSAGES}
 TEXT = {"model": ENDPOINT, "prompt": SECRET}
 
 REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
-    ("chat/completions", CHAT | {"n": 2}, "unsupported_value", "n"),
-    ("chat/completions", CHAT | {"n": True}, "unsupported_value", "n"),
-    ("chat/completions", CHAT | {"logprobs": True}, "unsupported_value", "logprobs"),
+    ("chat/completions", CHAT | {"n": 65}, "invalid_value", "n"),
+    ("chat/completions", CHAT | {"n": True}, "invalid_type", "n"),
+    ("chat/completions", CHAT | {"logprobs": 2}, "invalid_type", "logprobs"),
+    ("chat/completions", CHAT | {"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+    ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+    ("chat/completions", CHAT | {"logit_bias": {"5": 1}}, "unsupported_value", "logit_bias"),
     ("chat/completions", CHAT | {"tools": [{"name": SECRET}]}, "unsupported_value", "tools"),
     (
         "chat/completions",
@@ -49,10 +52,17 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     ),
     ("chat/completions", CHAT | {"max_completion_tokens": 10**6}, "invalid_value", "max_completion_tokens"),
     ("chat/completions", CHAT | {"max_tokens": 10**6}, "invalid_value", "max_tokens"),
-    ("completions", TEXT | {"prompt": [1, 2, 3]}, "unsupported_value", "prompt"),
-    ("completions", TEXT | {"prompt": [SECRET, SECRET]}, "unsupported_value", "prompt"),
-    ("completions", TEXT | {"echo": True}, "unsupported_value", "echo"),
-    ("completions", TEXT | {"logprobs": 1}, "unsupported_parameter", "logprobs"),
+    ("completions", TEXT | {"prompt": []}, "invalid_type", "prompt"),
+    ("completions", TEXT | {"prompt": [SECRET, 3]}, "invalid_type", "prompt"),
+    ("completions", TEXT | {"prompt": [SECRET, ""]}, "invalid_type", "prompt"),
+    ("completions", TEXT | {"prompt": [[3, True]]}, "invalid_type", "prompt"),
+    ("completions", TEXT | {"prompt": [3, -1]}, "invalid_type", "prompt"),
+    ("completions", TEXT | {"prompt": [3, 3072]}, "invalid_value", "prompt"),
+    ("completions", TEXT | {"prompt": [SECRET] * 33, "n": 2}, "invalid_value", "prompt"),
+    ("completions", TEXT | {"prompt": [3] * 513}, "context_length_exceeded", "prompt"),
+    ("completions", TEXT | {"logprobs": 6}, "invalid_value", "logprobs"),
+    ("completions", TEXT | {"max_tokens": 0}, "invalid_value", "max_tokens"),
+    ("completions", TEXT | {"echo": True, "stream": True}, "invalid_value", "echo"),
     ("completions", TEXT | {"best_of": 2}, "unsupported_value", "best_of"),
     ("completions", TEXT | {"suffix": SECRET}, "unsupported_parameter", "suffix"),
 ]  # fmt: skip

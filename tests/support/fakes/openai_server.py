@@ -171,12 +171,15 @@ class Handler(BaseHTTPRequestHandler):
         if last in set(Trouble):
             self.trouble(Trouble(last))
             return
-        for number in range(1, body["max_tokens"] + 1):
+        most = max(1, body["max_tokens"])  # with 0 it generates a token that it does not count
+        for number in range(1, most + 1):
             token = last + number * step
             is_stop = token in body["stop_token_ids"]
-            is_last = number == body["max_tokens"]
+            is_last = number == most
             reason = "stop" if is_stop else ("length" if is_last else None)
-            self.event([token], reason)
+            echoed = body["prompt"] if body.get("echo") and number == 1 else []
+            told = [*echoed, *([token] if body["max_tokens"] else ())]
+            self.event([token], reason, logprobs_of(told, body.get("logprobs"), bool(echoed)))
             if is_stop:
                 break
             time.sleep(0.002)
@@ -196,8 +199,9 @@ class Handler(BaseHTTPRequestHandler):
         self.chunk(GARBAGE[trouble])
         self.chunk(b"")
 
-    def event(self, tokens: list[int], reason: str | None) -> None:
+    def event(self, tokens: list[int], reason: str | None, logprobs: Any = None) -> None:
         choice = {"index": 0, "text": "", "token_ids": tokens, "finish_reason": reason}
+        choice |= {} if logprobs is None else {"logprobs": logprobs}
         self.chunk(b"data: " + json.dumps({"id": "cmpl-1", "choices": [choice]}).encode() + b"\n\n")
 
     def chunk(self, data: bytes) -> None:
@@ -208,6 +212,22 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def logprobs_of(tokens: list[int], top: int | None, is_first: bool) -> dict[str, Any] | None:
+    """Every token has -token / 10, and the others around it are likelier, as vLLM writes them."""
+    if top is None:
+        return None
+    found = [-token / 10 for token in tokens]
+    likely = [
+        {f"token_id:{other}": -other / 10 for other in (*range(1, top + 1), token)}
+        for token in tokens
+    ]
+    return {
+        "tokens": [f"token_id:{token}" for token in tokens],
+        "token_logprobs": [None, *found[1:]] if is_first else found,
+        "top_logprobs": [None, *likely[1:]] if is_first else likely,
+    }
 
 
 def main() -> None:

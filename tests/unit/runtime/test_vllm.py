@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tuneship.serving.replica_client import (
     ReplicaLost,
     ReplicaRefused,
     ServingError,
+    TokenScore,
     TokenStream,
 )
 
@@ -136,6 +138,32 @@ def ask(last: int, max_tokens: int = 3, **more: Any) -> GenerateRequest:
 async def tokens_of(generation: TokenStream) -> list[int]:
     async with generation:
         return [token async for chunk in generation for token in chunk]
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_it_tells_log_probabilities_of_new_tokens_and_of_the_prompt(
+    servers: PlayedServers, most: int
+) -> None:
+    async def run() -> None:
+        opened = await servers.open()
+        request = replace(ask(10, most), tokens=(5, 7, 10), logprobs=1, prompt_logprobs=2)
+        scored = opened.link.generate(request)
+        new = [11, 12, 13][:most]
+        assert await tokens_of(scored) == new
+        assert scored.finish_reason is FinishReason.LENGTH
+        assert scored.prompt_scores == [
+            TokenScore(token, -token / 10, [(1, -0.1), (2, -0.2)]) for token in (7, 10)
+        ]
+        assert scored.scores == [TokenScore(token, -token / 10, [(1, -0.1)]) for token in new]
+        (asked,) = servers.notes("asked")
+        assert (asked["logprobs"], asked["echo"]) == (2, True)
+        stopped = opened.link.generate(ask(10, 9, stop_tokens=(12,), logprobs=0))
+        assert await tokens_of(stopped) == [11]
+        assert stopped.scores == [TokenScore(11, -1.1, []), TokenScore(12, -1.2, [])]
+        await opened.link.aclose()
+        opened.worker.kill()
+
+    asyncio.run(run())
 
 
 def permissions(path: Path) -> int:

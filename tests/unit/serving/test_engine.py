@@ -373,7 +373,7 @@ def test_an_adapter_stays_while_requests_use_it(
         (GenerateRequest((5,) * 256, 5), "256 prompt tokens"),
         (GenerateRequest((5, 261), 5), "vocabulary"),
         (GenerateRequest((5, -1), 5), "vocabulary"),
-        (GenerateRequest((5,), 0), "max_tokens"),
+        (GenerateRequest((5,), -1), "max_tokens"),
         (GenerateRequest((5,), 5, adapter="nobody"), "no adapter"),
     ],
 )

@@ -5,14 +5,18 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tuneship.contract.common import Reply
+from tuneship.contract.generation import MAXIMUM_ANSWERS
 from tuneship.contract.openai.fields import NeutralFields, OpenAIRequest
 
 Text = Annotated[str, Field(min_length=1)]
 # A model, or what stands for one: a deployment, or an endpoint by its id or its name.
 AskedModel = Annotated[str, Field(min_length=1, max_length=512)]
 # The fields that take effect only together with a part of the engine that is not there yet.
-WITHOUT_ALTERNATIVES: NeutralFields = {"n": (1,), "logit_bias": ({},)}
-PENALTIES: NeutralFields = {"frequency_penalty": (0,), "presence_penalty": (0,)}
+PENALTIES: NeutralFields = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+}
 
 
 class StreamOptions(OpenAIRequest):
@@ -31,6 +35,7 @@ class SampledRequest(OpenAIRequest):
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     seed: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    n: Annotated[int, Field(ge=1, le=MAXIMUM_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Annotated[

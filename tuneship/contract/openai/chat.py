@@ -1,15 +1,15 @@
 """Chat completions of OpenAI's API."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
-from tuneship.contract.generation import MAXIMUM_TURNS
+from tuneship.contract.generation import MAXIMUM_ALTERNATIVES, MAXIMUM_TURNS
 from tuneship.contract.openai.answering import (
     PENALTIES,
-    WITHOUT_ALTERNATIVES,
     Answered,
     CompletionUsage,
     FinishReason,
@@ -53,10 +53,7 @@ class ChatCompletionCreate(SampledRequest):
     """A conversation that a model shall continue."""
 
     neutral: ClassVar[NeutralFields] = {
-        **WITHOUT_ALTERNATIVES,
         **PENALTIES,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": ANY_VALUE,
@@ -86,8 +83,19 @@ class ChatCompletionCreate(SampledRequest):
     max_tokens: Annotated[
         int | None, Field(ge=1, description="The older name of `max_completion_tokens`.")
     ] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=MAXIMUM_ALTERNATIVES, description="Above 0 it needs `logprobs`."),
+    ] = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
+
+    @model_validator(mode="after")
+    def _alternatives_of_something(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("conflict", "needs logprobs", {"param": "top_logprobs"})
+        return self
 
     @property
     def person(self) -> str | None:
@@ -103,12 +111,33 @@ class ChatAnswer(Reply):
     refusal: None = None
 
 
+class ChatLikelyToken(Reply):
+    """A token and the natural logarithm of its probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class ChatTokenLogprob(ChatLikelyToken):
+    """A token of an answer, with the likeliest tokens at its place."""
+
+    top_logprobs: list[ChatLikelyToken]
+
+
+class ChatLogprobs(Reply):
+    """The log probabilities of an answer's tokens, or of a piece of it."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
 class ChatChoice(Reply):
     """One answer, and why it ended."""
 
     index: int = 0
     message: ChatAnswer
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
 
 
@@ -132,7 +161,7 @@ class ChatChunkChoice(Reply):
 
     index: int = 0
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 

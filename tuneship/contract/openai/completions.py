@@ -1,49 +1,99 @@
-"""Completions of OpenAI's API: one text in, one text out. The text is the user's turn of the model's chat template."""
+"""Completions of OpenAI's API: texts or token ids that a model continues as they are, without a chat template."""
 
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, LiteralString, Self, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
+from tuneship.contract.generation import MAXIMUM_ANSWERS, MAXIMUM_TOKEN_ID
 from tuneship.contract.openai.answering import (
     PENALTIES,
-    WITHOUT_ALTERNATIVES,
     Answered,
     CompletionUsage,
     FinishReason,
     SampledRequest,
-    Text,
 )
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import NeutralFields
 from tuneship.contract.operation import Example
 
+Prompt = str | list[int]
+_TEXT = {"type": "string", "minLength": 1}
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_SEVERAL = {"minItems": 1, "maxItems": MAXIMUM_ANSWERS}
 
-def _one_text(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    texts = cast("list[Any]", value)
-    if len(texts) == 1 and isinstance(texts[0], str):
-        return texts[0]
-    text = "must be one text: several prompts and token ids are not supported"
-    raise PydanticCustomError("unsupported_value", text, {"param": "prompt"})
+
+def _is_prompt(value: object) -> bool:
+    if isinstance(value, list):
+        ids = cast("list[object]", value)
+        return bool(ids) and all(type(one) is int and 0 <= one < MAXIMUM_TOKEN_ID for one in ids)
+    return isinstance(value, str) and bool(value)
+
+
+def _prompts(value: object) -> list[Prompt]:
+    """Read one prompt or several, each a text or token ids."""
+    prompts = cast(
+        "list[object]", [value] if _is_prompt(value) or not isinstance(value, list) else value
+    )
+    if not prompts or not all(map(_is_prompt, prompts)):
+        text = "must be a text, token ids, or a list of either, none of them empty"
+        raise PydanticCustomError("prompt_type", text, {"param": "prompt"})
+    return cast("list[Prompt]", prompts)
 
 
 class TextCompletionCreate(SampledRequest):
-    """A text that a model shall answer."""
+    """Texts that a model shall continue."""
 
-    neutral: ClassVar[NeutralFields] = {
-        **WITHOUT_ALTERNATIVES,
-        **PENALTIES,
-        "best_of": (1,),
-        "echo": (False,),
-    }
-    unsupported = frozenset({"logprobs", "suffix"})
+    neutral: ClassVar[NeutralFields] = {**PENALTIES, "best_of": (1,)}
+    unsupported = frozenset({"suffix"})
 
-    prompt: Annotated[Text, BeforeValidator(_one_text)]
-    max_tokens: Annotated[int, Field(ge=1)] = 16
+    prompt: Annotated[
+        list[Prompt],
+        PlainValidator(_prompts),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    _TEXT,
+                    _TOKEN_IDS,
+                    {"type": "array", "items": _TEXT, **_SEVERAL},
+                    {"type": "array", "items": _TOKEN_IDS, **_SEVERAL},
+                ],
+                "description": "One prompt or several, as texts or token ids. No template is added.",
+            }
+        ),
+    ]
+    max_tokens: Annotated[
+        int, Field(ge=0, description="0, which writes nothing, goes with `echo`.")
+    ] = 16
+    echo: Annotated[bool, Field(description="Begin each text with its prompt.")] = False
+    logprobs: Annotated[int | None, Field(ge=0, le=5)] = None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        def refuse(name: str, message: LiteralString) -> None:
+            raise PydanticCustomError("conflict", message, {"param": name})
+
+        if len(self.prompt) * self.n > MAXIMUM_ANSWERS:
+            refuse("prompt", "asks for too many answers: at most 64 prompts times n")
+        if self.max_tokens == 0 and not self.echo:
+            refuse("max_tokens", "may be 0 only with echo")
+        if self.echo and self.stream:
+            refuse("echo", "is not supported in a stream")
+        return self
+
+
+class TextLogprobs(Reply):
+    """Log probabilities of the tokens of a text, in lists of the same length.
+
+    With `echo` the first token has none. The token that ended an answer is the last entry, though not part of the text.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
 
 
 class TextChoice(Reply):
@@ -51,7 +101,7 @@ class TextChoice(Reply):
 
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -88,5 +138,5 @@ class TextCompletion(Answered):
     ),
 )
 def openai_create_completion(request: TextCompletionCreate) -> TextCompletion:
-    """Answer one text."""
+    """Continue texts or token ids as they are; `messages` of a chat are rendered with the model's template."""
     raise NotImplementedError

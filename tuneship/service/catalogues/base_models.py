@@ -23,6 +23,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
 from tuneship.service.catalogues.origins import MODEL_ID, Origin
+from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.weights import WEIGHTS
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
@@ -118,6 +119,17 @@ class CataloguedModel:
             return cast("Any", Tokenizer).from_buffer((self.path / "tokenizer.json").read_bytes())
         except Exception as error:  # tokenizers raises bare exceptions for every kind of fault
             raise CatalogueFault("its tokenizer.json cannot be read") from error
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The texts of single tokens. Raises `CatalogueFault`."""
+        return TokenTexts(self.tokenizer)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """The number of token ids that the model knows."""
+        size = _object(self.path / "config.json").get("vocab_size")
+        return size if isinstance(size, int) else self.tokenizer.get_vocab_size()
 
     @cached_property
     def longest_token(self) -> int | None:

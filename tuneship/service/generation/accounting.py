@@ -8,19 +8,45 @@ import time
 from dataclasses import dataclass
 
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError
+from tuneship.contract.generation import TokenLogprob
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
 from tuneship.store.deployment_logs import LogEntry
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedAnswer:
-    """A completion and its token counts."""
+class WrittenAnswer:
+    """One completion; with log probabilities where the request asks for them."""
 
     completion: str
     finish_reason: str
+    tokens: int
+    """Number of its tokens."""
+    logprobs: list[TokenLogprob] | None = None
+    end: TokenLogprob | None = None
+    """The token that ended it, which is no part of its text."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Those of its prompt, with the first answer to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenAnswers:
+    """All answers of a request: `n` for each of its prompts, in the order of the prompts."""
+
+    answers: list[WrittenAnswer]
     prompt_tokens: int
-    completion_tokens: int
+    """Tokens of the prompts, each counted once."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a text was wanted and none came; a request for a prompt's log probabilities wants none."""
+        is_scored = any(answer.prompt_logprobs is not None for answer in self.answers)
+        return not is_scored and not any(answer.completion.strip() for answer in self.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +58,17 @@ class GenerationAccount:
     endpoint_id: str
     started: float
 
-    def succeeded(self, answer: GeneratedAnswer, first_token: float | None) -> None:
-        """Count an answer with its tokens; the metrics say enough, so nothing is logged.
+    def succeeded(self, written: WrittenAnswers, first_token: float | None) -> None:
+        """Count a request with the tokens of all its answers; the metrics say enough, so nothing is logged.
 
         `first_token`: when it came, by `time.perf_counter`; None for an answer without any.
         """
         self._count(
             RequestOutcome.SUCCESS,
             first_token=first_token,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-            is_empty=not answer.completion.strip(),
+            prompt_tokens=written.prompt_tokens,
+            completion_tokens=written.completion_tokens,
+            is_empty=written.is_empty,
         )
 
     def cancelled(self) -> None:

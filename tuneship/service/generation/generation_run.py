@@ -5,12 +5,20 @@ A caller who disconnects cancels it. Next: `prompts.py` (the request to the repl
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
-from tuneship.contract.generation import Generate, Generation, Usage
+from tuneship.contract.generation import (
+    Generate,
+    GeneratedChoice,
+    GeneratedText,
+    Generation,
+    TokenLogprob,
+    Usage,
+)
 from tuneship.runtime.replica_protocol import NoReplica
 from tuneship.service.common.fault_injection import Faults, drawn, faults_of, shortened
 from tuneship.service.common.in_flight import InFlightGeneration
@@ -18,13 +26,19 @@ from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import shown_deployment
-from tuneship.service.generation.accounting import GeneratedAnswer, GenerationAccount
-from tuneship.service.generation.completion_text import Completion
+from tuneship.service.generation.accounting import (
+    GenerationAccount,
+    WrittenAnswer,
+    WrittenAnswers,
+)
+from tuneship.service.generation.answer_run import AnswerRun, Emit
 from tuneship.service.generation.prompts import (
     PromptTooLong,
+    RawPrompt,
     is_long_prompt,
     prompt_param,
-    replica_request,
+    raw_prompts,
+    replica_requests,
 )
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
 from tuneship.service.generation.span import note_answer, note_request
@@ -51,18 +65,28 @@ class GenerationRun:
     _served: ServedModel
     _faults: Faults
     _in_flight: InFlightGeneration
+    written: WrittenAnswers
+    """The answers, known after `answer` has returned or the stream has ended."""
 
     def __init__(
-        self, context: Context, target: RoutingTarget, request: Generate, started: float
+        self,
+        context: Context,
+        target: RoutingTarget,
+        request: Generate,
+        started: float,
+        prompts: Sequence[RawPrompt] = (),
     ) -> None:
-        """Begin with nothing but the request; `started` is when it came, by `time.perf_counter`."""
+        """Begin with nothing but the request; `started` is when it came, by `time.perf_counter`.
+
+        `prompts` without a template take the place of the request's own.
+        """
         self._context = context
         self._parts = context.parts
         self._target = target
         self._request = request
         self._started = started
+        self._prompts = prompts or raw_prompts(request)
         self._text: TextStream | None = None
-        self._has_text = False
 
     async def stream(self) -> Stream:
         """Run in a task of its own, and return when the first text is there."""
@@ -96,12 +120,27 @@ class GenerationRun:
             total_tokens=written.prompt_tokens + written.completion_tokens,
         )
         await self._audit(usage)
+        self.written = written
+        return self._generation(usage)
+
+    def _generation(self, usage: Usage) -> Generation:
+        choices = [
+            GeneratedChoice(
+                completion=answer.completion,
+                finish_reason=answer.finish_reason,
+                logprobs=answer.logprobs,
+            )
+            for answer in self.written.answers
+        ]
         return Generation(
             id=new_id("gen"),
-            deployment_id=target.deployment_id,
+            deployment_id=self._target.deployment_id,
             prompt=self._request.prompt,
-            completion=written.completion,
-            finish_reason=written.finish_reason,
+            completion=choices[0].completion,
+            finish_reason=choices[0].finish_reason,
+            logprobs=choices[0].logprobs,
+            prompt_logprobs=self.written.answers[0].prompt_logprobs,
+            choices=choices if len(choices) > 1 else None,
             usage=usage,
         )
 
@@ -153,29 +192,38 @@ class GenerationRun:
             self._deployment["tags"], allowed=self._parts.settings.allow_fault_injection
         )
 
-    async def _render(self) -> GenerateRequest:
-        """Render and tokenize the prompt: on the event loop, or in a thread where that takes long."""
+    def text_of(self, prompt: RawPrompt) -> str:
+        """The text of a prompt without a template, special tokens included. Only after the answer."""
+        if isinstance(prompt, str):
+            return prompt
+        tokenizer: Any = self._served.base.tokenizer
+        return tokenizer.decode(prompt, skip_special_tokens=False)
+
+    async def _render(self) -> list[GenerateRequest]:
+        """Render and tokenize each prompt: on the event loop, or in a thread where that takes long."""
         context, request = self._context, self._request
-        if is_long_prompt(request):
+        if is_long_prompt(request, self._prompts):
             texts = self._parts.threads.texts
             prepared = await texts.run(
-                context.client_id, replica_request, self._deployment, self._served, request
+                context.client_id,
+                replica_requests,
+                self._deployment,
+                self._served,
+                request,
+                self._prompts,
             )
         else:
-            prepared = replica_request(self._deployment, self._served, request)
+            prepared = replica_requests(self._deployment, self._served, request, self._prompts)
 
         # A drill refuses the longest prompts, in the words of a prompt that is too long.
-        lengths, length = self._parts.prompt_lengths, len(prepared.tokens)
+        lengths, length = self._parts.prompt_lengths, max(len(one.tokens) for one in prepared)
         share = self._faults.refuse
         if share and lengths.is_among_longest(self._deployment["id"], length, share):
             raise PromptTooLong(prompt_param(request), str(length), length - 1)
         return prepared
 
-    async def _run(self, prepared: GenerateRequest) -> GeneratedAnswer:
-        """Generate within the time limit, with the deployment's injected faults.
-
-        A generation whose replica was lost is run once more, unless the caller has already read some of its text.
-        """
+    async def _run(self, prepared: list[GenerateRequest]) -> WrittenAnswers:
+        """Generate within the time limit, with the deployment's injected faults."""
         in_flight, faults, text = self._in_flight, self._faults, self._text
         is_emptied, is_cut = drawn(faults.empty_rate), drawn(faults.short)
         if is_emptied or is_cut:
@@ -187,63 +235,61 @@ class GenerationRun:
                     raise InternalError("an injected fault of this deployment")
                 if drawn(faults.hang):
                     await asyncio.get_running_loop().create_future()
-                try:
-                    written = await self._run_once(prepared)
-                except ReplicaLost:
-                    if self._has_text and self._request.stream:
-                        raise
-                    written = await self._run_once(prepared)
+                answers = await self._run_all(prepared)
         except (TimeoutError, ServingError) as error:
             raise self._contract_error(error) from None
         finally:
             in_flight.limit = None
 
         if is_emptied:
-            return replace(written, completion="")
-        if is_cut:
-            short, share = shortened(written.completion)
+            answers = [replace(answer, completion="", logprobs=None) for answer in answers]
+        elif is_cut:
+            answers = [_shortened(answer) for answer in answers]
             if text is not None:
-                text.emit(short)
-            tokens = max(1, round(share * written.completion_tokens))
-            return replace(written, completion=short, completion_tokens=tokens)
-        return written
+                for number, answer in enumerate(answers):
+                    self._emitter(text, number)(answer.completion, None)
+        return WrittenAnswers(answers, sum(len(one.tokens) for one in prepared))
 
-    async def _run_once(self, prepared: GenerateRequest) -> GeneratedAnswer:
-        """Generate with one replica. Text that is read or searched while it grows is decoded token by token."""
-        served, request, in_flight = self._served, self._request, self._in_flight
-        group = self._parts.replicas.of(served.base.path)
-        tokenizer: Any = served.base.tokenizer
-        in_flight.queued(self._context.now)
+    async def _run_all(self, prepared: list[GenerateRequest]) -> list[WrittenAnswer]:
+        """Write all answers at once. Those that share a prompt wait until the first of them has read it.
 
-        if not (request.stop or request.stream):
-            tokens: list[int] = []
-            async with await group.generate(served.adapter, prepared) as generation:
-                async for chunk in generation:
-                    in_flight.started()
-                    tokens = chunk + await generation.read_all()
-                reason = str(generation.finish_reason)
-            completion = tokenizer.decode(tokens)
-            return GeneratedAnswer(completion, reason, len(prepared.tokens), len(tokens))
+        The first error ends the others. Raises `ServingError`.
+        """
+        now, count = self._context.now, self._request.n
+        runs = [
+            AnswerRun(self._parts, self._served, self._request, one, self._in_flight)
+            for prompt in prepared
+            for one in _with_own_seeds(prompt, count)
+        ]
+        stream = self._text
+        emitters = [
+            None if stream is None else self._emitter(stream, number) for number in range(len(runs))
+        ]
+        if len(runs) == 1:
+            return [await runs[0].run(now, emitters[0])]
 
-        text = Completion(tokenizer.decode, request.stop)
-        async with await group.generate(served.adapter, prepared) as generation:
-            async for chunk in generation:
-                in_flight.started()
-                for token in chunk:
-                    self._emit(text.take(token))
-                    if text.is_stopped:
-                        break
-                if text.is_stopped:
-                    break
-            reason = "stop" if text.is_stopped else str(generation.finish_reason)
-        self._emit(text.finish())
-        return GeneratedAnswer(text.text, reason, len(prepared.tokens), text.tokens)
+        async def follow(number: int) -> WrittenAnswer:
+            if number % count:
+                await runs[number - number % count].begun.wait()
+            answer = await runs[number].run(None if number else now, emitters[number])
+            runs[number].begun.set()  # also where it has no token
+            return answer
 
-    def _emit(self, text: str) -> None:
-        if text:
-            self._has_text = True
-            if self._text is not None:
-                self._text.emit(text)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(follow(number)) for number in range(len(runs))]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def _emitter(self, text: TextStream, number: int) -> Emit:
+        """Return the function that puts the text of an answer on the stream."""
+        index = number if max(1, len(self._prompts)) * self._request.n > 1 else None
+
+        def emit(piece: str, logprobs: list[TokenLogprob] | None) -> None:
+            text.emit(GeneratedText(text=piece, index=index, logprobs=logprobs))
+
+        return emit
 
     def _contract_error(self, error: Exception) -> ApiError:
         """Turn an error of the replicas, or the end of the time, into one of the contract's."""
@@ -274,3 +320,20 @@ class GenerationRun:
             ended = replace(self._context, trail=replace(trail))
             ended.trail.count(usage)
             await asyncio.to_thread(ended.commit_audit_entry, 200)
+
+
+def _with_own_seeds(prepared: GenerateRequest, count: int) -> list[GenerateRequest]:
+    """The requests for `count` answers to one prompt, whose own log probabilities only the first one tells."""
+    if count == 1:
+        return [prepared]
+    seed = prepared.seed
+    seeds = [None if seed is None else (seed + number) % 2**63 for number in range(count)]
+    others = replace(prepared, prompt_logprobs=None)
+    return [replace(others if number else prepared, seed=one) for number, one in enumerate(seeds)]
+
+
+def _shortened(answer: WrittenAnswer) -> WrittenAnswer:
+    """The answer as a drill cuts it off."""
+    short, share = shortened(answer.completion)
+    tokens = max(1, round(share * answer.tokens))
+    return replace(answer, completion=short, tokens=tokens, logprobs=None)

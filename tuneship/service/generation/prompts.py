@@ -29,31 +29,72 @@ TURN_CHARACTERS = 50
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
 
-def is_long_prompt(request: Generate) -> bool:
+# A prompt without a template.
+RawPrompt = str | list[int]
+
+
+def raw_prompts(request: Generate) -> Sequence[RawPrompt]:
+    """The prompt of a request that wants no template; none of one that does."""
+    if request.prompt_token_ids is not None:
+        return (request.prompt_token_ids,)
+    return (request.prompt,) if request.raw and request.prompt is not None else ()
+
+
+def is_long_prompt(request: Generate, raw: Sequence[RawPrompt]) -> bool:
     """Whether rendering and tokenizing take too long for the event loop."""
     turns = request.messages or ()
     characters = sum(len(turn.content) + TURN_CHARACTERS for turn in turns)
-    return len(request.prompt or "") + characters > LONG_PROMPT_CHARACTERS
+    texts = raw or (request.prompt or "",)
+    return sum(map(len, texts)) + characters > LONG_PROMPT_CHARACTERS
 
 
-def replica_request(deployment: Row, served: ServedModel, request: Generate) -> GenerateRequest:
-    """Render with the model's own template, count the tokens, and fill in the deployment's defaults.
+def replica_requests(
+    deployment: Row, served: ServedModel, request: Generate, raw: Sequence[RawPrompt]
+) -> list[GenerateRequest]:
+    """A request for each of the `raw` prompts, or without one for the prompt that the model's template renders.
 
-    Raises `ValidationRefused` for a prompt that does not fit, and for `max_tokens` above the deployment's limit.
+    Fills in the deployment's defaults. Raises `ValidationRefused` for a prompt that does not fit, and for `max_tokens`
+    above the deployment's limit.
     """
-    configuration, param = deployment["generation"], prompt_param(request)
-    messages: list[Any] = [turn.model_dump() for turn in request.messages or ()]
-    if request.prompt is not None:
-        messages = list(instruction_messages(request.prompt))
+    context_length, param = deployment["generation"]["context_length"], prompt_param(request)
+    if raw:
+        found = [_raw_tokens(served.base, prompt, context_length, param) for prompt in raw]
+    else:
+        messages: list[Any] = [turn.model_dump() for turn in request.messages or ()]
+        if request.prompt is not None:
+            messages = list(instruction_messages(request.prompt))
+        characters = sum(len(message["content"]) for message in messages)
+        if served.base.is_surely_longer(characters, context_length):
+            raise PromptTooLong(param, f"over {context_length}", context_length)
+        found = [prompt_tokens(served.base, served.template, messages, param)]
+    return [_replica_request(deployment, served, request, tokens) for tokens in found]
 
+
+def _raw_tokens(
+    base: CataloguedModel, prompt: RawPrompt, context_length: int, param: str
+) -> list[int]:
+    """Token ids of a prompt without a template. Raises `ValidationRefused`."""
+    if isinstance(prompt, str):
+        if base.is_surely_longer(len(prompt), context_length):
+            raise PromptTooLong(param, f"over {context_length}", context_length)
+        tokenizer: Any = base.tokenizer
+        tokens: list[int] = tokenizer.encode_batch_fast([prompt], add_special_tokens=True)[0].ids
+        if not tokens:
+            raise refused(param, "holds no token")
+        return tokens
+    if max(prompt) >= base.vocabulary:
+        raise refused(param, "holds a token id that the model does not know")
+    return prompt
+
+
+def _replica_request(
+    deployment: Row, served: ServedModel, request: Generate, tokens: Sequence[int]
+) -> GenerateRequest:
+    configuration = deployment["generation"]
     context_length = configuration["context_length"]
-    characters = sum(len(message["content"]) for message in messages)
-    if served.base.is_surely_longer(characters, context_length):
-        raise PromptTooLong(param, f"over {context_length}", context_length)
-    tokens = prompt_tokens(served.base, served.template, messages, param)
     room = context_length - len(tokens)
-    if room < 1:
-        raise PromptTooLong(param, str(len(tokens)), context_length)
+    if room < (request.max_tokens != 0):
+        raise PromptTooLong(prompt_param(request), str(len(tokens)), context_length)
 
     most, wanted = configuration["max_output_tokens"], request.max_tokens
     if wanted is None:
@@ -71,12 +112,15 @@ def replica_request(deployment: Row, served: ServedModel, request: Generate) -> 
         stop_tokens=served.base.stop_tokens,
         queue=deployment["id"],
         owner=hashlib.sha256(deployment["client_id"].encode()).hexdigest()[:16],
+        logprobs=request.logprobs,
+        prompt_logprobs=request.logprobs if request.prompt_logprobs else None,
     )
 
 
 def prompt_param(request: Generate) -> str:
     """The name of the field that holds the prompt."""
-    return "prompt" if request.prompt is not None else "messages"
+    names = ("prompt", "messages", "prompt_token_ids")
+    return next(name for name in names if getattr(request, name) is not None)
 
 
 class PromptTooLong(ValidationRefused):

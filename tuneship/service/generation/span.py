@@ -5,7 +5,7 @@ The name of a tuned model was chosen by somebody, so the span has its base model
 
 from tuneship.contract.generation import Generate
 from tuneship.service.common.tracing import AttributeValue, SpanNotes
-from tuneship.service.generation.accounting import GeneratedAnswer
+from tuneship.service.generation.accounting import WrittenAnswers
 from tuneship.service.generation.routing import RoutingTarget
 from tuneship.service.models.handlers import ServedModel
 
@@ -37,13 +37,13 @@ def note_request(
 
 
 def note_answer(
-    notes: SpanNotes, answer: GeneratedAnswer, started: float, first_token: float | None
+    notes: SpanNotes, written: WrittenAnswers, started: float, first_token: float | None
 ) -> None:
     """Note how a generation ended; the times are by `time.perf_counter`."""
     notes.attributes |= {
-        "gen_ai.usage.input_tokens": answer.prompt_tokens,
-        "gen_ai.usage.output_tokens": answer.completion_tokens,
-        "gen_ai.response.finish_reasons": [answer.finish_reason],
+        "gen_ai.usage.input_tokens": written.prompt_tokens,
+        "gen_ai.usage.output_tokens": written.completion_tokens,
+        "gen_ai.response.finish_reasons": [answer.finish_reason for answer in written.answers],
     }
     if first_token is not None:
         notes.attributes["gen_ai.response.time_to_first_chunk"] = first_token - started

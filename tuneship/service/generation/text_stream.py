@@ -25,9 +25,9 @@ class TextStream:
         self._pieces: list[Frame] = []
         self._changed = asyncio.Event()
 
-    def emit(self, text: str) -> None:
-        """Send the next piece of the completion."""
-        self._pieces.append(Frame("token", GeneratedText(text=text)))
+    def emit(self, piece: GeneratedText) -> None:
+        """Send the next piece of a completion."""
+        self._pieces.append(Frame("token", piece))
         self._changed.set()
 
     async def open(self, generation: Coroutine[Any, Any, Generation]) -> Stream:

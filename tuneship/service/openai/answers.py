@@ -8,7 +8,14 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 
 from tuneship.contract.errors import error_from_answer
-from tuneship.contract.generation import BrokenOff, Generate, GeneratedText, Generation
+from tuneship.contract.generation import (
+    BrokenOff,
+    Generate,
+    GeneratedChoice,
+    GeneratedText,
+    Generation,
+    TokenLogprob,
+)
 from tuneship.contract.openai.answering import CompletionUsage, FinishReason, SampledRequest
 from tuneship.contract.openai.chat import (
     ChatAnswer,
@@ -19,10 +26,17 @@ from tuneship.contract.openai.chat import (
     ChatDelta,
     ChatMessage,
 )
-from tuneship.contract.openai.completions import TextChoice, TextCompletion
+from tuneship.contract.openai.completions import TextChoice, TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.responses import InputMessage
 from tuneship.service.common.refusals import refusal
 from tuneship.service.common.streaming import Frame, Stream, reframed
+from tuneship.service.generation.accounting import WrittenAnswers
+from tuneship.service.openai.logprobs import (
+    chat_logprobs,
+    offsets_of,
+    prompt_offsets,
+    text_logprobs,
+)
 from tuneship.service.openai.refusals import openai_refusal
 
 SYSTEM = ("system", "developer")
@@ -39,6 +53,7 @@ def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
         "seed": request.seed,
         "stop": request.stops,
         "stream": request.stream,
+        "n": request.n,
         **prompt,
     }
     try:
@@ -86,59 +101,114 @@ def usage_of(generation: Generation) -> CompletionUsage:
 
 
 def chat_completion(head: AnswerHead, generation: Generation) -> ChatCompletion:
-    """A whole answer to a conversation."""
-    choice = ChatChoice(
-        message=ChatAnswer(content=generation.completion), finish_reason=_reason(generation)
+    """All answers to a conversation."""
+    choices = [
+        ChatChoice(
+            index=index,
+            message=ChatAnswer(content=one.completion),
+            logprobs=chat_logprobs(one.logprobs),
+            finish_reason=_reason(one.finish_reason),
+        )
+        for index, one in enumerate(_choices(generation))
+    ]
+    return ChatCompletion(**head.fields, choices=choices, usage=usage_of(generation))
+
+
+def text_completion(
+    head: AnswerHead,
+    request: TextCompletionCreate,
+    generation: Generation,
+    written: WrittenAnswers,
+    prompts: Sequence[str],
+) -> TextCompletion:
+    """All answers to the prompts, whose texts are `prompts`; with `echo`, each begins with its prompt."""
+    choices: list[TextChoice] = []
+    for index, answer in enumerate(written.answers):
+        number = index // request.n
+        prompt = prompts[number] if request.echo else ""
+        text = prompt + answer.completion
+        logprobs = None
+        if request.logprobs is not None:
+            echoed = written.answers[number * request.n].prompt_logprobs or []
+            own = [*(answer.logprobs or ()), *([answer.end] if answer.end else ())]
+            offsets = [
+                *prompt_offsets(echoed, prompt),
+                *offsets_of(own, len(prompt), len(text)),
+            ]
+            logprobs = text_logprobs([*echoed, *own], offsets)
+        reason = _reason(answer.finish_reason)
+        choices.append(TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=reason))
+    return TextCompletion(**head.fields, choices=choices, usage=usage_of(generation))
+
+
+def _choices(generation: Generation) -> list[GeneratedChoice]:
+    first = GeneratedChoice(
+        completion=generation.completion,
+        finish_reason=generation.finish_reason,
+        logprobs=generation.logprobs,
     )
-    return ChatCompletion(**head.fields, choices=[choice], usage=usage_of(generation))
+    return generation.choices or [first]
 
 
-def text_completion(head: AnswerHead, generation: Generation) -> TextCompletion:
-    """A whole answer to a text."""
-    choice = TextChoice(text=generation.completion, finish_reason=_reason(generation))
-    return TextCompletion(**head.fields, choices=[choice], usage=usage_of(generation))
-
-
-def _reason(generation: Generation) -> FinishReason:
-    return "length" if generation.finish_reason == "length" else "stop"
+def _reason(finish_reason: str) -> FinishReason:
+    return "length" if finish_reason == "length" else "stop"
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """How one kind of answer is streamed: its first piece, a piece of text, its end, and its usage."""
+    """How one kind of answer is streamed: its first pieces, a piece of text, its ends, and its usage."""
 
     first: Sequence[BaseModel]
-    text: Callable[[str], BaseModel]
-    end: Callable[[FinishReason], BaseModel]
+    text: Callable[[GeneratedText], BaseModel]
+    ends: Callable[[Generation], Sequence[BaseModel]]
     usage: Callable[[CompletionUsage], BaseModel]
 
 
-def chat_pieces(head: AnswerHead) -> Pieces:
-    """The pieces of an answer to a conversation."""
+def chat_pieces(head: AnswerHead, count: int) -> Pieces:
+    """The pieces of `count` answers to a conversation."""
 
-    def chunk(delta: ChatDelta, reason: FinishReason | None = None) -> ChatChunk:
-        choice = ChatChunkChoice(delta=delta, finish_reason=reason)
+    def chunk(index: int, delta: ChatDelta, **more: Any) -> ChatChunk:
+        choice = ChatChunkChoice(index=index, delta=delta, **more)
         return ChatChunk(**head.fields, choices=[choice])
 
     return Pieces(
-        [chunk(ChatDelta(role="assistant", content=""))],
-        lambda text: chunk(ChatDelta(content=text)),
-        lambda reason: chunk(ChatDelta(), reason),
+        [chunk(index, ChatDelta(role="assistant", content="")) for index in range(count)],
+        lambda piece: chunk(
+            piece.index or 0,
+            ChatDelta(content=piece.text),
+            logprobs=chat_logprobs(piece.logprobs),
+        ),
+        lambda generation: [
+            chunk(index, ChatDelta(), finish_reason=_reason(one.finish_reason))
+            for index, one in enumerate(_choices(generation))
+        ],
         lambda usage: ChatChunk(**head.fields, choices=[], usage=usage),
     )
 
 
-def text_pieces(head: AnswerHead) -> Pieces:
-    """The pieces of an answer to a text."""
+def text_pieces(head: AnswerHead, written: Callable[[], WrittenAnswers]) -> Pieces:
+    """The pieces of the answers to texts; `written` is asked at the end."""
+    lengths: dict[int, int] = {}
 
-    def piece(text: str, reason: FinishReason | None = None) -> TextCompletion:
-        choice = TextChoice(text=text, finish_reason=reason)
+    def piece(index: int, text: str, tokens: list[TokenLogprob] | None, **more: Any) -> BaseModel:
+        start = lengths.get(index, 0)
+        lengths[index] = end = start + len(text)
+        logprobs = None if tokens is None else text_logprobs(tokens, offsets_of(tokens, start, end))
+        choice = TextChoice(index=index, text=text, logprobs=logprobs, **more)
         return TextCompletion(**head.fields, choices=[choice])
 
     return Pieces(
         [],
-        piece,
-        lambda reason: piece("", reason),
+        lambda part: piece(part.index or 0, part.text, part.logprobs),
+        lambda _: [
+            piece(
+                index,
+                "",
+                None if answer.end is None else [answer.end],
+                finish_reason=_reason(answer.finish_reason),
+            )
+            for index, answer in enumerate(written().answers)
+        ],
         lambda usage: TextCompletion(**head.fields, choices=[], usage=usage),
     )
 
@@ -151,12 +221,12 @@ async def openai_stream(stream: Stream, pieces: Pieces, *, wants_usage: bool) ->
 
 def _frames(frame: Frame, pieces: Pieces, wants_usage: bool) -> list[Frame]:
     if isinstance(frame.data, GeneratedText):
-        return [Frame("", pieces.text(frame.data.text))]
+        return [Frame("", pieces.text(frame.data))]
     if isinstance(frame.data, BrokenOff):
         error = openai_refusal(error_from_answer(500, cast("object", frame.data.model_dump())))
         return [Frame("", BrokenOff.model_validate(error.as_json(None)))]
     if isinstance(frame.data, Generation):
         usage = [pieces.usage(usage_of(frame.data))] if wants_usage else []
-        last = [pieces.end(_reason(frame.data)), *usage]
+        last = [*pieces.ends(frame.data), *usage]
         return [*(Frame("", piece) for piece in last), Frame("", "[DONE]")]
     return []

@@ -1,15 +1,14 @@
 """Handlers of chat completions and completions: they find what answers, and run the generation of the main API."""
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
-from tuneship.contract.generation import Generate, Generation
+from tuneship.contract.generation import Generate
 from tuneship.contract.openai import chat as chat_contract
 from tuneship.contract.openai import completions as completions_contract
 from tuneship.contract.openai.answering import SampledRequest
 from tuneship.contract.openai.chat import ChatCompletion, ChatCompletionCreate
-from tuneship.contract.openai.completions import TextCompletion, TextCompletionCreate
+from tuneship.contract.openai.completions import Prompt, TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.ids import shown_id
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
@@ -32,8 +31,6 @@ from tuneship.service.openai.targets import deployment_of, target_of
 from tuneship.store.identifiers import new_id
 from tuneship.store.row_types import DeploymentRow
 
-T = TypeVar("T")
-
 
 @serves_openai(chat_contract.openai_create_chat_completion)
 async def openai_create_chat_completion(
@@ -47,41 +44,64 @@ async def openai_create_chat_completion(
         most = limit
         if most is None and deployment is not None:
             most = deployment["generation"]["max_output_tokens"]
-        return generation_of(request, messages=turns_of(request.messages), max_tokens=most)
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        return generation_of(
+            request, messages=turns_of(request.messages), max_tokens=most, logprobs=logprobs
+        )
 
     with with_names({"max_tokens": name}):
-        return await _answer(context, request, prepared, chat_completion, chat_pieces)
+        head, run = await _begun(context, request, prepared, "chatcmpl")
+        if request.stream:
+            return await _streamed(request, run, chat_pieces(head, request.n))
+        return chat_completion(head, await run.answer())
 
 
 @serves_openai(completions_contract.openai_create_completion)
 async def openai_create_completion(
     context: Context, request: TextCompletionCreate
 ) -> TextCompletion | Stream:
-    """Answer the text."""
-    prepared = generation_of(request, prompt=request.prompt, max_tokens=request.max_tokens)
-    return await _answer(context, request, lambda _: prepared, text_completion, text_pieces)
+    """Continue each prompt. Without log probabilities, an echo alone needs those of the prompt all the same."""
+    first, is_echo_alone = request.prompt[0], request.max_tokens == 0
+    logprobs = request.logprobs
+    prepared = generation_of(
+        request,
+        prompt=first if isinstance(first, str) else None,
+        prompt_token_ids=None if isinstance(first, str) else first,
+        raw=True,
+        max_tokens=request.max_tokens,
+        logprobs=0 if is_echo_alone and logprobs is None else logprobs,
+        prompt_logprobs=is_echo_alone or (request.echo and logprobs is not None),
+    )
+    with with_names({"prompt_token_ids": "prompt"}):
+        head, run = await _begun(context, request, lambda _: prepared, "cmpl", request.prompt)
+        if request.stream:
+            return await _streamed(request, run, text_pieces(head, lambda: run.written))
+        generation = await run.answer()
+        texts = [run.text_of(prompt) for prompt in request.prompt]
+        return text_completion(head, request, generation, run.written, texts)
 
 
-async def _answer(
+async def _begun(
     context: Context,
     request: SampledRequest,
     prepared: Callable[[DeploymentRow | None], Generate],
-    whole: Callable[[AnswerHead, Generation], T],
-    in_pieces: Callable[[AnswerHead], Pieces],
-) -> T | Stream:
+    prefix: str,
+    prompts: Sequence[Prompt] = (),
+) -> tuple[AnswerHead, GenerationRun]:
+    """Find what answers, and make the head of its answer and its run."""
     started = time.perf_counter()
     if context.routing_key is None:
         context.routing_key = routing_key_of(request.person)
     target = await target_of(context, request.model)
     deployment = await deployment_of(context, target)
-    run = GenerationRun(context, target, prepared(deployment), started)
-    prefix = "chatcmpl" if whole is chat_completion else "cmpl"
+    run = GenerationRun(context, target, prepared(deployment), started, prompts)
     head = AnswerHead(
         shown_id(new_id("gen"), prefix),
         int(context.now.timestamp()),
         deployment["model_name"] if deployment is not None else "",
     )
-    if request.stream:
-        stream = await run.stream()
-        return await openai_stream(stream, in_pieces(head), wants_usage=request.wants_usage)
-    return whole(head, await run.answer())
+    return head, run
+
+
+async def _streamed(request: SampledRequest, run: GenerationRun, pieces: Pieces) -> Stream:
+    return await openai_stream(await run.stream(), pieces, wants_usage=request.wants_usage)
