@@ -204,6 +204,10 @@ class ServiceSettings(BaseSettings):
         description="An OpenTelemetry collector that takes OTLP over HTTP, e.g. `http://127.0.0.1:4318`: spans of "
         "requests and jobs are sent there. Also OTEL_EXPORTER_OTLP_ENDPOINT. Needs `tuneship[otel]`.",
     )
+    export_hipaa_models: bool = Field(
+        default=False,
+        description="Let models that were trained in hipaa mode be exported, by the API and the command.",
+    )
     preload_base_models: bool = Field(
         default=True, description="Load the shipped base model when the service starts."
     )

@@ -1,6 +1,9 @@
 """Read folders in which other processes work: files that vanish meanwhile are skipped without an error."""
 
+import io
 import os
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -20,3 +23,14 @@ def contents_below(folder: Path) -> dict[Path, bytes]:
         except (FileNotFoundError, IsADirectoryError):
             continue
     return found
+
+
+def tar_of(files: Mapping[str, bytes]) -> bytes:
+    """An archive of files by their names."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return whole.getvalue()

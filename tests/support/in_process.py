@@ -17,6 +17,7 @@ import h11
 import httpx
 from pydantic import SecretStr
 
+from tests.support.conversion import PlayedConversion
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.client import AsyncClient
@@ -114,6 +115,7 @@ class Service:
         self.draws: Callable[[], int] = lambda: dice.randrange(10_000)
         self.names: dict[str, Sequence[str]] = {"receiver.test": ["9.9.9.9"]}
         """Addresses by host name; the system resolves all other names."""
+        self.conversion = PlayedConversion()
         self.database = Database(url_of(self.settings.database_url, data_dir))
         self.parts = Parts(
             settings=self.settings,
@@ -132,6 +134,7 @@ class Service:
             keyring=Keyring(b"k" * 32),
             audit=Chain(b"a" * 32),
             isolates=isolates,
+            convert=self.conversion,
             clock=self.clock,
             timing=timing or ServiceTiming(),
             tracing=tracing_of(self.settings),

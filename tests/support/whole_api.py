@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tuneship.service.all_handlers
+from tests.support.conversion import ARCHIVE
 from tests.support.in_process import LINES, jsonl
-from tuneship.contract.operation import DECLARED, Operation
+from tuneship.contract.operation import DECLARED, JSON_LINES, Operation
 from tuneship.store.identifiers import new_id
 
 assert tuneship.service.all_handlers.SERVED, "it declares every operation"
@@ -60,6 +61,7 @@ BODIES: dict[str, Callable[[Own], dict[str, Any]]] = {
         "validation_dataset_id": own.dataset_2,
         "model_name": own.name,
     },
+    "import_model": lambda own: {"name": own.name, "base_model": "tuneship-tiny"},
     "create_deployment": lambda own: {"model_name": own.model, "deployment_name": own.name},
     "update_deployment": lambda own: {"tags": {"k": own.name}},
     "create_endpoint": lambda own: {"name": own.name, "deployment_id": own.deployment},
@@ -90,8 +92,15 @@ def options_of(operation: Operation[..., Any], own: Own) -> dict[str, Any]:
         return {"json": body_of(operation, own)}
     return {
         "data": body_of(operation, own),
-        "files": {"file": ("x.jsonl", jsonl(*LINES), "application/jsonl")},
+        "files": {"file": file_of(operation)},
     }
+
+
+def file_of(operation: Operation[..., Any]) -> tuple[str, bytes, str]:
+    """Return name, content and media type of the file of a valid form."""
+    if operation.file_media is JSON_LINES:
+        return "x.jsonl", jsonl(*LINES), JSON_LINES.name
+    return "x.tar", ARCHIVE, operation.file_media.name
 
 
 def path_of(operation: Operation[..., Any], ids: Mapping[str, str]) -> str:

@@ -63,9 +63,9 @@ def verbs_of(group: str) -> dict[str, DeclaredVerb]:
         one.paged.operation.name: one.paged for one in attributes.values() if isinstance(one, Pages)
     }
     return {
-        name.replace("_", "-"): DeclaredVerb(
+        command_name(name): DeclaredVerb(
             group=group,
-            name=name.replace("_", "-"),
+            name=command_name(name),
             operation=verb.operation,
             paged=walks.get(verb.operation.name),
             can_follow=f"follow_{name}" in attributes,
@@ -73,6 +73,11 @@ def verbs_of(group: str) -> dict[str, DeclaredVerb]:
         for name, verb in attributes.items()
         if isinstance(verb, Verb)
     }
+
+
+def command_name(name: str) -> str:
+    """The command of a verb: `import_` has an underscore that only Python needs."""
+    return name.rstrip("_").replace("_", "-")
 
 
 def list_of(hint: Any) -> DeclaredVerb | None:

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from tuneship.cli.declared import DeclaredVerb
 from tuneship.cli.fields import FieldKind, kind_of, wire_names
 from tuneship.contract.examples import PATH_VALUES
+from tuneship.contract.operation import JSON_LINES
 
-EXAMPLE_FILE = "train.jsonl"
+EXAMPLE_FILE, EXAMPLE_FOLDER = "train.jsonl", "my-adapter"
 
 
 def command_line(
@@ -24,7 +25,7 @@ def command_line(
         verb.name,
         *(path_values.get(name, name.upper()) for name in operation.path_parameters),
     ]
-    if operation.file_parameter:
+    if operation.file_parameter or operation.is_download:
         words.append(file)
     if operation.body_parameter:
         for name, value in body.items():
@@ -71,7 +72,8 @@ def example_of(verb: DeclaredVerb) -> str:
     """An example of a command, as people type it: the first request of the operation's own examples."""
     requests = verb.operation.example.requests.values()
     body: dict[str, Any] = next(iter(requests), {})
-    words = command_line(verb, PATH_VALUES, body, EXAMPLE_FILE)
+    is_lines = verb.operation.file_parameter and verb.operation.file_media is JSON_LINES
+    words = command_line(verb, PATH_VALUES, body, EXAMPLE_FILE if is_lines else EXAMPLE_FOLDER)
     # A line for each option: the help would break a longer one where a shell does not go on.
     text = "tuneship"
     for word in words:

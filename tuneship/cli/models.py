@@ -1,15 +1,25 @@
-"""`tuneship models export`: writes a tuned model unsealed, as peft reads it, whether the service runs or not."""
+"""`tuneship models export`: writes a tuned model for other programs, whether the service runs or not.
 
+`tuneship models download` does the same with a key of the API, and `tuneship models import` takes an adapter in.
+"""
+
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tuneship.cli.common import fail, opened_installation, service_settings
+from tuneship.cli.connection import ENDED_BY_CTRL_C
+from tuneship.cli.output import write
+from tuneship.contract.models import ExportFormat, GgufType
 
-app = typer.Typer(
-    no_args_is_help=True, help="Base models: add, bases, show, check, remove. Tuned models: export."
-)
+if TYPE_CHECKING:  # the light install has no service
+    from tuneship.service.models.exports import Exportable
+    from tuneship.service.open_installation import Installation
+    from tuneship.settings import ServiceSettings
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
@@ -21,32 +31,87 @@ def models() -> None:
 def export(
     model_id: Annotated[str, typer.Argument(help="As in `GET /v1/models`.")],
     folder: Annotated[Path, typer.Argument(help="A new folder; the files in it are not sealed.")],
+    wanted: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format", help="peft: the adapter; merged: a checkpoint; gguf: for llama.cpp."
+        ),
+    ] = "peft",
+    gguf_type: Annotated[GgufType, typer.Option(help="The number format of a GGUF file.")] = "f16",
+    release: Annotated[
+        Path | None,
+        typer.Option(
+            help="The result file of its release, whose gates then stand in the model card."
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="The data directory, as for `tuneship serve`.")
     ] = None,
 ) -> None:
-    """Write a tuned model's adapter unsealed into a new folder. Needs the master key."""
+    """Write a tuned model unsealed into a new folder, with a model card. Needs the master key."""
     settings = service_settings(data_dir=data_dir)
+    gates = () if release is None else _gates_in(release)
     with opened_installation(settings, reads_files=True) as opened:
-        from tuneship.security.sealed_files import read_plain  # noqa: PLC0415 - the light install
-        from tuneship.service.access.data_keys import keyring_of  # noqa: PLC0415
-        from tuneship.store import queries as rows  # noqa: PLC0415
-        from tuneship.store import tables  # noqa: PLC0415
-        from tuneship.store.stored_files import model_ref  # noqa: PLC0415
+        from tuneship.service.models.exports import ExportRefused, refuse_hipaa  # noqa: PLC0415 - light install
 
-        # All is read before the folder is made, so that a damaged file leaves nothing behind.
+        if folder.exists() or folder.is_symlink():
+            fail(f"{folder} exists already")
         try:
-            with opened.database.read() as connection:
-                row = rows.fetch(connection, tables.models, model_id, client_id=None)
-                if row is None:
-                    fail("there is no tuned model with this id")
-                keyring = keyring_of(opened.secret)
-                key = keyring.find(connection, row["client_id"], row["blob"])
-            with opened.blobs.fetched(model_ref(row)) as files:
-                content = {name: read_plain(files / name, key) for name in row["sha256"]}
-            folder.mkdir(mode=0o700)
-            for name, data in content.items():
-                (folder / name).write_bytes(data)
+            model = _exportable(opened, model_id)
+            refuse_hipaa(model, is_allowed=settings.export_hipaa_models)
+            count = _fill(settings, opened, model, folder, (wanted, gguf_type), gates)
+        except ExportRefused as refusal:
+            fail(str(refusal))
         except OSError as error:
-            fail(f"the model cannot be exported: {error}")
-    typer.echo(f"{len(content)} files in {folder}")
+            fail(f"the model cannot be exported: {error.strerror or error}")
+        except KeyboardInterrupt:
+            fail("interrupted: nothing was exported", ENDED_BY_CTRL_C)
+    write(f"{count} files in {folder}")
+
+
+def _exportable(opened: "Installation", model_id: str) -> "Exportable":
+    from tuneship.service.access.data_keys import keyring_of  # noqa: PLC0415 - the light install
+    from tuneship.service.models.exports import exportable  # noqa: PLC0415
+    from tuneship.store import queries as rows  # noqa: PLC0415
+    from tuneship.store import tables  # noqa: PLC0415
+
+    with opened.database.read() as connection:
+        row = rows.fetch(connection, tables.models, model_id, client_id=None)
+        if row is None:
+            fail("there is no tuned model with this id")
+        return exportable(connection, keyring_of(opened.secret), row)
+
+
+def _fill(
+    settings: "ServiceSettings",
+    opened: "Installation",
+    model: "Exportable",
+    folder: Path,
+    wanted: tuple[str, str],
+    gates: tuple[dict[str, Any], ...],
+) -> int:
+    """Make the folder, whole or not at all; returns the number of its files. Raises `ExportRefused` and `OSError`."""
+    from tuneship.host.durable import flush  # noqa: PLC0415 - the light install
+    from tuneship.service.catalogues.base_models import Catalogue  # noqa: PLC0415
+    from tuneship.service.catalogues.origins import added_folder  # noqa: PLC0415
+    from tuneship.service.common.conversion import convert_in_process  # noqa: PLC0415
+    from tuneship.service.common.staging import remove_abandoned, staged  # noqa: PLC0415
+    from tuneship.service.models.exports import EXPORTING, Exporter  # noqa: PLC0415
+
+    catalogue = Catalogue(settings.model_catalogue, added_folder(settings.data_dir))
+    exporter = Exporter(opened.blobs, catalogue, convert_in_process)
+    place = folder.absolute().parent
+    typer.echo("writing and comparing ...", err=True)
+    with staged(place, EXPORTING, lambda where: remove_abandoned(where, EXPORTING)) as stage:
+        made = exporter.make(model, stage, wanted, lambda: False, gates)
+        count = len(list(made.iterdir()))
+        made.rename(folder)
+    flush(place)
+    return count
+
+
+def _gates_in(file: Path) -> tuple[dict[str, Any], ...]:
+    try:
+        return tuple(dict(gate) for gate in json.loads(file.read_text(encoding="utf-8"))["gates"])
+    except (OSError, ValueError, KeyError, TypeError):
+        fail(f"--release: {file} is no result file of a release")

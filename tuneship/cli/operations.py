@@ -24,7 +24,8 @@ from tuneship.cli.output import (
 )
 from tuneship.cli.parameters import arguments_of, parameters_of, request_options
 from tuneship.cli.streams import show_entries, show_generation
-from tuneship.cli.uploads import opened_file, progress_bar
+from tuneship.cli.uploads import opened_file, opened_folder, progress_bar
+from tuneship.contract.operation import JSON_LINES
 
 if TYPE_CHECKING:  # starts slowly
     from tuneship.client import Client
@@ -87,6 +88,8 @@ def _call(
             show_generation(pieces, as_json)
     elif given.get("every_page") and verb.paged:
         _show_every_page(client, verb, arguments, as_json)
+    elif operation.is_download:
+        _download(client, verb, arguments, given["target"], as_json)
     elif operation.file_parameter:
         show_reply(verb, _upload(client, verb, arguments, given), as_json)
     else:
@@ -99,9 +102,28 @@ def _upload(
     """Send the file under a bar, which is gone before anything is shown of the reply."""
     name = str(verb.operation.file_parameter)
     file: Path = given[name]
-    with progress_bar(file.name) as progress, opened_file(file, given.get("columns")) as opened:
+    is_lines = verb.operation.file_media is JSON_LINES
+    source = opened_file(file, given.get("columns")) if is_lines else opened_folder(file)
+    with progress_bar(file.name) as progress, source as opened:
         watched = client if progress is None else client.with_options(progress=progress)
         return watched.call(verb.operation, **arguments, **{name: opened})
+
+
+def _download(
+    client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], target: Path, as_json: bool
+) -> None:
+    from tuneship.client import SourceError  # noqa: PLC0415 - starts slowly
+
+    note("the service makes the export and compares it")
+    try:
+        folder = client.download(target, verb.operation, **arguments)
+    except SourceError as error:
+        raise BadField(f"FOLDER: {error}") from None
+    files = sorted(file.name for file in folder.iterdir())
+    if as_json:
+        show_json({"folder": str(folder), "files": files})
+    else:
+        write(f"{len(files)} files in {folder}")
 
 
 def _follow(client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], as_json: bool) -> None:

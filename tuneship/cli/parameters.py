@@ -31,7 +31,7 @@ from tuneship.cli.fields import (
     value_of,
     wire_names,
 )
-from tuneship.contract.operation import Operation
+from tuneship.contract.operation import JSON_LINES, Operation
 
 # Headers that a caller may choose, by the client's option.
 HEADERS = {
@@ -110,8 +110,14 @@ def parameters_of(verb: DeclaredVerb) -> list[inspect.Parameter]:
     """All parameters of a declared command, in the order of its help."""
     operation = verb.operation
     found = [path_argument(name, operation.hints[name]) for name in operation.path_parameters]
-    if operation.file_parameter:
+    if operation.file_parameter and operation.file_media is JSON_LINES:
         found += _file_parameters(operation.file_parameter)
+    elif operation.file_parameter:
+        found.append(
+            _folder(operation.file_parameter, "A peft directory with its weights as safetensors.")
+        )
+    if operation.is_download:
+        found.append(_folder("target", "A new folder for what is downloaded."))
     # A stream of a log is what `--follow` asks for.
     streams = ("stream",) if verb.can_follow else ()
     found += field_options(operation.query_model, "Options", streams)
@@ -126,6 +132,11 @@ def parameters_of(verb: DeclaredVerb) -> list[inspect.Parameter]:
         info = typer.Option("--all", help="Fetch every page.", rich_help_panel=GENERAL)
         found.append(parameter("every_page", bool, info, False))
     return [*found, *_request_options(operation), AS_JSON]
+
+
+def _folder(name: str, text: str) -> inspect.Parameter:
+    info = typer.Argument(metavar="FOLDER", show_default=False, help=text)
+    return parameter(name, Path, info, inspect.Parameter.empty)
 
 
 def _file_parameters(name: str) -> list[inspect.Parameter]:

@@ -31,6 +31,19 @@ def opened_file(path: Path, columns: str | None) -> Generator[BinaryIO]:
 
 
 @contextmanager
+def opened_folder(path: Path) -> Generator[BinaryIO]:
+    """The archive of an adapter's folder. Raises `BadField`."""
+    from tuneship.client import SourceError  # noqa: PLC0415 - starts slowly
+    from tuneship.client.archives import archive_of  # noqa: PLC0415
+
+    try:
+        with archive_of(path) as archive:
+            yield archive
+    except SourceError as error:
+        raise BadField(f"FOLDER: {error}") from None
+
+
+@contextmanager
 def progress_bar(name: str) -> Generator[Callable[[int, int], None] | None]:
     """A function that moves a bar on standard error; None where no terminal shows it."""
     from rich.console import Console  # noqa: PLC0415 - starts slowly

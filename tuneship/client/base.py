@@ -18,7 +18,7 @@ from tuneship.client.generation_stream import stream_generation, streaming
 from tuneship.client.uploads import Progress, Readable, WatchedFile
 from tuneship.contract.errors import DeadlineExceeded
 from tuneship.contract.generation import Generation
-from tuneship.contract.operation import Call, Operation
+from tuneship.contract.operation import JSON_LINES, Call, Operation
 from tuneship.settings import ClientSettings
 
 P = ParamSpec("P")
@@ -26,6 +26,8 @@ R = TypeVar("R")
 Step = TypeVar("Step")
 Answer = TypeVar("Answer")
 
+# The longest wait for the first byte of an export.
+MAKING_S = 3600.0
 # Headers that describe the bytes on the wire; httpx has decoded the body that is kept.
 ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
@@ -89,7 +91,11 @@ class BaseClient:
         self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> Conversation[R]:
         """The steps of one call."""
-        call, key = operation.bind(*args, **kwargs), self.options.idempotency_key
+        return self._conversation_of(operation, operation.bind(*args, **kwargs))
+
+    def _conversation_of(self, operation: Operation[..., R], call: Call) -> Conversation[R]:
+        """The steps of a call that is bound."""
+        key = self.options.idempotency_key
         # A create gets a key even for a single try, because something between client and service may repeat it. Any
         # other change gets one only where this client may repeat it: a caller who sends it once reads it back.
         may_repeat = operation.is_creating or self._tries > 1
@@ -135,7 +141,12 @@ class BaseClient:
         }
 
         left_s = self._seconds_left()
-        if self.options.timeout_s is not None:
+        if call.sink is not None and self.options.timeout_s is None:
+            # Nothing comes before the export is made and compared.
+            read_s = min(MAKING_S, left_s)
+            connect_s = min(self.settings.connect_timeout_s, left_s)
+            request["timeout"] = httpx.Timeout(read_s, connect=connect_s)
+        elif self.options.timeout_s is not None:
             request["timeout"] = min(self.options.timeout_s, left_s)
         elif left_s < self.settings.read_timeout_s:
             connect_s = min(self.settings.connect_timeout_s, left_s)
@@ -150,7 +161,8 @@ class BaseClient:
             }
             progress = self.options.progress
             file: Readable = call.file if progress is None else WatchedFile(call.file, progress)
-            request["files"] = {"file": ("data.jsonl", file, "application/jsonl")}
+            name = "data.jsonl" if call.file_media is JSON_LINES else "adapter.tar"
+            request["files"] = {"file": (name, file, call.file_media.name)}
         return request
 
     def _stream_request(self, call: Call, read_timeout_s: float) -> dict[str, Any]:

@@ -10,13 +10,15 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
-from typing import Any, ParamSpec, Self, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, ParamSpec, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel
 
+from tuneship.client.archives import archive_of, downloaded
 from tuneship.client.base import ENCODING_HEADERS, BaseClient, Options
-from tuneship.client.core import HttpAnswer, Pause
+from tuneship.client.core import Conversation, HttpAnswer, Pause
 from tuneship.client.following import Block, Followed, Following, Read
 from tuneship.client.uploads import upload_file
 from tuneship.contract.generation import GeneratedText, Generation
@@ -24,7 +26,7 @@ from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.operation import Call, Operation
 from tuneship.contract.pages import Arguments, Paged, Walk
 from tuneship.contract.resources import Api
-from tuneship.contract.verbs import Asynchronous, Blocking, Columns, Source
+from tuneship.contract.verbs import AnyPath, Asynchronous, Blocking, Columns, Source
 from tuneship.settings import ClientSettings
 
 P = ParamSpec("P")
@@ -57,7 +59,9 @@ class Client(BaseClient, Blocking, Api[Blocking]):
 
     def call(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call any declared operation. Raises `TuneshipError`."""
-        talk = self._conversation(operation, *args, **kwargs)
+        return self._carried_out(self._conversation(operation, *args, **kwargs))
+
+    def _carried_out(self, talk: Conversation[R]) -> R:
         answer: HttpAnswer | None = None
         try:
             while True:
@@ -75,8 +79,12 @@ class Client(BaseClient, Blocking, Api[Blocking]):
             with self._http.stream(**self._request(call)) as response:
                 # Read block by block: httpx's timeout holds for each of them, the deadline for all together.
                 blocks: list[bytes] = []
+                sink = call.sink if response.is_success else None
                 for block in response.iter_bytes():
-                    blocks.append(block)
+                    if sink is None:
+                        blocks.append(block)
+                    else:
+                        sink.write(block)
                     if self._seconds_left() <= 0:
                         raise httpx.ReadTimeout("the answer did not end before the deadline")
         except HTTP_FAILURES as failure:
@@ -95,6 +103,22 @@ class Client(BaseClient, Blocking, Api[Blocking]):
                 request=response.request,
             )
         )
+
+    def send_folder(self, operation: Operation[..., R], form: BaseModel, folder: AnyPath) -> R:
+        """Do what `client.models.import_(form, folder)` does. Raises `SourceError` before anything is sent."""
+        with archive_of(folder) as file:
+            return self.call(operation, form, file)
+
+    def download(
+        self, folder: AnyPath, operation: Operation[P, bytes], *args: P.args, **kwargs: P.kwargs
+    ) -> Path:
+        """Do what `client.models.download(folder, ...)` does. Raises `SourceError` for a folder that cannot be made."""
+        target = Path(folder)
+        with downloaded(target) as (sink, unpack):
+            call = replace(operation.bind(*args, **kwargs), sink=sink)
+            self._carried_out(self._conversation_of(operation, call))
+            unpack()
+        return target
 
     def upload(
         self,
@@ -189,7 +213,9 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
 
     async def call(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call any declared operation. Raises `TuneshipError`."""
-        talk = self._conversation(operation, *args, **kwargs)
+        return await self._carried_out(self._conversation(operation, *args, **kwargs))
+
+    async def _carried_out(self, talk: Conversation[R]) -> R:
         answer: HttpAnswer | None = None
         try:
             while True:
@@ -205,11 +231,41 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
     async def _send(self, call: Call) -> HttpAnswer:
         try:
             async with asyncio.timeout(None if math.isinf(left := self._seconds_left()) else left):
-                return HttpAnswer(await self._http.request(**self._request(call)))
+                if call.sink is None:
+                    return HttpAnswer(await self._http.request(**self._request(call)))
+                return await self._received(call, call.sink)
         except HTTP_FAILURES as failure:
             return HttpAnswer(failure=failure)
         except TimeoutError:
             return HttpAnswer(failure=httpx.ReadTimeout("no answer before the deadline"))
+
+    async def _received(self, call: Call, sink: BinaryIO) -> HttpAnswer:
+        """Write the body of a good answer into a file; the refusal is read as usual."""
+        async with self._http.stream(**self._request(call)) as response:
+            if not response.is_success:
+                await response.aread()
+                return HttpAnswer(response)
+            async for block in response.aiter_bytes():
+                await asyncio.to_thread(sink.write, block)
+        return HttpAnswer(httpx.Response(response.status_code, content=b""))
+
+    async def send_folder(
+        self, operation: Operation[..., R], form: BaseModel, folder: AnyPath
+    ) -> R:
+        """Do what `client.models.import_(form, folder)` does. Raises `SourceError` before anything is sent."""
+        with archive_of(folder) as file:
+            return await self.call(operation, form, file)
+
+    async def download(
+        self, folder: AnyPath, operation: Operation[P, bytes], *args: P.args, **kwargs: P.kwargs
+    ) -> Path:
+        """Do what `client.models.download(folder, ...)` does. Raises `SourceError` for a folder that cannot be made."""
+        target = Path(folder)
+        with downloaded(target) as (sink, unpack):
+            call = replace(operation.bind(*args, **kwargs), sink=sink)
+            await self._carried_out(self._conversation_of(operation, call))
+            await asyncio.to_thread(unpack)
+        return target
 
     async def upload(
         self,

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import unquote
 
 import httpx
@@ -83,16 +83,20 @@ def converse(
         may_be_deleted |= call.method == "DELETE" and answer.may_have_been_carried_out
         # A read that was cut short is read again; a change is not repeated for the sake of its answer.
         if failure is None and answer.response is not None:
-            is_whole = operation.is_text or _is_json(answer.response)
-            if attempt == tries or call.method != "GET" or is_whole:
+            # An archive whose length was announced cannot be short: httpx would have failed.
+            is_read = operation.is_text or operation.is_download or _is_json(answer.response)
+            if attempt == tries or call.method != "GET" or is_read:
                 return _reply(operation, answer.response)
             failure = BadResponse(f"{operation.name}: the answer is not JSON", retryable=True)
             pause = 0.0
         if pause is None or attempt == tries or failure is None:
             break
-        # The try before has read the file, perhaps to its end.
+        # The try before has read the file, perhaps to its end, or written a part of its answer.
         if call.file is not None:
             call.file.seek(0)
+        if call.sink is not None:
+            call.sink.seek(0)
+            call.sink.truncate()
         yield Pause(backoff(pause, attempt, draw))
     raise failure or BadResponse(f"{operation.name}: no answer")
 
@@ -175,6 +179,8 @@ def _is_json(response: httpx.Response) -> bool:
 def _reply(operation: Operation[..., R], response: httpx.Response) -> R:
     if operation.is_text:
         return operation.reply_type.validate_python(response.text)
+    if operation.is_download:
+        return cast("R", response.content)
     try:
         return operation.reply_type.validate_json(response.content, extra="ignore")
     except ValidationError as error:

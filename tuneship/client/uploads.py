@@ -72,7 +72,7 @@ def upload_file(
             spool = TemporaryFile()  # noqa: SIM115 - closing it may fail
         except OSError as error:
             raise _full(error) from None
-        stack.callback(_discard, spool)
+        stack.callback(discard, spool)
         # What comes through a pipe cannot be read a second time.
         rows = _json_lines(source, columns) if file is None else iter(lambda: file.read(BLOCK), b"")
         yield spool, partial(_fill, rows, spool)
@@ -91,7 +91,8 @@ def _nothing() -> None:
     """Fill nothing."""
 
 
-def _discard(spool: IO[bytes]) -> None:
+def discard(spool: IO[bytes]) -> None:
+    """Close a file without a name, whatever becomes of what it holds."""
     # A full disk fails once more here, and was reported before.
     with suppress(OSError):
         spool.close()

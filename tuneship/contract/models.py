@@ -3,24 +3,26 @@
 A model id may hold `/` and `:`, so the routes of one model take the rest of the path, plain or percent-encoded.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from tuneship.contract.common import (
+    CreateRequest,
     Deleted,
     Limit,
     ModelId,
+    ModelName,
     Offset,
     Pagination,
     Reply,
     Tags,
     Timestamp,
 )
-from tuneship.contract.errors import InvalidRequestError, ModelNotFound
+from tuneship.contract.errors import InvalidRequestError, ModelNotFound, PermissionDenied
 from tuneship.contract.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.verbs import C_co, Pages, Resource, Verb
+from tuneship.contract.operation import Example, TarFile, operation
+from tuneship.contract.verbs import AdapterVerb, C_co, DownloadVerb, Pages, Resource, Verb
 
 
 class Model(Reply):
@@ -38,6 +40,21 @@ class Model(Reply):
     created_at: Timestamp | None = None
     fine_tuning_method: str | None = None
     tags: dict[str, str] = Field(default_factory=dict)
+
+
+ExportFormat = Literal["peft", "merged", "gguf"]
+GgufType = Literal["f16", "q8_0"]
+
+
+class ModelImport(CreateRequest):
+    """The form of import, beside its `file`. `tags` is JSON text."""
+
+    name: ModelName = "imported"
+    base_model: Annotated[
+        ModelId | None,
+        Field(description="The base model; default: the one that the adapter names."),
+    ] = None
+    tags: Tags = Field(default_factory=dict)
 
 
 class ModelPage(Reply):
@@ -171,6 +188,45 @@ def get_model_limits(model_id: ModelId) -> ModelLimits:
 
 
 @operation(
+    "GET",
+    "/v1/models/{model_id:path}/content",
+    scope="models:content",
+    refusals=(ModelNotFound, (InvalidRequestError, 409), PermissionDenied),
+)
+def get_model_content(
+    model_id: ModelId,
+    format: ExportFormat = "peft",  # noqa: A002 - what people call it
+    gguf_type: GgufType = "f16",
+) -> bytes:
+    """Download a tuned model as a tar archive: its adapter, a merged checkpoint or a GGUF file, with a model card.
+
+    It is made, read back and compared with the service's engine while the caller waits: seconds for a small model,
+    minutes for a large one.
+    """
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/models",
+    scope="models:write",
+    status=201,
+    refusals=(ModelNotFound,),
+    example=Example(
+        {"adapter": {"name": "icd-chapters", "base_model": BASE, "file": "a tar archive"}},
+        {**EXAMPLE_TUNED, "fine_tuning_job_id": None},
+    ),
+)
+def import_model(form: ModelImport, file: TarFile) -> Model:
+    """Make a tuned model of a LoRA adapter that was trained elsewhere: a tar archive of a peft directory.
+
+    It is loaded as it will be served before it is accepted, so that one for another base model, of wrong shapes or with
+    values that are not finite is refused. Weights are taken as safetensors only.
+    """
+    raise NotImplementedError
+
+
+@operation(
     "DELETE",
     "/v1/models/{model_id:path}",
     scope="models:write",
@@ -189,4 +245,6 @@ class Models(Resource[C_co]):
     iterate = Pages(list_models, lambda page: page.models)
     get = Verb(get_model)
     limits = Verb(get_model_limits)
+    download = DownloadVerb(get_model_content)
+    import_ = AdapterVerb[ModelImport, Model](import_model)
     delete = Verb(delete_model)

@@ -13,7 +13,7 @@ from typing import Any
 from tuneship.contract.errors import BY_CODE, ApiError, ErrorDetail
 from tuneship.contract.examples import PATH_VALUES, REQUEST
 from tuneship.contract.openapi_schemas import Schemas, without_references
-from tuneship.contract.operation import CREATED, DECLARED, Operation
+from tuneship.contract.operation import CREATED, DECLARED, TAR, Operation
 from tuneship.contract.resources import SECTIONS
 
 Json = dict[str, Any]
@@ -256,7 +256,7 @@ class _OperationEntry:
             }
         # Clients differ in the type that they give to a part of a form, so it is named.
         if operation.is_form:
-            content["encoding"] = {"file": {"contentType": "application/jsonl"}}
+            content["encoding"] = {"file": {"contentType": operation.file_media.name}}
             if "tags" in operation.hints[parameter].model_fields:
                 content["encoding"]["tags"] = {"contentType": "application/json"}
         media = "multipart/form-data" if operation.is_form else "application/json"
@@ -265,10 +265,13 @@ class _OperationEntry:
 
     def _reply(self) -> Json:
         operation = self._operation
-        content: Json = {"schema": self._schemas.reply_of(operation)}
-        if operation.example.reply is not None:
-            content["example"] = operation.example.reply
-        media: Json = dict.fromkeys(operation.media, content)
+        if operation.is_download:
+            media: Json = {TAR.name: {"schema": {"type": "string", "format": "binary"}}}
+        else:
+            content: Json = {"schema": self._schemas.reply_of(operation)}
+            if operation.example.reply is not None:
+                content["example"] = operation.example.reply
+            media = dict.fromkeys(operation.media, content)
         if operation.may_stream:
             for name, schema in self._schemas.frames_of(operation).items():
                 media[name] = {"schema": schema, "example": operation.example.streams.get(name)}

@@ -170,7 +170,8 @@ class Schemas:
         """
         wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
         for operation in operations:
-            wanted.append((_key(operation, "reply"), "serialization", operation.reply_type))
+            if not operation.is_download:
+                wanted.append((_key(operation, "reply"), "serialization", operation.reply_type))
             for name in operation.path_parameters:
                 adapter = TypeAdapter[Any](operation.hints[name])
                 wanted.append((_key(operation, name), "validation", adapter))

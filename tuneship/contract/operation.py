@@ -18,7 +18,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, BinaryIO, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    BinaryIO,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    cast,
+    get_type_hints,
+)
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
@@ -27,6 +37,18 @@ from tuneship.contract.errors import ApiError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class FileMedia:
+    """The media type of the file of a form."""
+
+    name: str
+
+
+JSON_LINES, TAR = FileMedia("application/jsonl"), FileMedia("application/x-tar")
+# A folder as a tar archive.
+TarFile = Annotated[BinaryIO, TAR]
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 # Optional request headers that only some operations read.
 RequestHeader = Literal["If-Match", "Last-Event-ID", "X-Routing-Key", "X-API-Profile"]
@@ -50,6 +72,9 @@ class Call:
     body: dict[str, Any] | None = None
     form: dict[str, Any] | None = None
     file: BinaryIO | None = None
+    file_media: FileMedia = JSON_LINES
+    # Where the archive of a reply is written; None keeps it in memory.
+    sink: BinaryIO | None = None
     # The same for every try of the call, so that a repeated request changes nothing.
     idempotency_key: str | None = None
 
@@ -155,7 +180,19 @@ class Operation(Generic[P, R]):
     @cached_property
     def file_parameter(self) -> str | None:
         """The name of the file part of a form, if any."""
-        return next((name for name, hint in self.hints.items() if hint is BinaryIO), None)
+        return next(
+            (name for name, hint in self.hints.items() if hint in (BinaryIO, TarFile)), None
+        )
+
+    @property
+    def file_media(self) -> FileMedia:
+        """The media type of that file."""
+        return TAR if TarFile in self.hints.values() else JSON_LINES
+
+    @property
+    def is_download(self) -> bool:
+        """Whether its reply is a tar archive instead of JSON."""
+        return self.hints["return"] is bytes
 
     @cached_property
     def query_model(self) -> type[BaseModel]:
@@ -196,6 +233,7 @@ class Operation(Generic[P, R]):
             body=None if self.is_form else content,
             form=content if self.is_form else None,
             file=cast("BinaryIO | None", file),
+            file_media=self.file_media,
         )
 
 

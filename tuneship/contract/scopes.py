@@ -1,11 +1,20 @@
 """Permissions of API keys: every scope by name, and the presets for the usual roles. Pure.
 
 `<resource>:read` is get and list (for datasets also validate), `<resource>:write` is every change; `endpoints` covers
-canary endpoints. Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
+canary endpoints; `models:content` hands tuned models out.
+Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
 """
 
 RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks")
-SINGLE = ("generate", "metrics:read", "machine:read", "logs:read", "keys:admin", "audit:read")
+SINGLE = (
+    "generate",
+    "metrics:read",
+    "machine:read",
+    "logs:read",
+    "keys:admin",
+    "audit:read",
+    "models:content",
+)
 SCOPES = frozenset(f"{one}:{verb}" for one in RESOURCES for verb in ("read", "write")) | {*SINGLE}
 
 # The audit log says who did what, and the machine's metrics add up what all tenants do: reading either is a role of
@@ -30,7 +39,8 @@ PRESETS = {
     "inference": frozenset({"generate"}),
     "auditor": frozenset({"audit:read"}),
     "monitoring": frozenset({"metrics:read", "machine:read"}),
-    "admin": SCOPES,
+    # Taking a tuned model away is in no preset: whoever may do so is named.
+    "admin": SCOPES - {"models:content"},
 }
 
 

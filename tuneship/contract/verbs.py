@@ -22,7 +22,8 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, BinaryIO, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from pathlib import Path
+from typing import Any, BinaryIO, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from tuneship.contract.generation import GeneratedText, Generation
 from tuneship.contract.operation import Operation
@@ -99,8 +100,9 @@ class RowDataset(Protocol):
     def iter(self, batch_size: int) -> Any: ...
 
 
+AnyPath = str | PathLike[str]
 # What an upload is made of: a path, an open file of JSON Lines, a pandas frame, a Hugging Face dataset, or rows.
-Source = str | PathLike[str] | BinaryIO | RowFrame | RowDataset | Iterable[Mapping[str, Any]]
+Source = AnyPath | BinaryIO | RowFrame | RowDataset | Iterable[Mapping[str, Any]]
 # The column of each field, e.g. `{"instruction": "question"}`.
 Columns = Mapping[str, str]
 
@@ -132,6 +134,60 @@ class UploadVerb(Verb[..., R], Generic[Form, R]):
             return client.upload(self.operation, form, file, columns)
 
         return upload
+
+
+class AdapterVerb(Verb[..., R], Generic[Form, R]):
+    """`models.import_`: sends an adapter's folder."""
+
+    @overload
+    def __get__(self, resource: None, owner: type) -> Self: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Blocking], owner: type
+    ) -> Callable[[Form, AnyPath], R]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Callable[[Form, AnyPath], Awaitable[R]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
+        """Bind the verb to the resource's client."""
+        if resource is None:
+            return self
+        client = resource.client
+
+        def send(form: Form, folder: AnyPath) -> Any:
+            return client.send_folder(self.operation, form, folder)
+
+        return send
+
+
+class DownloadVerb(Verb[..., Any], Generic[P]):
+    """`models.download`: writes what the service sends into a new folder, and returns the folder."""
+
+    def __init__(self, operation: Operation[P, bytes]) -> None:
+        """Name the operation that answers with an archive."""
+        super().__init__(operation)
+
+    @overload
+    def __get__(self, resource: None, owner: type) -> Self: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Blocking], owner: type
+    ) -> Callable[Concatenate[AnyPath, P], Path]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Callable[Concatenate[AnyPath, P], Awaitable[Path]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
+        """Bind the verb to the resource's client."""
+        if resource is None:
+            return self
+        client = resource.client
+
+        def download(folder: AnyPath, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.download(folder, self.operation, *args, **kwargs)
+
+        return download
 
 
 class Streamed(Generic[P]):

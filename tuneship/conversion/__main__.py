@@ -4,24 +4,18 @@ With a GGUF file, the checkpoint that the engine reads is written first. The rep
 exit code is 0 then too. Loads torch.
 """
 
-import errno
-import os
-import re
 import sys
-import traceback
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from tuneship.conversion import gguf_model, losses
-from tuneship.conversion.gguf_header import GgufRefused
 from tuneship.conversion.order import ReadingOrder, ReadingReport
+from tuneship.conversion.refusals import refusal_of, versions
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.weights import AUTO
@@ -31,13 +25,9 @@ from tuneship.serving.weights_choice import (
     measured_weights,
     text_tokens,
 )
-from tuneship.template import TemplateFailed
 from tuneship.training.base_model import FALLBACK_CONTEXT_TOKENS, load_base
-from tuneship.training.progress_file import TrainingFailed
 
-LIBRARIES = ("transformers", "torch", "safetensors", "tokenizers", "gguf")
-# The library that reads and writes tensors has the number of an error in its text alone.
-OS_ERROR = re.compile(r"\(os error (\d+)\)")
+LIBRARIES = ("transformers", "torch", "safetensors", "tokenizers")
 
 
 def main(order_file: str, report_file: str) -> int:
@@ -45,14 +35,8 @@ def main(order_file: str, report_file: str) -> int:
     order = ReadingOrder.read(Path(order_file))
     try:
         report = read_both(order)
-    except (GgufRefused, ModelRefused, TemplateFailed) as refusal:
-        report = ReadingReport(refused=str(refusal))
-    except TrainingFailed as failure:
-        report = ReadingReport(refused=failure.message)
-    except MemoryError:
-        report = ReadingReport(refused="the machine's memory was not enough")
     except Exception as error:  # noqa: BLE001 (whatever a foreign file brings about)
-        report = ReadingReport(refused=_refusal_of(error))
+        report = ReadingReport(refused=refusal_of(error))
     report.write(Path(report_file))
     return 0
 
@@ -77,7 +61,7 @@ def read_both(order: ReadingOrder) -> ReadingReport:
         loss_before=float(before.mean()),
         loss_after=float(after.mean()),
         difference=float((after - before).square().mean().sqrt()),
-        versions=_versions(with_gguf=order.gguf_file is not None),
+        versions=versions(*LIBRARIES, *([] if order.gguf_file is None else ["gguf"])),
     )
     if order.end_tokens is None and order.weights is None:
         return report
@@ -106,27 +90,6 @@ def _source_model(order: ReadingOrder) -> PreTrainedModel:
     gguf_model.save_tokenizer(source, order.gguf_file, target)
     gguf_model.save_checkpoint(model, header, target)
     return model.eval()
-
-
-def _refusal_of(error: Exception) -> str:
-    """Say what failed without the error's own text, which may hold pages of names."""
-    named = OS_ERROR.search(str(error))
-    number = int(named[1]) if named else getattr(error, "errno", None)
-    if number == errno.ENOSPC:
-        return "the disk is full"
-    if number:
-        return f"a file of it cannot be read or written: {os.strerror(number)}"
-    if isinstance(error, SafetensorError):
-        return "its weights are damaged"
-    traceback.print_exc()
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(last.filename).name} line {last.lineno}"
-    return f"it cannot be read: {type(error).__name__} in {place}"
-
-
-def _versions(*, with_gguf: bool) -> dict[str, str]:
-    names = LIBRARIES if with_gguf else LIBRARIES[:-1]
-    return {name: version(name) for name in names}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ transformers unpacks the blocks of a quantized file, but does not save the model
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,22 @@ def _set_rotation(header: GgufHeader, file: Path, config: Any) -> None:
         raise GgufRefused(f"its {ROPE_FACTORS} does not fit the size of its heads")
     factors = torch.from_numpy(np.fromfile(file, "<f4", tensor.shape[0], offset=tensor.begin))
     settings = {**LLAMA3, "factor": float(factors.max()), "rope_theta": theta}
-    turns = torch.arange(0, config.head_dim, 2) / config.head_dim
-    turns = settings["original_max_position_embeddings"] / (2 * math.pi * theta**turns)
-    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    expected = 1 / ((1 - share) / settings["factor"] + share)
+    expected = rope_factors(settings, config.head_dim)
     if not torch.allclose(factors, expected, rtol=1e-3):
         raise GgufRefused(
             f"its rotary embedding is scaled ({ROPE_FACTORS}) differently from Llama's"
         )
     config.rope_parameters = {**settings, "rope_type": "llama3"}
+
+
+def rope_factors(settings: Mapping[str, Any], head_dim: int) -> Tensor:
+    """By how much Llama 3.1 and later slow down each rotation [head_dim / 2]."""
+    turns = torch.arange(0, head_dim, 2) / head_dim
+    length, theta = settings["original_max_position_embeddings"], settings["rope_theta"]
+    turns = length / (2 * math.pi * theta**turns)
+    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - share) / settings["factor"] + share)
 
 
 def save_checkpoint(model: PreTrainedModel, header: GgufHeader, folder: Path) -> None:

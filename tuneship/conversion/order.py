@@ -1,8 +1,9 @@
-"""The order of a reading process and its report, as JSON files. Loads no large library."""
+"""The orders of this package's processes and their reports, as JSON files. Loads no large library."""
 
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 # Our engine and transformers compute in another order, and a converted model is kept in 16 bits where it was quantized.
 # This much the losses of single tokens may differ for it, as the root of the mean of the squares.
@@ -12,7 +13,21 @@ QUESTION = "What is the capital of France?"
 
 
 @dataclass(frozen=True)
-class ReadingOrder:
+class ProcessMessage:
+    """A JSON file by which the service and a process of this package tell each other something."""
+
+    def write(self, file: Path) -> None:
+        """Write the file. Raises `OSError`."""
+        file.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read a file. Raises `OSError` without one, and ValueError when it is cut."""
+        return cls(**json.loads(file.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class ReadingOrder(ProcessMessage):
     """The model to read: transformers reads `source`, our engine `target`."""
 
     source: str
@@ -26,18 +41,9 @@ class ReadingOrder:
     end_tokens: list[int] | None = None
     """Token ids that end an answer to a fixed question; None asks no question."""
 
-    def write(self, file: Path) -> None:
-        """Write the order. Raises `OSError`."""
-        file.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, file: Path) -> "ReadingOrder":
-        """Read an order."""
-        return cls(**json.loads(file.read_text(encoding="utf-8")))
-
 
 @dataclass(frozen=True)
-class ReadingReport:
+class ReadingReport(ProcessMessage):
     """The result of an order."""
 
     refused: str | None = None
@@ -62,11 +68,65 @@ class ReadingReport:
         """Whether engine and transformers compute the same but for rounding."""
         return self.difference <= ALLOWED_DIFFERENCE  # false for NaN
 
-    def write(self, file: Path) -> None:
-        """Write the report. Raises `OSError`."""
-        file.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
-    @classmethod
-    def read(cls, file: Path) -> "ReadingReport":
-        """Read a report. Raises `OSError` without one."""
-        return cls(**json.loads(file.read_text(encoding="utf-8")))
+# The formats of an export, and the number formats of a GGUF file.
+FORMATS = ("peft", "merged", "gguf")
+GGUF_TYPES = ("f16", "q8_0")
+# The name of the file in an export to GGUF.
+GGUF_FILE = "model.gguf"
+
+
+@dataclass(frozen=True)
+class ExportOrder(ProcessMessage):
+    """A tuned model to export."""
+
+    base: str
+    """Folder of its base model."""
+    adapter: str
+    """Folder of its adapter, in plain."""
+    target: str
+    """Folder to fill, which is there and empty."""
+    format: str
+    """One of `FORMATS`."""
+    gguf_type: str = "f16"
+    """One of `GGUF_TYPES`."""
+    base_name: str = ""
+    """The name of the base model in the export."""
+    name: str = ""
+    """The name of the tuned model, and its licence, for the header of a GGUF file."""
+    licence: str | None = None
+
+
+@dataclass(frozen=True)
+class ExportReport(ProcessMessage):
+    """The result of an export."""
+
+    refused: str | None = None
+    """Why there is no export; then the other fields say nothing."""
+    difference: float = 0.0
+    """Root mean square of the differences of all logits for fixed texts, between the export as it was read back and
+    our engine, as a share of the logits' standard deviation."""
+    allowed: float = 0.0
+    """The largest difference that rounding to this number format explains."""
+    number_format: str = ""
+    """The number format of the exported weights, e.g. `bfloat16`."""
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+    """Versions of the libraries that wrote and read it, by name."""
+
+
+@dataclass(frozen=True)
+class ImportOrder(ProcessMessage):
+    """An adapter that was trained elsewhere, to be checked."""
+
+    base: str
+    """Folder of the base model that it is for."""
+    adapter: str
+    """Folder of the adapter, in which its parity file is written where it has none."""
+
+
+@dataclass(frozen=True)
+class ImportReport(ProcessMessage):
+    """The result of such a check."""
+
+    refused: str | None = None
+    """Why the adapter cannot be served; None when nothing is wrong."""

@@ -11,6 +11,7 @@ from tuneship.service.events import audit, webhooks
 from tuneship.service.events import handlers as events
 from tuneship.service.generation import handlers as generation
 from tuneship.service.jobs import handlers as jobs
+from tuneship.service.models import content as model_content
 from tuneship.service.models import handlers as models
 from tuneship.service.models import instances
 from tuneship.service.monitoring import handlers as monitoring
@@ -33,6 +34,7 @@ RESOURCES = (
     instances,
     jobs,
     metrics,
+    model_content,
     models,
     monitoring,
     openai_files,

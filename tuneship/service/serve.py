@@ -67,6 +67,7 @@ from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.jobs.local_launcher import clear_work
+from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.open_installation import Installation, open_for_service
 from tuneship.service.supervisor import Supervisor
@@ -243,6 +244,7 @@ def recover(parts: Parts) -> None:
     data_dir, now = parts.settings.data_dir, parts.clock()
     parts.blobs.sweep()
     sweep(added_folder(data_dir))
+    remove_unfinished(data_dir / "scratch")
     with parts.database.write() as connection:
         leases.release_all(connection, now)
         idempotency.release_all(connection)

@@ -48,9 +48,15 @@ def text_tokens(tokenizer: Tokenizer, context_length: int) -> list[int]:
     return list(encoding.ids)[:context_length]
 
 
-@torch.inference_mode()
 def losses_of_engine(model: CausalModel, tokens: list[int]) -> Tensor:
     """The loss of each token but the first, as our engine computes it."""
+    no_adapters = Lora(model.sites, model.facts.cache.dtype)
+    return token_losses(logits_of_engine(model, tokens, no_adapters, Routes((), None)), tokens)
+
+
+@torch.inference_mode()
+def logits_of_engine(model: CausalModel, tokens: list[int], lora: Lora, routes: Routes) -> Tensor:
+    """The logits [tokens, vocabulary] after each token of a text, with a KV cache of their own."""
     sequence = Sequence("text", GenerateRequest(tuple(tokens), max_tokens=1), 1, slot=0)
     cache = SlotCache(model.facts.cache, slots=1, length=len(tokens))
     cache.resize(1, len(tokens))
@@ -58,8 +64,7 @@ def losses_of_engine(model: CausalModel, tokens: list[int]) -> Tensor:
     batch = replace(
         FlatBatch.of([sequence], [len(tokens)]), logit_indices=torch.arange(len(tokens))
     )
-    no_adapters = Lora(model.sites, model.facts.cache.dtype)
-    return token_losses(model.forward(batch, cache, no_adapters, Routes((), None)), tokens)
+    return model.forward(batch, cache, lora, routes)
 
 
 def token_losses(logits: Tensor, tokens: list[int]) -> Tensor:

@@ -23,14 +23,14 @@ def objects_of(connection: sa.Connection) -> set[str]:
     alive = tables.jobs.c.status.in_(ALIVE)
     queries = {
         "datasets": sa.select(tables.datasets.c.id),
-        "models": sa.select(tables.models.c.job_id),
         "work": sa.select(tables.jobs.c.id).where(alive),
     }
-    return {
+    known = {
         f"{kind}/{identifier}"
         for kind, query in queries.items()
         for identifier in connection.scalars(query)
     }
+    return known | set(connection.scalars(sa.select(tables.models.c.blob)))
 
 
 def set_aside(data_dir: Path, objects: Collection[str], now: datetime) -> Path | None:

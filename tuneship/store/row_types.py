@@ -117,7 +117,8 @@ class ModelRow(ResourceRow):
 
     base_model: str
     name: str
-    job_id: str
+    job_id: str | None
+    """None: it was trained elsewhere."""
     fine_tuning_method: str
     blob: str
     sha256: dict[str, str]

@@ -222,7 +222,8 @@ models: "TypedTable[ModelRow]" = _resource(
     "models",
     _text("base_model"),
     _text("name"),
-    _text("job_id"),
+    # None: it was trained elsewhere.
+    sa.Column("job_id", sa.Text),
     _text("fine_tuning_method"),
     _text("blob"),
     _json("sha256"),

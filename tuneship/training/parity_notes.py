@@ -6,6 +6,7 @@ The file and the check are in `tuneship/parity.py`.
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tuneship import parity
 from tuneship.training.learner import Learner
@@ -25,18 +26,21 @@ def save_parity(
 
     probes: list[parity.Probe] = []
     for messages, prompt in parity.prompts(encoder.template, encode, encoder.context_length):
-        logits = learner.next_logits(prompt)
-        last = len(logits) - 1
-        even = torch.linspace(0, last, EVENLY_SPACED_TOKENS, device=logits.device).long()
-        likeliest = logits.topk(min(LIKELIEST_TOKENS, len(logits))).indices
-        tokens = torch.cat([likeliest, even]).unique()
-        probe = parity.Probe(
-            messages=messages,
-            prompt=prompt,
-            tokens=tokens.tolist(),
-            logits=logits[tokens].tolist(),
-            spread=float(logits.std()),
-        )
-        probes.append(probe)
+        probes.append(probe_of(messages, prompt, learner.next_logits(prompt)))
     dtype = str(learner.model.dtype).removeprefix("torch.")
     parity.Parity(dtype, probes).save(directory, key)
+
+
+def probe_of(messages: list[dict[str, str]], prompt: list[int], logits: Tensor) -> parity.Probe:
+    """The part of the logits [vocabulary] after a prompt that is kept."""
+    last = len(logits) - 1
+    even = torch.linspace(0, last, EVENLY_SPACED_TOKENS, device=logits.device).long()
+    likeliest = logits.topk(min(LIKELIEST_TOKENS, len(logits))).indices
+    tokens = torch.cat([likeliest, even]).unique()
+    return parity.Probe(
+        messages=messages,
+        prompt=prompt,
+        tokens=tokens.tolist(),
+        logits=logits[tokens].tolist(),
+        spread=float(logits.std()),
+    )

@@ -91,7 +91,8 @@ def test_presets_hold_what_their_role_needs() -> None:
     assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate"}
     assert (PRESETS["inference"], PRESETS["auditor"]) == ({"generate"}, {"audit:read"})
     assert PRESETS["monitoring"] == {"metrics:read", "machine:read"}
-    assert PRESETS["admin"] == SCOPES
+    assert PRESETS["admin"] == SCOPES - {"models:content"}
+    assert not any("models:content" in scopes for scopes in PRESETS.values())
     assert scopes_of("inference, jobs:read") == {"generate", "jobs:read"}
     with pytest.raises(UnknownScope, match="jobs:raed"):
         scopes_of("jobs:raed")

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.support.conversion import ADAPTER
 from tests.support.in_process import ANSWER, LINES, Service, jsonl
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.whole_api import BODIES, Own
 from tuneship.cli.declared import DeclaredVerb, resources, verbs_of
 from tuneship.cli.examples import command_line
 from tuneship.cli.main import app
-from tuneship.contract.operation import DECLARED
+from tuneship.contract.operation import DECLARED, JSON_LINES
 
 VERBS = {
     verb.operation.name: verb for group in resources() for verb in verbs_of(group).values()
@@ -35,6 +36,10 @@ class Place:
         self.service = service
         self.file = folder / "train.jsonl"
         self.file.write_bytes(jsonl(*LINES))
+        self.adapter = folder / "adapter"
+        self.adapter.mkdir()
+        for name, content in ADAPTER.items():
+            (self.adapter / name).write_bytes(content)
         service.names["receiver.test"] = ["9.9.9.9"]
         self.model = service.model()
         self.deployment = service.deployment("serving", model_name=service.model())
@@ -76,7 +81,12 @@ class Place:
     def words(self, verb: DeclaredVerb, body: Mapping[str, Any] | None = None) -> list[str]:
         ids = self.ids | ({"endpoint_id": self.canary} if verb.group == "canary" else {})
         made = BODIES[verb.operation.name](self.own) if verb.operation.body_parameter else {}
-        return command_line(verb, ids, made if body is None else body, str(self.file))
+        operation, file = verb.operation, self.file
+        if operation.is_download:
+            file = self.file.with_name("downloaded")
+        elif operation.file_media is not JSON_LINES:
+            file = self.adapter
+        return command_line(verb, ids, made if body is None else body, str(file))
 
     def process(self, *words: str, **options: Any) -> "subprocess.Popen[str]":
         """Start the command as a process of its own."""
@@ -103,6 +113,9 @@ def test_every_declared_operation_is_called(place: Place, operation: Any) -> Non
     if operation.name == "delete_deployment":
         words.append("--force")
     reply = place.json(*words)
+    if operation.is_download:
+        assert set(reply["files"]) == {"README.md", "weights"}
+        return
     operation.reply_type.validate_python(reply)
 
 

@@ -196,7 +196,7 @@ def test_the_files_stay_when_the_commit_fails(
         ("POST /v1/models/tuneship-tiny/limits", 405, "GET"),
         ("POST /v1/models/tuneship-tiny", 405, "DELETE, GET"),
         ("PATCH /v1/models/org/model", 405, "DELETE, GET"),
-        ("POST /v1/models", 405, "GET"),
+        ("PATCH /v1/models", 405, "GET, POST"),
     ],
 )
 def test_routes_of_a_model_do_not_swallow_each_other(

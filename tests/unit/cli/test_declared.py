@@ -8,12 +8,12 @@ import pytest
 from typer.main import get_command
 
 from tuneship.cli.declared import DeclaredVerb, resources, verbs_of
-from tuneship.cli.examples import EXAMPLE_FILE, example_of
+from tuneship.cli.examples import EXAMPLE_FILE, EXAMPLE_FOLDER, example_of
 from tuneship.cli.main import app
 from tuneship.cli.operations import declared_command
 from tuneship.cli.parameters import arguments_of, parameters_of
 from tuneship.contract.examples import PATH_VALUES
-from tuneship.contract.operation import DECLARED
+from tuneship.contract.operation import DECLARED, JSON_LINES
 
 VERBS = [verb for group in resources() for verb in verbs_of(group).values()]
 IDS = [f"{verb.group} {verb.name}" for verb in VERBS]
@@ -57,7 +57,9 @@ def test_the_example_of_the_help_is_the_example_of_the_contract(verb: DeclaredVe
         call = operation.bind(**arguments_of(operation, given), **files)
         body = dict(next(iter(operation.example.requests.values()), {}))
         if operation.file_parameter:
-            assert str(given[operation.file_parameter]) == EXAMPLE_FILE
+            is_lines = operation.file_media is JSON_LINES
+            example = EXAMPLE_FILE if is_lines else EXAMPLE_FOLDER
+            assert str(given[operation.file_parameter]) == example
             body.pop(operation.file_parameter)
         sent = call.form if operation.is_form else call.body
         expected = {operation.body_parameter[0]: body} if operation.body_parameter else {}

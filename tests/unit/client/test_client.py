@@ -263,6 +263,9 @@ CREATES: dict[str, Callable[[Any], Any]] = {
     "upload_dataset": lambda client: client.datasets.upload(
         DatasetUpload(name="d", format="instruction"), io.BytesIO(b"x")
     ),
+    "import_model": lambda client: client.call(
+        models.import_model, models.ModelImport(name="m"), io.BytesIO(b"x")
+    ),
     "merge_datasets": lambda client: client.datasets.merge(
         datasets.DatasetMerge(dataset_ids=["ds_1", "ds_2"], name="d")
     ),

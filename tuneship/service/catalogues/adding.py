@@ -6,13 +6,10 @@ running service sees it whole or not at all. Foreign files are read by a process
 
 import errno
 import fcntl
-import os
 import shutil
-import signal
 import tempfile
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
@@ -24,9 +21,6 @@ from tuneship.conversion.order import ALLOWED_DIFFERENCE, ReadingOrder, ReadingR
 from tuneship.host.disk_space import check_room
 from tuneship.host.durable import flush, flush_open
 from tuneship.host.machine import GIB
-from tuneship.runtime.landlock import Places
-from tuneship.runtime.worker_processes import LocalProcesses
-from tuneship.runtime.worker_protocol import WorkerSpec
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.origins import (
     MODEL_ID,
@@ -36,16 +30,15 @@ from tuneship.service.catalogues.origins import (
     digest_of,
 )
 from tuneship.service.catalogues.sources import AddingRefused, CheckpointSource, GgufSource
+from tuneship.service.common import staging
+from tuneship.service.common.conversion import ConversionFailed, convert_in_process
 from tuneship.service.common.refusals import abbreviated
 from tuneship.serving.weights import WEIGHTS
 from tuneship.settings import ServiceSettings
 
 ADDING, REMOVING = ".adding-", ".removing-"
-LOCK = "lock"
 # Holds the id of a model that is being removed, as long as it may have to be put back.
 NAME = "name"
-POLL_S = 0.05
-MAX_LAST_LINE_CHARACTERS = 300
 COPIED_AT_ONCE = 1 << 20
 # The call of Linux that copies a file without its blocks, where the file system can.
 FICLONE = 0x40049409
@@ -131,51 +124,25 @@ def _refuse_taken(catalogue: Catalogue, identifier: str) -> None:
         )
 
 
-@contextmanager
-def staged(folder: Path, prefix: str) -> Generator[Path]:
+def staged(folder: Path, prefix: str) -> AbstractContextManager[Path]:
     """A new folder beside the models, removed at the end; the next command removes that of a killed one."""
-    with ExitStack() as held:
-        with _alone(folder):
-            _sweep(folder)
-            stage = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-            held.callback(shutil.rmtree, stage, ignore_errors=True)
-            lock = held.enter_context((stage / LOCK).open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield stage
+    return staging.staged(folder, prefix, _sweep)
 
 
 def sweep(folder: Path) -> None:
     """Remove what killed commands have left in the folder of added models, which may be missing."""
     if folder.is_dir():
-        with _alone(folder):
+        with staging.alone(folder):
             _sweep(folder)
 
 
 def _sweep(folder: Path) -> None:
-    for leftover in (*folder.glob(f"{ADDING}*"), *folder.glob(f"{REMOVING}*")):
-        try:
-            with (leftover / LOCK).open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue  # its command runs
-        except OSError:
-            pass  # its command was killed before it made the lock
-        if leftover.name.startswith(REMOVING):
-            # Killed before it knew that nobody uses the model.
-            with suppress(OSError):
-                (leftover / "model").rename(folder / (leftover / NAME).read_text())
+    for leftover in staging.abandoned(folder, REMOVING):
+        # Killed before it knew that nobody uses the model.
+        with suppress(OSError):
+            (leftover / "model").rename(folder / (leftover / NAME).read_text())
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextmanager
-def _alone(folder: Path) -> Generator[None]:
-    """Let no other command make or remove folders of unfinished work meanwhile."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    staging.remove_abandoned(folder, ADDING)
 
 
 def _linked(settings: ServiceSettings, source: GgufSource, stage: Path) -> _Prepared:
@@ -241,33 +208,14 @@ def _refuse_full(settings: ServiceSettings, needed: int) -> None:
 
 
 def read_in_process(
-    order: ReadingOrder, work: Path, readable: Path, module: str = "tuneship.conversion"
+    order: ReadingOrder, work: Path, readable: Path, module: str | None = None
 ) -> ReadingReport:
-    """Have a process read the model that may write `work` alone. Raises `AddingRefused` when it ends without a report.
-
-    The process is as isolated as the host allows (Linux with Landlock: no network, no other files of its user), and
-    ends with this one.
-    """
-    order_file, report_file = work / "order.json", work / "report.json"
-    order.write(order_file)
-    places = Places((readable, Path(order.target)), (work,))
-    arguments = (str(order_file.absolute()), str(report_file.absolute()))
-    spec = WorkerSpec(module, arguments, work / "log", places=places)
-    worker = LocalProcesses(isolated=False).start(spec)
+    """Have a process read the model that may write `work` alone. Raises `AddingRefused` without a report."""
+    places = (readable, Path(order.target))
     try:
-        while worker.exit_code() is None:
-            time.sleep(POLL_S)
-    finally:
-        worker.kill()
-    try:
-        return ReadingReport.read(report_file)
-    except (OSError, ValueError):
-        code = worker.exit_code() or 0
-        why = "was killed, perhaps for its memory" if code == -signal.SIGKILL else "crashed"
-        lines = (work / "log").read_text(errors="replace").splitlines() or [""]
-        last = f": {lines[-1][:MAX_LAST_LINE_CHARACTERS]}" if lines[-1] else ""
-        message = f"the process that reads the model {why} (exit code {code}){last}"
-        raise AddingRefused(message) from None
+        return convert_in_process(order, ReadingReport, work, places, module=module)
+    except ConversionFailed as failure:
+        raise AddingRefused(str(failure)) from None
 
 
 def refuse_unusable(name: str, report: ReadingReport) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tuneship.contract.operation import Operation
 from tuneship.service.common.streaming import Stream
+from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.context import Context
 
 P = ParamSpec("P")
@@ -52,6 +53,11 @@ class Bind(Protocol[P, R]):
         self, handler: Callable[Concatenate[Context, P], Awaitable[R | Stream]], /
     ) -> Callable[Concatenate[Context, P], Awaitable[R | Stream]]: ...
 
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Context, P], Awaitable[TarStream]], /
+    ) -> Callable[Concatenate[Context, P], Awaitable[TarStream]]: ...
+
 
 def serves(
     operation: Operation[P, R],
@@ -63,7 +69,7 @@ def serves(
 
     A plain function runs in a worker thread and owns one transaction; with `is_long` it may work on whole files, for
     seconds or minutes. A coroutine function runs on the event loop: for waiting, not for work. Instead of the reply a
-    handler may return a stream, and a plain one the reply as JSON, where it is too long for models.
+    handler may return a stream or an archive, and a plain one the reply as JSON, where it is too long for models.
     """
 
     def bind(handler: Any) -> Any:

@@ -21,6 +21,7 @@ from tuneship.service.access.hipaa import Caller, is_hipaa, refuse_use
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import ClockWatch
+from tuneship.service.common.conversion import Convert, convert_in_process
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.drain import Drain
 from tuneship.service.common.fair_threads import RequestThreads
@@ -69,6 +70,7 @@ class Parts:
     isolates: bool
     # A random number in [0, 10000) for the split.
     draw: Callable[[], int]
+    convert: Convert = convert_in_process
     timing: ServiceTiming = field(default_factory=ServiceTiming)
     clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)

@@ -34,6 +34,7 @@ from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.common.streaming import Stream
+from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.http import openai as openai_form
@@ -42,6 +43,7 @@ from tuneship.service.http.arguments import path_arguments, query_arguments, val
 from tuneship.service.http.boundary import Boundary, InFlightLimits
 from tuneship.service.http.content import SHORT_BODY_BYTES, content_of, parsed
 from tuneship.service.http.disconnect import cancel_on_disconnect
+from tuneship.service.http.downloads import DownloadResponse
 from tuneship.service.http.forms import Content
 from tuneship.service.http.forwarding import is_address_known, is_scheme_known
 from tuneship.service.http.health import Readiness, alive
@@ -137,7 +139,9 @@ class _OperationEndpoint:
         self._parts = boundary.parts
         # Most operations are over in milliseconds and need no limit on their requests in flight.
         self._in_flight: InFlightLimits | None = None
-        if bound.is_async:
+        if bound.operation.is_download:
+            self._in_flight = boundary.exports
+        elif bound.is_async:
             self._in_flight = boundary.generations
         elif bound.operation.is_form:
             self._in_flight = boundary.uploads
@@ -155,7 +159,7 @@ class _OperationEndpoint:
             with ExitStack() as held:
                 held.enter_context(self._in_flight.slot(principal.client_id))
                 response = await self._run(request, context)
-                if isinstance(response, StreamResponse):
+                if isinstance(response, StreamResponse | DownloadResponse):
                     # A stream keeps its slot until its last byte.
                     response.slot = held.pop_all()
                 return response
@@ -201,6 +205,8 @@ class _OperationEndpoint:
                 if isinstance(reply, Stream):
                     # A model works on it already: close it when the audit entry cannot be written.
                     begun.push_async_callback(reply.frames.aclose)
+                elif isinstance(reply, TarStream):
+                    begun.callback(reply.close)
                 await _commit_audit_entry(context, operation.status)
                 begun.pop_all()
             return self._response(reply, context)
@@ -211,6 +217,8 @@ class _OperationEndpoint:
             streams = self._boundary.streams
             slot = nullcontext() if is_held else streams.slot(context.client_id)
             return StreamResponse(context, reply, slot)
+        if isinstance(reply, TarStream):
+            return DownloadResponse(context, reply)
         return reply_response(self._operation, reply, context)
 
     def _in_transaction(self, context: Context, call: "_Call") -> Response:

@@ -22,7 +22,7 @@ from tuneship.contract.errors import (
     ResourceNotFound,
     ValidationRefused,
 )
-from tuneship.contract.operation import Operation
+from tuneship.contract.operation import JSON_LINES, TAR, FileMedia, Operation
 from tuneship.service.common.refusals import DECLARED_NAME, refusal, refused
 
 M = TypeVar("M", bound=BaseModel)
@@ -30,13 +30,13 @@ M = TypeVar("M", bound=BaseModel)
 WHOLE = re.compile(r"-?[0-9]{1,19}")
 ZONED = re.compile(r".*(Z|[+-]\d\d:?\d\d)", re.ASCII)
 JSON_CHARSETS = (None, "utf-8", "utf8")
-FILE_TYPES = (
-    None,
-    "application/jsonl",
-    "application/x-ndjson",
-    "application/octet-stream",
-    "text/plain",
-)
+FILE_TYPES = {
+    JSON_LINES: (
+        *(None, "application/jsonl", "application/x-ndjson", "application/octet-stream"),
+        "text/plain",
+    ),
+    TAR: (None, "application/x-tar", "application/octet-stream"),
+}
 # Making an adapter takes longer than the rest of a GET.
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
@@ -160,8 +160,8 @@ def form_tags(text: object) -> Any:
         raise refused("tags", fault.message) from None
 
 
-def check_file_media(content_type: str | None) -> None:
-    """Raises 422 unless the file part is text or JSON Lines."""
+def check_file_media(content_type: str | None, wanted: FileMedia) -> None:
+    """Raises 422 unless the file part is of the wanted type, or of one that says nothing; lines may be plain text."""
     media = None if not content_type else content_type.partition(";")[0].strip().lower()
-    if media not in FILE_TYPES:
-        raise refused("file", "must be of the media type application/jsonl")
+    if media not in FILE_TYPES[wanted]:
+        raise refused("file", f"must be of the media type {wanted.name}")

@@ -52,6 +52,8 @@ class Boundary:
     )
     uploads: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
     merges: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
+    exports: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=1, together=2))
+    """Each may need as much memory as two copies of its base model."""
     streams: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=16, together=256))
     ready_for_s: float = 1.0
     """Seconds for which the result of a readiness check is given to all callers."""

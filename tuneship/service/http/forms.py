@@ -108,7 +108,7 @@ async def read_form(operation: Operation[..., Any], request: Request, upload: Up
         fields: dict[str, Any] = dict(form.texts)
         if "tags" in fields and operation.is_creating:
             fields["tags"] = form_tags(fields["tags"])
-        check_file_media(form.file_media)
+        check_file_media(form.file_media, operation.file_media)
         if _takes_file_name(operation):
             fields["filename"] = form.file_name
         # The raw body holds a boundary that changes with every retry, so its digest would too.

@@ -73,7 +73,7 @@ def list_models(
         partial(_touch_jobs, context),
     )
     whole = rows.Page(page.rows, page.total + len(shown), limit, offset)
-    items = [*map(_base_item, bases), *(_tuned_item(context.parts, row) for row in page.rows)]
+    items = [*map(_base_item, bases), *(tuned_item(context.parts, row) for row in page.rows)]
     return ModelPage(models=items, pagination=whole.pagination)
 
 
@@ -89,7 +89,8 @@ def _base_item(base: CataloguedModel) -> Model:
     )
 
 
-def _tuned_item(parts: Parts, row: ModelRow) -> Model:
+def tuned_item(parts: Parts, row: ModelRow) -> Model:
+    """A tuned model as the API shows it."""
     base = parts.catalogue.get(row["base_model"])
     if base is not None and base.fault is not None:
         base = None
@@ -115,7 +116,7 @@ def get_model(context: Context, model_id: str) -> Model:
     if not model_id.startswith(TUNED):
         return _base_item(base_of(context.parts, model_id, "model_id"))
     with context.read() as connection:
-        return _tuned_item(context.parts, _own_model(context, connection, model_id))
+        return tuned_item(context.parts, own_model(context, connection, model_id))
 
 
 @serves(contract.get_model_limits)
@@ -124,7 +125,7 @@ def get_model_limits(context: Context, model_id: str) -> ModelLimits:
     if not model_id.startswith(TUNED):
         return limits_of_base(base_of(context.parts, model_id, "model_id"))
     with context.read() as connection:
-        row = _own_model(context, connection, model_id)
+        row = own_model(context, connection, model_id)
     return limits_of_tuned(model_id, base_of(context.parts, row["base_model"], "model_id"))
 
 
@@ -136,7 +137,7 @@ def delete_model(context: Context, model_id: str) -> Deleted:
         raise InvalidRequestError("a base model cannot be deleted", status=409)
     # The write transaction comes first: no deployment of the model can be created between the check and the delete.
     connection = context.transaction
-    row = _own_model(context, connection, model_id)
+    row = own_model(context, connection, model_id)
     # A failed deployment counts too: a change can repair it.
     deployments = deployment_records.live_ids_of_model(connection, row["client_id"], row["id"])
     if deployments:
@@ -152,7 +153,8 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     return Deleted(id=model_id)
 
 
-def _own_model(context: Context, connection: sa.Connection, identifier: str) -> ModelRow:
+def own_model(context: Context, connection: sa.Connection, identifier: str) -> ModelRow:
+    """A tuned model of the caller. Raises `ModelNotFound`, for a missing one and for another tenant's alike."""
     row = rows.fetch(connection, tables.models, identifier, client_id=context.client_id)
     if row is None:
         raise ModelNotFound("model_id names a model that does not exist", param="model_id")
@@ -162,7 +164,7 @@ def _own_model(context: Context, connection: sa.Connection, identifier: str) -> 
 
 def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[ModelRow]) -> None:
     """Apply the security settings of the models' jobs to this request: a tuned model has none of its own."""
-    ids = [row["job_id"] for row in models]
+    ids = [row["job_id"] for row in models if row["job_id"] is not None]
     context.touch(*job_records.security_settings_by_id(connection, context.client_id, ids))
 
 
@@ -234,11 +236,13 @@ def _cannot_be_served(damage: ObjectDamaged) -> DeploymentError:
 
 
 def job_of(connection: sa.Connection, client_id: str, identifier: str) -> JobRow | None:
-    """The job that made a fine-tuned model; None for a base model."""
+    """The job that made a fine-tuned model; None for a base model and an imported one."""
     if not identifier.startswith(TUNED):
         return None
     model = rows.fetch(connection, tables.models, identifier, client_id=client_id)
-    return model and rows.fetch(connection, tables.jobs, model["job_id"], client_id=client_id)
+    if model is None or model["job_id"] is None:
+        return None
+    return rows.fetch(connection, tables.jobs, model["job_id"], client_id=client_id)
 
 
 @lru_cache(maxsize=256)

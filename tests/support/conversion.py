@@ -1,0 +1,63 @@
+"""Plays the processes that export and import tuned models: their files are made at once, and no library is loaded."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from tests.support.files import tar_of
+from tuneship.conversion.order import (
+    ExportOrder,
+    ExportReport,
+    ImportOrder,
+    ImportReport,
+    ProcessMessage,
+    ReadingOrder,
+)
+from tuneship.service.common.conversion import POLL_S, ConversionFailed
+
+R = TypeVar("R", bound=ProcessMessage)
+ADAPTER = {
+    "adapter_config.json": json.dumps({"base_model_name_or_path": "tuneship-tiny"}).encode(),
+    "adapter_model.safetensors": b"weights",
+}
+ARCHIVE = tar_of(ADAPTER)
+
+
+class PlayedConversion:
+    """Answers orders; a test may choose the report, or have it wait until it is stopped."""
+
+    def __init__(self) -> None:
+        self.orders: list[ProcessMessage] = []
+        self.report: ProcessMessage | None = None
+        self.waits = False
+
+    def __call__(
+        self,
+        order: ProcessMessage,
+        report: type[R],
+        work: Path,
+        readable: Sequence[Path],
+        is_stopped: Callable[[], bool],
+    ) -> R:
+        self.orders.append(order)
+        while self.waits:
+            if is_stopped():
+                raise ConversionFailed("it was stopped")
+            time.sleep(POLL_S)
+        made = self.report or self._made(order)
+        assert isinstance(made, report)
+        return made
+
+    @staticmethod
+    def _made(order: ProcessMessage) -> ProcessMessage:
+        if isinstance(order, ExportOrder):
+            Path(order.target, "weights").write_bytes(b"exported")
+            return ExportReport(difference=0.0, allowed=0.001, number_format="float32")
+        assert not isinstance(order, ReadingOrder)
+        assert isinstance(order, ImportOrder)
+        Path(order.adapter, "parity.json").write_text(
+            json.dumps({"dtype": "float32", "probes": []})
+        )
+        return ImportReport()

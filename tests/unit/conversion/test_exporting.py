@@ -1,0 +1,228 @@
+"""An export answers as the model does, in peft, transformers and llama.cpp; an adapter from peft is checked."""
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.families import build_family
+from tests.support.peft_adapters import trained_elsewhere
+from tuneship.conversion import exporting, importing
+from tuneship.conversion.gguf_header import read_header
+from tuneship.conversion.order import (
+    GGUF_FILE,
+    ExportOrder,
+    ExportReport,
+    ImportOrder,
+    ImportReport,
+)
+from tuneship.parity import PARITY_FILE
+from tuneship.service.catalogues.base_models import SHIPPED
+from tuneship.template import PromptTemplate
+
+pytestmark = [
+    pytest.mark.slow,
+    # peft asks a model of transformers for a property by its old name.
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),
+]
+
+TINY = SHIPPED / "tuneship-tiny"
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_elsewhere(TINY, tmp_path_factory.mktemp("elsewhere") / "adapter")
+
+
+def exported(tmp_path: Path, base: Path, adapter: Path, kind: str, gguf_type: str = "f16") -> Any:
+    target = tmp_path / "target"
+    target.mkdir()
+    order = ExportOrder(
+        str(base), str(adapter), str(target), kind, gguf_type, "base", "name", "mit"
+    )
+    order.write(tmp_path / "order.json")
+    assert exporting.main(str(tmp_path / "order.json"), str(tmp_path / "report.json")) == 0
+    return ExportReport.read(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "gguf_type", "number_format"),
+    [
+        ("peft", "f16", "float32"),
+        ("merged", "f16", "float32"),
+        ("gguf", "f16", "f16"),
+        ("gguf", "q8_0", "q8_0"),
+    ],
+    ids=("peft", "merged", "f16", "q8_0"),
+)
+def test_an_export_answers_as_the_engine_does(
+    tmp_path: Path, adapter: Path, kind: str, gguf_type: str, number_format: str
+) -> None:
+    report = exported(tmp_path, TINY, adapter, kind, gguf_type)
+    assert report.refused is None
+    assert report.number_format == number_format
+    assert 0 < report.difference <= report.allowed
+    target = tmp_path / "target"
+    if kind == "peft":
+        config = json.loads((target / CONFIG).read_text())
+        assert config["base_model_name_or_path"] == "base"
+        assert str(TINY) not in json.dumps(config)
+    elif kind == "merged":
+        assert PromptTemplate.load(target).source == PromptTemplate.load(TINY).source
+        assert (target / "tokenizer.json").is_file()
+    else:
+        header = read_header(target / GGUF_FILE)
+        matrices = {tensor.format for tensor in header.tensors if len(tensor.shape) > 1}
+        assert matrices == {gguf_type.upper()}
+        assert header.licence == "mit"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama3"])
+def test_each_architecture_of_a_gguf_file_keeps_its_answers(tmp_path: Path, family: str) -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaled = {**rope, "original_max_position_embeddings": 8192, "rope_theta": 500_000.0}
+    changes = {"rope_parameters": scaled, "head_dim": 8} if family == "llama3" else {}
+    base = build_family(
+        tmp_path / "base", family.removesuffix("3") if changes else family, **changes
+    )
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    report = exported(tmp_path, base, adapter, "gguf")
+    assert report.refused is None
+    assert report.difference <= report.allowed
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("gemma", "gemma models are not written as GGUF files"),
+        ("llama-with-biases", "_proj.bias has no place in a GGUF file"),
+        ("mistral", "its attention has a sliding window"),
+    ],
+)
+def test_what_llama_cpp_would_read_otherwise_is_refused(
+    tmp_path: Path, family: str, why: str
+) -> None:
+    base = build_family(tmp_path / "base", family)
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    report = exported(tmp_path, base, adapter, "gguf")
+    assert why in report.refused
+
+
+def test_llama_cpp_reads_the_same_tokens_and_answers_the_same(
+    tmp_path: Path, adapter: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert exported(tmp_path, TINY, adapter, "gguf").refused is None
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY)
+    messages = [{"role": "user", "content": "Chronic eczema of both hands, 17 days"}]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, str(adapter)).eval()
+    prompt = torch.tensor([rendered["input_ids"]])
+    whole = model.generate(input_ids=prompt, max_new_tokens=16, do_sample=False)
+    expected = tokenizer.decode(whole[0, prompt.shape[1] :], skip_special_tokens=True)
+
+    xllamacpp: Any = import_module("xllamacpp")  # it has no types
+    params = xllamacpp.CommonParams()
+    params.model.path = str(tmp_path / "target" / GGUF_FILE)
+    params.n_ctx, params.n_parallel, params.warmup, params.port = 512, 1, False, 0
+    params.cpuparams.n_threads = 1
+    request = {"messages": messages, "max_tokens": 16, "temperature": 0}
+    answer = xllamacpp.Server(params).handle_chat_completions(request)
+    assert answer["usage"]["prompt_tokens"] == prompt.shape[1]
+    assert answer["choices"][0]["message"]["content"].strip() == expected.strip()
+
+
+# In again
+
+
+def imported(tmp_path: Path, adapter: Path) -> str | None:
+    ImportOrder(str(TINY), str(adapter)).write(tmp_path / "order.json")
+    assert importing.main(str(tmp_path / "order.json"), str(tmp_path / "report.json")) == 0
+    return ImportReport.read(tmp_path / "report.json").refused
+
+
+def copied(adapter: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in adapter.iterdir():
+        if file.name != PARITY_FILE:
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_an_adapter_gets_parity_prompts_that_another_scale_or_base_fails(
+    tmp_path: Path, adapter: Path
+) -> None:
+    taken = copied(adapter, tmp_path / "taken")
+    assert imported(tmp_path, taken) is None
+    assert (taken / PARITY_FILE).is_file()
+    assert imported(tmp_path, taken) is None
+    config = json.loads((taken / CONFIG).read_text())
+    (taken / CONFIG).write_text(json.dumps({**config, "lora_alpha": 64}))
+    assert "answer otherwise than after training" in str(imported(tmp_path, taken))
+
+
+def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS)
+
+    return apply
+
+
+def with_nan(tensors: dict[str, torch.Tensor]) -> None:
+    next(iter(tensors.values()))[0, 0] = float("nan")
+
+
+def other_width(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if "lora_A" in name)
+    tensors[name] = torch.zeros(4, 7)
+
+
+def other_rank(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if "lora_A" in name)
+    tensors[name] = tensors[name][:2].clone()
+
+
+def other_module(tensors: dict[str, torch.Tensor]) -> None:
+    for name in list(tensors):
+        tensors[name.replace("q_proj", "qkv_proj")] = tensors.pop(name)
+
+
+def cut(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50])
+
+
+def with_dora(folder: Path) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**config, "use_dora": True}))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (change_weights(with_nan), "holds values that are not finite"),
+        (change_weights(other_width), "do not fit the base model"),
+        (change_weights(other_rank), "do not fit together"),
+        (change_weights(other_module), "qkv_proj"),
+        (cut, "adapter files cannot be read"),
+        (with_dora, "LoRA option use_dora is not supported"),
+    ],
+    ids=("nan", "shape", "rank", "module", "cut", "dora"),
+)
+def test_an_adapter_that_cannot_be_served_is_refused_in_a_clause(
+    tmp_path: Path, adapter: Path, change: Callable[[Path], None], why: str
+) -> None:
+    bad = copied(adapter, tmp_path / "bad")
+    change(bad)
+    assert why in str(imported(tmp_path, bad))
+    assert not (bad / PARITY_FILE).exists()

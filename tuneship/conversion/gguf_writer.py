@@ -1,0 +1,223 @@
+"""Writes a model of transformers as a GGUF file, as llama.cpp's own converter does.
+
+The architectures are those whose files `models add` reads back (`gguf_header.py`). Whatever has no place in such a file
+is refused by name: llama.cpp would leave it out and answer otherwise.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tuneship.conversion.gguf_header import LAYER_TENSORS, ROPE_FACTORS, GgufRefused
+from tuneship.conversion.gguf_model import rope_factors
+from tuneship.template import PromptTemplate
+
+# llama.cpp's name of each kind of model that is written.
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+IN_A_LAYER = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+OUTSIDE = {
+    "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}  # fmt: skip
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+# How a byte-level tokenizer cuts text before it joins bytes: the steps before its last one, by llama.cpp's names.
+DIGITS = {"type": "Digits", "individual_digits": True}
+QWEN2_CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_CUT = QWEN2_CUT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+
+def write_model(
+    model: PreTrainedModel, base: Path, template: PromptTemplate, file: Path, about: dict[str, Any]
+) -> None:
+    """Write a model in float32 with the tokenizer of its base. Raises `GgufRefused`, and `OSError` for a full disk.
+
+    `about`: `gguf_type` for the matrices, `name` and `licence` for the header.
+    """
+    kind = _architecture(model)
+    tokens = _Vocabulary(base, int(model.config.get_text_config().vocab_size))
+    tensors = {_name(name, kind): (name, tensor) for name, tensor in _own_tensors(model).items()}
+    writer = gguf.GGUFWriter(file, kind)
+    writer.add_name(about["name"])
+    if about["licence"]:
+        writer.add_license(about["licence"])
+    _add_settings(writer, model.config, kind)
+    tokens.add_to(writer, template)
+    wanted = gguf.GGMLQuantizationType[about["gguf_type"].upper()]
+    for target, (name, tensor) in sorted(tensors.items()):
+        _add_tensor(writer, target, _reordered(name, tensor, model.config, kind), wanted)
+    rope: Any = model.config.rope_parameters or {}
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor(ROPE_FACTORS, rope_factors(rope, _head_size(model.config)).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _architecture(model: PreTrainedModel) -> str:
+    config: Any = model.config
+    kind = ARCHITECTURES.get(config.model_type)
+    if kind is None:
+        raise GgufRefused(
+            f"{config.model_type} models are not written as GGUF files: those of {', '.join(ARCHITECTURES)} are"
+        )
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        raise GgufRefused("its attention has a sliding window, which llama.cpp leaves out")
+    scaling = (config.rope_parameters or {}).get("rope_type", "default")
+    if scaling not in ("default", "llama3"):
+        raise GgufRefused(f"its rotary embedding is scaled by {scaling}, which is not written")
+    return kind
+
+
+def _own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The tensors that are stored, by transformers' names."""
+    is_tied = model.config.tie_word_embeddings
+    return {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not (is_tied and name == "lm_head.weight")
+    }
+
+
+def _name(name: str, kind: str) -> str:
+    """The name of a tensor in the file. Raises `GgufRefused` for one that llama.cpp does not know."""
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    found = LAYER.fullmatch(name)
+    own = f"{IN_A_LAYER.get(found[2])}.{found[3]}" if found else ""
+    if found is None or own not in LAYER_TENSORS[kind]:
+        raise GgufRefused(f"its tensor {name} has no place in a GGUF file of its architecture")
+    return f"blk.{found[1]}.{own}"
+
+
+def _reordered(name: str, tensor: Tensor, config: Any, kind: str) -> Tensor:
+    """Llama's heads turn neighbouring numbers in llama.cpp, and the two halves of a head in transformers."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    part = name.split(".")[-2]
+    if kind != "llama" or part not in heads:
+        return tensor
+    shape = (heads[part], 2, -1, *tensor.shape[1:])
+    return tensor.reshape(shape).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _add_tensor(writer: Any, name: str, tensor: Tensor, wanted: Any) -> None:
+    array = tensor.detach().float().contiguous().numpy()
+    if tensor.dim() == 1:  # norms and biases are few and stay as they are
+        writer.add_tensor(name, array)
+        return
+    if np.abs(array).max(initial=0) > torch.finfo(torch.float16).max:
+        raise GgufRefused(f"its tensor {name} holds numbers that are too large for 16 bits")
+    # A row that is no multiple of a block cannot be quantised; llama.cpp keeps it in 16 bits, too.
+    fits = array.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0] == 0
+    chosen = wanted if fits else gguf.GGMLQuantizationType.F16
+    writer.add_tensor(name, gguf.quants.quantize(array, chosen), raw_dtype=chosen)
+
+
+def _head_size(config: Any) -> int:
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def _add_settings(writer: Any, config: Any, kind: str) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base((config.rope_parameters or {}).get("rope_theta", 10000.0))
+    writer.add_vocab_size(config.vocab_size)
+    size = _head_size(config)
+    if kind != "qwen3":
+        writer.add_rope_dimension_count(size)
+    if size != config.hidden_size // config.num_attention_heads or kind == "qwen3":
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+
+
+class _Vocabulary:
+    """The tokenizer of a base model, as llama.cpp reads one."""
+
+    def __init__(self, base: Path, size: int) -> None:
+        """Raises `GgufRefused` for a tokenizer that llama.cpp would read otherwise."""
+        rules: dict[str, Any] = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+        self._settings = _object(base / "tokenizer_config.json")
+        self._ends = _object(base / "generation_config.json") or _object(base / "config.json")
+        self._model: dict[str, Any] = rules["model"]
+        self.cut = _cut_of(rules)
+        self.tokens = [f"[PAD{number}]" for number in range(size)]
+        self.types = [UNUSED] * size
+        for text, number in self._model["vocab"].items():
+            self.tokens[number], self.types[number] = text, NORMAL
+        for added in rules["added_tokens"]:
+            self.tokens[added["id"]] = added["content"]
+            self.types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+
+    def add_to(self, writer: Any, template: PromptTemplate) -> None:
+        """Write tokens, merges, special tokens and the chat template."""
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(self.cut)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.types)
+        pairs: list[Any] = self._model["merges"]
+        writer.add_token_merges(
+            [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
+        )
+        for name, add in (("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id),
+                          ("pad", writer.add_pad_token_id), ("unk", writer.add_unk_token_id)):  # fmt: skip
+            number = self._number_of(name, template)
+            if number is not None:
+                add(number)
+        # What a template renders is whole: the engine adds no token to it either.
+        writer.add_add_bos_token(bool(self._settings.get("add_bos_token")))
+        writer.add_chat_template(template.source)
+
+    def _number_of(self, name: str, template: PromptTemplate) -> int | None:
+        """The id of a special token; an answer may have several ends, of which the first is named."""
+        number = self._ends.get(f"{name}_token_id")
+        number = number[0] if isinstance(number, list) and number else number
+        text = template.special_tokens.get(f"{name}_token")
+        if not isinstance(number, int) and text in self.tokens:
+            return self.tokens.index(text)
+        return number if isinstance(number, int) else None
+
+
+def _object(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _cut_of(rules: dict[str, Any]) -> str:
+    """llama.cpp's name of the way in which a tokenizer cuts text. Raises `GgufRefused`."""
+    before: dict[str, Any] = rules["pre_tokenizer"] or {"type": None}
+    parts: list[dict[str, Any]] = before.get("pretokenizers") or [before]
+    *steps, last = parts
+    normalizer: dict[str, Any] = rules["normalizer"] or {"type": None}
+    is_plain = rules["model"]["type"] == "BPE" and normalizer["type"] in (None, "NFC")
+    is_bytes = is_plain and last["type"] == "ByteLevel"
+    if is_bytes and not last.get("add_prefix_space"):
+        pattern = steps[0].get("pattern", {}).get("Regex") if len(steps) == 1 else None
+        if last.get("use_regex", True):
+            if not steps:
+                return "gpt-2"
+            if steps == [DIGITS]:
+                return "smollm"
+        elif pattern in (QWEN2_CUT, LLAMA3_CUT):
+            return "qwen2" if pattern == QWEN2_CUT else "llama-bpe"
+    raise GgufRefused("its tokenizer is not one of those that are written as GGUF files")

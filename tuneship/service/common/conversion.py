@@ -1,0 +1,79 @@
+"""Runs the processes of `tuneship/conversion/`, which read foreign files and need much memory, and waits for them."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tuneship.conversion.order import ExportOrder, ImportOrder, ProcessMessage, ReadingOrder
+from tuneship.runtime.landlock import Places
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import WorkerSpec
+
+R = TypeVar("R", bound=ProcessMessage)
+MODULES: dict[type[ProcessMessage], str] = {
+    ReadingOrder: "tuneship.conversion",
+    ExportOrder: "tuneship.conversion.exporting",
+    ImportOrder: "tuneship.conversion.importing",
+}
+POLL_S = 0.05
+MAX_LAST_LINE_CHARACTERS = 300
+
+
+class ConversionFailed(Exception):
+    """The process ended without a report, or was stopped; the message says how."""
+
+
+class Convert(Protocol):
+    """Has an order carried out."""
+
+    def __call__(
+        self,
+        order: ProcessMessage,
+        report: type[R],
+        work: Path,
+        readable: Sequence[Path],
+        is_stopped: Callable[[], bool],
+    ) -> R:
+        """The report on an order; its process may write `work` alone. Raises `ConversionFailed`, also when stopped."""
+        ...
+
+
+def convert_in_process(
+    order: ProcessMessage,
+    report: type[R],
+    work: Path,
+    readable: Sequence[Path],
+    is_stopped: Callable[[], bool] = lambda: False,
+    *,
+    module: str | None = None,
+) -> R:
+    """Carry out an order in a process of its own, as `Convert` says.
+
+    The process is as isolated as the host allows (Linux with Landlock: no network, no other files of its user), and
+    ends with this one.
+    """
+    order_file, report_file, log = work / "order.json", work / "report.json", work / "log"
+    order.write(order_file)
+    arguments = (str(order_file.absolute()), str(report_file.absolute()))
+    spec = WorkerSpec(
+        module or MODULES[type(order)], arguments, log, places=Places(tuple(readable), (work,))
+    )
+    worker = LocalProcesses(isolated=False).start(spec)
+    try:
+        while worker.exit_code() is None:
+            if is_stopped():
+                raise ConversionFailed("it was stopped")
+            time.sleep(POLL_S)
+    finally:
+        worker.kill()
+    try:
+        return report.read(report_file)
+    except (OSError, ValueError):
+        code = worker.exit_code() or 0
+        why = "was killed, perhaps for its memory" if code == -signal.SIGKILL else "crashed"
+        lines = log.read_text(errors="replace").splitlines() or [""]
+        last = f": {lines[-1][:MAX_LAST_LINE_CHARACTERS]}" if lines[-1] else ""
+        message = f"the process that reads the model {why} (exit code {code}){last}"
+        raise ConversionFailed(message) from None

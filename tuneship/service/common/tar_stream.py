@@ -1,0 +1,39 @@
+"""A folder as a tar archive that is made while it is sent, without a copy on the disk."""
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+BLOCK_BYTES = 1 << 20
+
+
+class TarStream:
+    """The files of a folder, opened: they may be deleted while they are sent."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """`name` is the name of the archive without its ending, and of the folder in it. Raises `OSError`."""
+        self.name = name
+        self._files: list[tuple[bytes, int, BinaryIO]] = []
+        for path in sorted(folder.iterdir()):
+            entry = tarfile.TarInfo(f"{name}/{path.name}")
+            entry.size, entry.mode = path.stat().st_size, 0o644
+            self._files.append((entry.tobuf(tarfile.GNU_FORMAT), entry.size, path.open("rb")))
+        content = sum(len(head) + size + -size % tarfile.BLOCKSIZE for head, size, _ in self._files)
+        self.length = content + 2 * tarfile.BLOCKSIZE
+        """Bytes of the whole archive."""
+
+    def blocks(self) -> Iterator[bytes]:
+        """The bytes of the archive in order, never none at a time. Raises `OSError`."""
+        for head, size, file in self._files:
+            yield head
+            while block := file.read(BLOCK_BYTES):
+                yield block
+            if padding := -size % tarfile.BLOCKSIZE:
+                yield bytes(padding)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+    def close(self) -> None:
+        """Close the files, which ends those that were deleted."""
+        for _, _, file in self._files:
+            file.close()

@@ -1,0 +1,179 @@
+"""Makes an export of a tuned model in a folder of unfinished work: its files in one of three formats, and a card.
+
+Used by the API (`content.py`) and by `tuneship models export`. The work is that of a process of its own
+(`tuneship/conversion/exporting.py`), which also reads the result back and compares it.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import sqlalchemy as sa
+
+from tuneship.contract.common import render_time
+from tuneship.conversion.order import ExportOrder, ExportReport
+from tuneship.host.durable import flush
+from tuneship.security.sealed_files import open_plain, read_plain
+from tuneship.service.access.data_keys import Keyring
+from tuneship.service.access.hipaa import is_hipaa
+from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+from tuneship.service.catalogues.origins import Origin, digest_of
+from tuneship.service.catalogues.sources import CheckpointSource
+from tuneship.service.common.conversion import ConversionFailed, Convert
+from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
+from tuneship.startup import StartupError
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.blobs import Blobs
+from tuneship.store.row_types import DatasetRow, JobRow, ModelRow
+from tuneship.store.stored_files import dataset_file, model_ref
+
+# Folders of unfinished exports, in the service's `scratch` or beside the folder that a command fills.
+EXPORTING = ".exporting-"
+LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt")
+
+
+class ExportRefused(StartupError):
+    """A model is not exported; the message says why, and nothing was made."""
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """A tuned model with all that its export needs, as the rows have it."""
+
+    row: ModelRow
+    key: str | None
+    job: JobRow | None
+    datasets: tuple[tuple[str, str, DatasetRow | None, str | None], ...]
+    """Role, id, row and data key of each dataset of the job; no row: it was deleted."""
+
+
+def exportable(connection: sa.Connection, keyring: Keyring, row: ModelRow) -> Exportable:
+    """Read what the export of a model needs. Raises `ObjectDamaged`."""
+    client_id = row["client_id"]
+    job: Any = row["job_id"] and rows.fetch(
+        connection, tables.jobs, row["job_id"], client_id=client_id
+    )
+    named = {
+        "training": job and job["dataset_id"],
+        "validation": job and job["validation_dataset_id"],
+    }
+    datasets: list[tuple[str, str, DatasetRow | None, str | None]] = []
+    for role, identifier in named.items():
+        if identifier:
+            found = rows.fetch(connection, tables.datasets, identifier, client_id=client_id)
+            key = keyring.find(connection, client_id, f"datasets/{identifier}") if found else None
+            datasets.append((role, identifier, found, key))
+    return Exportable(row, keyring.find(connection, client_id, row["blob"]), job, tuple(datasets))
+
+
+def refuse_hipaa(model: Exportable, *, is_allowed: bool) -> None:
+    """Raise `ExportRefused` for a model of a job in hipaa mode, unless the operator allows it."""
+    if model.job is not None and is_hipaa(model.job) and not is_allowed:
+        raise ExportRefused(
+            "the model was trained in hipaa mode, and such models are not exported here "
+            "(TUNESHIP_EXPORT_HIPAA_MODELS)"
+        )
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """The parts of an installation that exports need."""
+
+    blobs: Blobs
+    catalogue: Catalogue
+    convert: Convert
+
+    def make(
+        self,
+        model: Exportable,
+        stage: Path,
+        wanted: tuple[str, str],
+        is_stopped: Callable[[], bool],
+        gates: tuple[dict[str, Any], ...] = (),
+    ) -> Path:
+        """Make an export within `stage` and return its folder. Raises `ExportRefused` and `OSError`.
+
+        `wanted`: the format and the number format of a GGUF file; `gates`: those of a release, for the card.
+        """
+        base = self._base(model.row["base_model"])
+        if wanted[0] == "gguf" and find_spec("gguf") is None:
+            raise ExportRefused("a GGUF file needs `pip install 'tuneship[gguf]'` at the service")
+        adapter, target = stage / "adapter", stage / "export"
+        for folder in (adapter, target):
+            folder.mkdir(mode=0o700)
+        with self.blobs.fetched(model_ref(model.row)) as files:
+            for name in model.row["sha256"]:
+                (adapter / name).write_bytes(read_plain(files / name, model.key))
+        facts = self._facts(model, base)
+        order = ExportOrder(
+            str(base.path.absolute()), str(adapter.absolute()), str(target.absolute()), *wanted,
+            base_name=facts.base_source or base.id, name=model.row["name"], licence=facts.base_licence,
+        )  # fmt: skip
+        try:
+            report = self.convert(order, ExportReport, stage, (base.path.absolute(),), is_stopped)
+        except ConversionFailed as failure:
+            raise ExportRefused(f"the model cannot be exported: {failure}") from None
+        _refuse_faulty(report)
+        for name in LICENCES:
+            if (base.path / name).is_file():
+                shutil.copyfile(base.path / name, target / name)
+        text = card(replace(facts, gates=gates), order, report)
+        (target / "README.md").write_text(text, encoding="utf-8")
+        for path in (*target.iterdir(), target):
+            flush(path)
+        return target
+
+    def _base(self, identifier: str) -> CataloguedModel:
+        base = self.catalogue.get(identifier)
+        if base is None or base.fault is not None:
+            raise ExportRefused(
+                f"its base model {identifier} is not on this machine, so that no export can be made or compared"
+            )
+        return base
+
+    def _facts(self, model: Exportable, base: CataloguedModel) -> CardFacts:
+        row = model.row
+        try:
+            origin = Origin.read(base.path)
+        except (OSError, ValueError):  # shipped, or of the operator's file
+            origin = None
+        named = CheckpointSource("directory", base.id, base.path).licence
+        return CardFacts(
+            id=row["id"],
+            name=row["name"],
+            created=render_time(row["created_at"]),
+            base=base.id,
+            base_source=origin.source if origin and origin.kind == "hub" else None,
+            base_licence=origin.licence if origin else named,
+            base_sha256={
+                file.name: digest_of(file) for file in sorted(base.path.glob("*.safetensors"))
+            },
+            method=row["fine_tuning_method"],
+            job=model.job,
+            datasets=[self._dataset(*one) for one in model.datasets],
+        )
+
+    def _dataset(
+        self, role: str, identifier: str, row: DatasetRow | None, key: str | None
+    ) -> DatasetFacts:
+        if row is None:
+            return DatasetFacts(role, identifier)
+        with dataset_file(self.blobs, row) as path, open_plain(path, key, path.name) as file:
+            digest = hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
+        tokens = row["prompt_tokens"] + row["response_tokens"]
+        return DatasetFacts(role, identifier, row["num_examples"], tokens, digest)
+
+
+def _refuse_faulty(report: ExportReport) -> None:
+    if report.refused is not None:
+        raise ExportRefused(f"the model cannot be exported: {report.refused}")
+    if not report.difference <= report.allowed:  # also refuses NaN
+        raise ExportRefused(
+            f"the export answers otherwise than the model: logits differ by {report.difference:.2g} of their spread, "
+            f"{report.allowed:g} is allowed"
+        )

@@ -1,0 +1,156 @@
+"""The model card of an export: where a tuned model comes from, in the form of a hub's README. Pure.
+
+It holds ids, digests, counts and numbers, and nothing of the data.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuneship.conversion.order import ExportOrder, ExportReport
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """A dataset of the training; null where it is gone."""
+
+    role: str
+    """`training` or `validation`."""
+    id: str
+    examples: int | None = None
+    tokens: int | None = None
+    sha256: str | None = None
+    """The digest of its JSON Lines."""
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """The origin of a tuned model, as far as the installation knows it."""
+
+    id: str
+    name: str
+    created: str
+    base: str
+    base_source: str | None = None
+    """The hub's id, directory or file that the base model was added from."""
+    base_licence: str | None = None
+    base_sha256: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digest of each weight file of the base model."""
+    method: str = "lora"
+    job: Mapping[str, Any] | None = None
+    """The row of the job that trained it; None for one that was trained elsewhere."""
+    datasets: Sequence[DatasetFacts] = ()
+    gates: Sequence[Mapping[str, Any]] = ()
+    """The gates of a release as its result file has them."""
+
+
+def card(facts: CardFacts, order: ExportOrder, report: ExportReport) -> str:
+    """The text of the README."""
+    return "\n".join(
+        [
+            *_header(facts, order),
+            f"# {facts.name}",
+            "",
+            f"Tuned by LoRA from `{facts.base}`, exported by tuneship.",
+            "",
+            *_origin(facts),
+            *_training(facts),
+            *_gates(facts),
+            *_check(order, report),
+        ]
+    )
+
+
+def _header(facts: CardFacts, order: ExportOrder) -> list[str]:
+    library = {"peft": "peft", "merged": "transformers", "gguf": "gguf"}[order.format]
+    fields: dict[str, Any] = {
+        "base_model": facts.base_source or facts.base,
+        "library_name": library,
+        "pipeline_tag": "text-generation",
+        "tags": ["lora", "tuneship"],
+    }
+    if facts.base_licence:
+        fields["license"] = facts.base_licence
+    # JSON is YAML, and leaves nothing to quote.
+    return ["---", *(f"{name}: {json.dumps(value)}" for name, value in fields.items()), "---", ""]
+
+
+def _origin(facts: CardFacts) -> list[str]:
+    licence = facts.base_licence or "not named by its source; ask for it before you pass this on"
+    digests = [
+        f"| SHA-256 of the base's `{name}` | `{one}` |" for name, one in facts.base_sha256.items()
+    ]
+    return [
+        "## Where it comes from",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| model | `{facts.id}` |",
+        f"| made | {facts.created} |",
+        f"| base model | `{facts.base}`{f', from `{facts.base_source}`' if facts.base_source else ''} |",
+        f"| licence of the base model | {licence} |",
+        *digests,
+        "",
+    ]
+
+
+def _training(facts: CardFacts) -> list[str]:
+    if facts.job is None:
+        return ["It was trained elsewhere and imported: data and settings are not known here.", ""]
+    rows = [
+        f"| {one.role} | `{one.id}` | {_shown(one.examples)} | {_shown(one.tokens)} | "
+        f"{f'`{one.sha256}`' if one.sha256 else 'deleted'} |"
+        for one in facts.datasets
+    ]
+    settings = [
+        f"| {name} | {json.dumps(value)} |"
+        for name, value in sorted(facts.job["hyperparameters"].items())
+    ]
+    loss = facts.job["validation_loss"]
+    return [
+        "## Training",
+        "",
+        "| dataset | id | examples | tokens | SHA-256 of its lines |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        f"Job `{facts.job['id']}`, {facts.job['total_steps']} steps, method {facts.method}"
+        + ("." if loss is None else f", best validation loss {loss:.4f}."),
+        "",
+        "| hyperparameter | value |",
+        "|---|---|",
+        *settings,
+        "",
+    ]
+
+
+def _shown(number: int | None) -> str:
+    return "not known" if number is None else str(number)
+
+
+def _gates(facts: CardFacts) -> list[str]:
+    if not facts.gates:
+        return []
+    rows = [
+        f"| {gate.get('name')} | {gate.get('state')} | {_shown(gate.get('value'))} | {_shown(gate.get('limit'))} |"
+        for gate in facts.gates
+    ]
+    return [
+        "## Gates of its release",
+        "",
+        "| gate | state | value | limit |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _check(order: ExportOrder, report: ExportReport) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    text = (
+        f"Format {order.format}, weights in {report.number_format}. It was read back and compared with the service's "
+        f"engine: over fixed texts the logits differ by {report.difference:.2g} of their standard deviation "
+        f"({report.allowed:g} is allowed). Written and read with {versions}."
+    )
+    return ["## This export", "", text, ""]
