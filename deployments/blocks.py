@@ -5,7 +5,7 @@
 """
 
 from tasks.api import settings_from_surroundings
-from tasks.credentials import TuneshipCredentials
+from tuneship.prefect.credentials import TuneshipCredentials
 
 
 def main() -> None:

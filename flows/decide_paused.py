@@ -27,6 +27,7 @@ from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
 from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
 from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost, split_of_record
+from flows.rollout.tracked import track_rollout
 from flows.shared.errors import BadInput
 from tuneship.contract.common import StrictModel
 from tuneship.gates.plan import CanaryPlan
@@ -67,6 +68,7 @@ def decide_paused(decision: Decision) -> RolloutResult:
         withdraw_question(file, ended.outcome)
     result = result_of(file.record, split.notes + file.unwritten)
     log.info("%s", result.headline)
+    track_rollout(plan, result)
     if result.outcome == "rollback_incomplete":
         raise RollbackIncomplete(result, f"the split of {result.endpoint_id} is not confirmed")
     return result

@@ -20,6 +20,7 @@ import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefe
 from contextlib import nullcontext
 
 from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
 
 from flows.rollout.endings import end, finish_interrupted, lost, roll_back
 from flows.rollout.looks import every, look_once
@@ -30,6 +31,7 @@ from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
 from flows.rollout.rollback import return_traffic, rollback_on_error
 from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
+from flows.rollout.tracked import track_rollout
 from flows.rollout.traffic_driver import TrafficDriver, read_prompts
 from flows.shared.approval import can_be_answered
 from flows.shared.errors import BadInput
@@ -66,6 +68,8 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
     result = result_of(split.file.record, list(dict.fromkeys(split.notes + split.file.unwritten)))
     show(split.file.record, log, result)
     log.info("%s", result.headline)
+    if flow_run.parent_flow_run_id is None:  # else a release writes it, with its training
+        track_rollout(plan, result)
     if result.outcome == "rollback_incomplete":
         message = f"the split of {result.endpoint_id} was not returned: {result.reason}"
         raise RollbackIncomplete(result, message)

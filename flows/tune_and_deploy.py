@@ -20,6 +20,7 @@ import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefe
 from prefect import flow, get_run_logger
 
 from flows.forms.release_form import ReleaseParameters
+from flows.release.assets import record_dataset, record_model
 from flows.release.champion import Champion, SplitIsShared, find_champion
 from flows.release.clean_up import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
@@ -27,6 +28,7 @@ from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
 from flows.release.release_run import ReleaseRun, begin, finish, result_when_stopped
 from flows.release.result import ReleaseResult
+from flows.release.tracked import chosen_trackers
 from flows.release.training import judge, train
 from flows.rollout.result import RolloutResult
 from flows.shift_traffic import ready, shift_traffic
@@ -42,6 +44,7 @@ from flows.shift_traffic import ready, shift_traffic
 def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
     """Tune a model, and let it serve only as far as the evidence goes."""
     ready(release.canary)  # a plan that cannot run here is refused before anything is created
+    chosen_trackers(release.tracking)  # and so is a setting that is wrong
     with endpoint_lock(release.endpoint):
         run = begin(release)
         try:
@@ -95,10 +98,13 @@ def _tune(
     data = resolve(release.data)
     validate_files(data)
     prepared = upload_and_merge(data, release.model_name, run.key)
+    record_dataset(prepared)
     if refused := run.refuse_if_rolled_back(prepared.content):
         return refused
     job, metrics = train(release, prepared, run)
-    return run.check_training(judge(release, prepared, job, metrics, champion))
+    verdict = judge(release, prepared, job, metrics, champion)
+    record_model(prepared, job, verdict)
+    return run.check_training(verdict)
 
 
 if __name__ == "__main__":

@@ -1,39 +1,23 @@
-"""The client that every task uses, and the errors that Prefect should retry.
+"""The client that every task uses.
 
 Where the client comes from: `connect(settings)` by a script that started its own service, else the environment
 (`TUNESHIP_URL`, `TUNESHIP_API_KEY`, `TUNESHIP_CLIENT_ID`), else the block `tuneship-credentials/default` of the Prefect
 server, else the credentials file of the local service.
 """
 
-import hashlib
-import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from prefect import Task
-from prefect.client.schemas.objects import State, TaskRun
 from prefect.settings import PREFECT_API_URL
-from prefect.tasks import exponential_backoff
 
-from tasks.credentials import TuneshipCredentials
-from tuneship.client import (
-    ApiError,
-    Client,
-    DeadlineExceeded,
-    ServiceUnreachable,
-    TuneshipError,
-    base_url,
-)
+from tuneship.client import Client, ServiceUnreachable, base_url
+from tuneship.prefect.calls import CALL_DEADLINE_S
+from tuneship.prefect.credentials import TuneshipCredentials
 from tuneship.settings import ClientSettings, PipelineSettings, written_url
 
-# For each try of a task, with all its requests, pages and pauses: the longest `Retry-After` (300 s)
-# and two slow answers fit in. The client enforces it, because Prefect's `timeout_seconds` stops a
-# synchronous task in the main thread only, by an alarm that interrupts whatever runs, and its error
-# does not say that the service may have carried out the request.
-CALL_DEADLINE_S = 900.0
 # For an upload: 20 GB at 1 MB/s.
 UPLOAD_DEADLINE_S = 6 * 3600.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -145,39 +129,6 @@ def settings_from_surroundings() -> ClientSettings:
     return ClientSettings.from_credentials(credentials)
 
 
-def transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> bool:
-    """Prefect's retry condition: the service says that a retry may help, or no whole answer came.
-
-    Prefect fixes its pauses before the run, so a `Retry-After` is waited for here.
-    """
-    try:
-        state.result()
-    except DeadlineExceeded:
-        return False
-    except ApiError as error:
-        if error.retryable and error.retry_after:
-            time.sleep(error.retry_after)
-        return error.retryable
-    except TuneshipError as error:
-        return error.retryable
-    except Exception:  # noqa: BLE001 - any other error is a bug of the flow, never worth a retry
-        return False
-    return False
-
-
-# Options of every task that calls the service: 3 tries of 2 requests each, with jitter.
-RETRIES: dict[str, Any] = {
-    "retries": 2,
-    "retry_delay_seconds": exponential_backoff(backoff_factor=0.5),
-    "retry_jitter_factor": 0.5,
-    "retry_condition_fn": transient,
-}
 # For each request of a task that waits: Prefect does not retry such a task as a whole, so its
 # client makes as many tries as the other tasks do in all.
 POLL_TRIES = 6
-
-
-def idempotency_key(run_key: str, step: str, content: Any = None) -> str:
-    """A key for one create of one run; it is the same after a crash, so the service carries the create out once."""
-    text = json.dumps([run_key, step, content], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()

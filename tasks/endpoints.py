@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import RETRIES, api
+from tasks.api import api
 from tasks.create_once import CREATES, once
 from tuneship.contract.endpoints import (
     CanaryEndpoint,
@@ -22,6 +22,7 @@ from tuneship.contract.endpoints import (
     LeaseRequest,
     Member,
 )
+from tuneship.prefect.calls import RETRIES
 
 # A rollout must roll back within a minute of the decision, so it never waits long for one answer.
 CONTROL_TIMEOUT_S = 10.0

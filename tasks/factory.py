@@ -7,20 +7,20 @@
     def check_receiver(webhook_id: str) -> None:
         test_webhook(webhook_id, WebhookTest())
 
-Tasks that do more are written by hand, in `tasks/<resource>.py`: waits, uploads, creates that happen once per release.
+These tasks know their service by themselves (`tasks/api.py`); those of `tuneship/prefect/tasks.py`, for flows outside
+this project, are told it. Tasks that do more are written by hand, in `tasks/<resource>.py`: waits, uploads, creates
+that happen once per release.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from prefect import Task
-from prefect.cache_policies import NO_CACHE
-from prefect.context import TaskRunContext
 
-from tasks.api import RETRIES, api, idempotency_key
+from tasks.api import api
 from tuneship.contract.operation import Operation
 from tuneship.contract.verbs import Pages
+from tuneship.prefect.calls import as_task, call_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,13 +37,9 @@ def task_of(operation: Operation[P, R]) -> Task[P, R]:
 
     @functools.wraps(operation.declaration)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        client, run = api(), TaskRunContext.get()
-        if operation.takes_idempotency_key and run is not None:
-            key = idempotency_key(str(run.task_run.id), operation.name)
-            client = client.with_options(idempotency_key=key)
-        return client.call(operation, *args, **kwargs)
+        return call_once(api(), operation, *args, **kwargs)
 
-    return _as_task(operation, call)
+    return as_task(operation, call)
 
 
 def task_of_pages(pages: Pages[P, T]) -> Task[P, list[T]]:
@@ -55,20 +51,4 @@ def task_of_pages(pages: Pages[P, T]) -> Task[P, list[T]]:
         given = {"limit": LARGEST_PAGE} | pages.arguments(*args, **kwargs)
         return list(api().walk(pages.paged, given))
 
-    return _as_task(operation, call)
-
-
-def _as_task(operation: Operation[..., Any], call: Callable[P, R]) -> Task[P, R]:
-    # The name in the runs list, e.g. `get-job-ft_4k2m...`; Prefect fills in the arguments.
-    run_name = "-".join(
-        [operation.name.replace("_", "-"), *(f"{{{name}}}" for name in operation.path_parameters)]
-    )
-    # Prefect writes no reply anywhere: it may hold a secret, a prompt or a completion.
-    return Task(
-        call,
-        name=operation.name,
-        task_run_name=run_name,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        **RETRIES,
-    )
+    return as_task(operation, call)

@@ -5,13 +5,13 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import RETRIES
 from tasks.create_once import once
 from tuneship.contract.webhooks import (
     SecretRotation,
     WebhookCreate,
     WebhookSecret,
 )
+from tuneship.prefect.calls import RETRIES
 
 # Prefect must not write the secret anywhere.
 SECRET: dict[str, Any] = {**RETRIES, "cache_policy": NO_CACHE, "persist_result": False}

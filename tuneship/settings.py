@@ -294,6 +294,27 @@ class PipelineSettings(BaseSettings):
     )
 
 
+class TrackingSettings(BaseSettings):
+    """The trackers that the pipeline and `tuneship jobs export` write into; one without a place is not used."""
+
+    model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
+
+    mlflow_url: str | None = Field(
+        default=None, description="An MLflow server, e.g. http://host:5000."
+    )
+    mlflow_experiment: str = "tuneship"
+    tensorboard_dir: Path | None = Field(
+        default=None, description="The log folder of TensorBoard, as for `tensorboard --logdir`."
+    )
+    wandb_dir: Path | None = Field(
+        default=None, description="Where offline runs of Weights & Biases are written."
+    )
+    wandb_project: str = "tuneship"
+    tracking_timeout_s: Annotated[
+        float, Field(gt=0, le=3600, description="Until all trackers are done; then they are ended.")
+    ] = 120.0
+
+
 class LocalSettings(BaseSettings):
     """The settings of the processes that `make up` starts on one machine beside the service."""
 
@@ -334,6 +355,7 @@ def use_service(settings: ClientSettings) -> None:
 def refuse_telemetry() -> None:
     """Switch telemetry off, Prefect's and that of others.
 
-    Prefect reads this variable when it is first imported, so scripts call this before.
+    Prefect and others read these variables when they are first imported, so scripts call this before.
     """
     os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

@@ -37,6 +37,8 @@ from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySe
 from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate, JobSecuritySettings
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.training_gates import TrainingRules
+from tuneship.settings import TrackingSettings
+from tuneship.tracking.targets import server_url
 
 MAX_HYPERPARAMETER_SETS = 10
 # Key of the validation context: the folder at which relative paths start, that of a script's params file.
@@ -48,18 +50,23 @@ def beside_parameters(file: str, info: ValidationInfo) -> str:
 
     Raises ValueError for a file that does not exist.
     """
-    context: dict[str, Any] = info.context or {}
-    directory: Path | None = context.get(DIRECTORY)
-    path = Path(file).expanduser()
-    if directory is None:
-        return str(path)
-    path = directory / path
-    if not (path.is_file() or has_magic(str(path))):  # reported before any service is started
+    path = Path(folder_beside_parameters(file, info))
+    is_known = DIRECTORY in (info.context or {})
+    # Reported before any service is started.
+    if is_known and not (path.is_file() or has_magic(str(path))):
         raise ValueError(f"{path}: no such file")
     return str(path)
 
 
+def folder_beside_parameters(folder: str, info: ValidationInfo) -> str:
+    """Resolve the path of a folder, which need not exist, as `beside_parameters` does."""
+    context: dict[str, Any] = info.context or {}
+    return str(Path(context.get(DIRECTORY, "")) / Path(folder).expanduser())
+
+
 LocalFile = Annotated[str, Field(min_length=1), AfterValidator(beside_parameters)]
+ServerUrl = Annotated[str, AfterValidator(server_url)]
+LocalFolder = Annotated[str, Field(min_length=1), AfterValidator(folder_beside_parameters)]
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:
@@ -207,6 +214,39 @@ class Evaluation(StrictModel):
     max_tokens: int = Field(default=64, ge=1, le=4096, description="Longest answer.")
 
 
+class Tracking(StrictModel):
+    """Trackers into which the release is written. A field that is left out is taken from the worker's settings."""
+
+    mlflow_url: ServerUrl | None = Field(
+        default=None, description="An MLflow server, e.g. http://host:5000."
+    )
+    mlflow_experiment: str | None = Field(
+        default=None, min_length=1, max_length=200, pattern=ONE_LINE, description="Its experiment."
+    )
+    tensorboard_dir: LocalFolder | None = Field(
+        default=None, description="The log folder of TensorBoard."
+    )
+    wandb_dir: LocalFolder | None = Field(
+        default=None, description="Where offline runs of Weights & Biases are written."
+    )
+    wandb_project: str | None = Field(
+        default=None, min_length=1, max_length=128, pattern=ONE_LINE, description="Their project."
+    )
+    tracking_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=3600,
+        description="Seconds until all trackers are done; then they are ended, and the release goes on.",
+    )
+
+    @property
+    def settings(self) -> TrackingSettings:
+        """The settings of this release: those of the process, and what it chooses itself."""
+        return TrackingSettings.model_validate(
+            TrackingSettings().model_dump() | self.model_dump(exclude_none=True)
+        )
+
+
 class HyperparameterSet(Hyperparameters):
     """The hyperparameters of one of several jobs; fields that are left out are those of `hyperparameters`."""
 
@@ -228,6 +268,7 @@ class ReleaseParameters(StrictModel):
         "canary": "How the traffic moves, and when it returns: canary",
         "evaluation": "Accuracy before and after: evaluation",
         "security_settings": "Safeguards: security_settings",
+        "tracking": "Where it is written too: tracking",
     }
 
     model_config = ConfigDict(
@@ -292,6 +333,10 @@ class ReleaseParameters(StrictModel):
     evaluation: Evaluation = Field(
         default_factory=Evaluation, description="Accuracy before and after, for people."
     )
+    tracking: Tracking = Field(
+        default_factory=Tracking,
+        description="MLflow, TensorBoard and Weights & Biases: where the release is written besides its report.",
+    )
     run_key: str | None = Field(
         default=None,
         min_length=1,
@@ -351,9 +396,9 @@ class ReleaseParameters(StrictModel):
         return Path(file) if file else None
 
     def digest(self) -> str:
-        """SHA-256 of all parameters that are not their default, except `run_key` and `force`."""
+        """SHA-256 of all parameters that are not their default and that change the release itself."""
         # Without defaults, so that a field of a later version does not make another release of the same file.
-        text = self.model_dump_json(exclude={"run_key", "force"}, exclude_defaults=True)
+        text = self.model_dump_json(exclude={"run_key", "force", "tracking"}, exclude_defaults=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def job(

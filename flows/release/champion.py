@@ -15,6 +15,7 @@ from tasks.jobs import get_job, get_job_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.jobs import Job
+from tuneship.contract.models import job_of_model
 from tuneship.gates.training_gates import ValidationMeasure, lowest_loss
 
 BASELINE_NEEDED = (
@@ -90,10 +91,9 @@ def find_champion(endpoint: EndpointChoice) -> Champion | None:
 
 def _measured(model: str) -> ValidationMeasure:
     """The champion's own training; None where its job is gone (404), so that it is not comparable."""
-    # A tuned model is `ft:<base model>:...:<suffix>`, and its job has the same suffix.
-    base_model, suffix = model.split(":")[1], model.rsplit(":", 1)[1]
+    base_model = model.split(":")[1]
     try:
-        job = get_job(f"ft_{suffix}")
+        job = get_job(str(job_of_model(model)))
         losses = get_job_metrics(job.id).validation_loss
     except ApiError as error:
         if error.status != 404:

@@ -18,6 +18,7 @@ from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
 from flows.forms.release_form import ReleaseParameters
+from flows.release.assets import record_deployment
 from flows.release.champion import Champion
 from flows.release.clean_up import discard_deployments, is_gone
 from flows.release.gate_approval import ask_about
@@ -29,6 +30,7 @@ from flows.release.record_file import (
 )
 from flows.release.report import write_report
 from flows.release.result import Accuracy, Contender, ReleaseResult
+from flows.release.tracked import chosen_trackers, track_release
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RolloutResult, result_of
 from flows.shared.errors import BadInput
@@ -258,7 +260,7 @@ def begin(release: ReleaseParameters) -> ReleaseRun:
 
 
 def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
-    """Delete the deployments of an unsuccessful release, end the record, and write the report."""
+    """Delete the deployments of an unsuccessful release, end the record, write the report and the trackers."""
     log = get_run_logger()
     if result.outcome in UNSUCCESSFUL:
         # Before the end is recorded: what a kill leaves over here, the next run or the guard still finds.
@@ -276,6 +278,9 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")
     log.info("%s; report: %s", result.headline, result.report or "none")
+    record_deployment(result)
+    # Last: the traffic and the record are settled, whatever a tracker does.
+    track_release(chosen_trackers(run.release.tracking), result)
     return result
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from flows.rollout.result import RolloutResult
+from tuneship.tracking.tracked_run import TrackingReport
 
 
 class Accuracy(BaseModel):
@@ -52,3 +53,7 @@ class ReleaseResult(RolloutResult):
     candidate_deleted: bool = False
     accuracy: Accuracy | None = None
     report: str | None = Field(default=None, description="The Markdown report.")
+    tracking: list[TrackingReport] = Field(
+        default_factory=list[TrackingReport],
+        description="Each tracker of the release: where it wrote, or what kept it from that.",
+    )

@@ -106,8 +106,8 @@ def test_the_metadata_name_licence_types_and_the_command_once(wheels: dict[str, 
     assert "tuneship = tuneship.cli.entry:main" in metadata(
         wheels["tuneship_client"], "entry_points.txt"
     )
-    with zipfile.ZipFile(wheels["tuneship"]) as archive:
-        assert not [one for one in archive.namelist() if one.endswith("entry_points.txt")]
+    declared = metadata(wheels["tuneship"], "entry_points.txt").split("\n")
+    assert declared == ["[prefect.collections]", "tuneship = tuneship.prefect", ""]
 
 
 def test_a_checker_of_wheels_finds_nothing(wheels: dict[str, Path]) -> None:
@@ -197,6 +197,28 @@ def test_nothing_but_tuneship_can_be_imported(whole: Installed) -> None:
     assert found.strip() == "[]"
 
 
+def test_prefect_finds_the_collection_which_loads_neither_service_nor_torch(
+    whole: Installed,
+) -> None:
+    program = (
+        "import sys\n"
+        "from prefect.plugins import load_prefect_collections\n"
+        "from prefect.utilities.dispatch import lookup_type\n"
+        "from prefect.blocks.core import Block\n"
+        "found = load_prefect_collections()['tuneship']\n"
+        "assert lookup_type(Block, 'tuneship-credentials') is found.TuneshipCredentials\n"
+        "from tuneship.prefect.tasks import create_job, wait_for_job\n"
+        "print(found.__name__, create_job.name, wait_for_job.name)\n"
+        "heavy = {'torch', 'transformers', 'tuneship.service', 'mlflow'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    # The wheel's own entry points go before those of the checkout in the environment that is borrowed from.
+    own = sysconfig.get_path("purelib", vars={"base": str(whole.python.parents[1])})
+    path = os.pathsep.join([own, whole.environment["PYTHONPATH"]])
+    said = whole.run("python", "-c", program, PYTHONPATH=path)
+    assert said.split() == ["tuneship.prefect", "create_job", "wait_for_job"]
+
+
 def test_a_second_init_is_refused(whole: Installed, shop: Path) -> None:
     before = {file: file.read_bytes() for file in shop.rglob("*") if file.is_file()}
     done = whole.attempt("tuneship", "init", "shop")
@@ -243,6 +265,10 @@ def test_a_worker_finds_the_flows_of_the_project(whole: Installed, up: str) -> N
         "python", "-m", "prefect", "deployment", "run", "guard/guard", "--watch", **own
     )
     assert "Completed" in said
+    said = whole.run(
+        "python", "-m", "prefect", "block", "register", "--module", "tuneship.prefect", **own
+    )
+    assert "Tuneship credentials" in said
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ ALONE = {
 OWN_GROUPS = ("keys",)
 # Commands that stand beside the declared ones in a group of the API, and go before one of the same name.
 BESIDE = {
-    "jobs": ("job_commands",),
+    "jobs": ("job_commands", "job_export"),
     "canary": ("canary",),
     "models": ("models", "base_models"),
     "audit": ("audit",),

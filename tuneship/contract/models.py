@@ -25,6 +25,11 @@ from tuneship.contract.operation import Example, TarFile, operation
 from tuneship.contract.verbs import AdapterVerb, C_co, DownloadVerb, Pages, Resource, Verb
 
 
+def job_of_model(model: str) -> str | None:
+    """The id of the job that made a tuned model, `ft:<base>:<name>:<suffix>`; None for a base model."""
+    return f"ft_{model.rpartition(':')[2]}" if model.startswith("ft:") else None
+
+
 class Model(Reply):
     """Both shapes of §2.3 in one: the fields of a fine-tuned model are null on a base model."""
 

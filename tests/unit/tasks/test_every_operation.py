@@ -14,11 +14,12 @@ from prefect.states import Failed
 from pydantic import SecretStr
 
 import tasks
-from tasks.api import CALL_DEADLINE_S, api, connect, disconnect, transient
+from tasks.api import api, connect, disconnect
 from tasks.create_once import once
 from tasks.factory import task_of
 from tuneship.client import DeadlineExceeded
 from tuneship.contract.operation import DECLARED, Operation
+from tuneship.prefect.calls import CALL_DEADLINE_S, transient
 from tuneship.settings import ClientSettings
 
 COMPOSED = {

@@ -1,9 +1,14 @@
 """Address and credentials of a service as a Prefect block: entered in the UI, kept by the Prefect server."""
 
+from typing import TYPE_CHECKING
+
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
 from tuneship.settings import ClientSettings
+
+if TYPE_CHECKING:  # Prefect loads this module at each of its commands
+    from tuneship.client import Client
 
 
 class TuneshipCredentials(Block):
@@ -19,3 +24,9 @@ class TuneshipCredentials(Block):
     def client_settings(self) -> ClientSettings:
         """Settings of the client."""
         return ClientSettings(url=self.url, api_key=self.api_key, client_id=self.client_id)
+
+    def get_client(self) -> "Client":
+        """A client of the service; whoever takes it closes it, e.g. `with credentials.get_client() as client`."""
+        from tuneship.client import Client  # noqa: PLC0415 - starts slowly
+
+        return Client(self.client_settings())
