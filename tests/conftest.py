@@ -36,7 +36,7 @@ os.environ.setdefault(
     "TUNESHIP_WARM_TRAINER", "false"
 )  # it costs every service seconds at start; two tests turn it on
 
-# A shell that starts `make test` in the background has it ignore Ctrl-C, and so would the commands that tests interrupt.
+# A shell that starts `make test` in the background makes it ignore Ctrl-C, and so would the commands of tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BOTH = ("sqlite", pytest.param("postgres", marks=pytest.mark.postgres))
