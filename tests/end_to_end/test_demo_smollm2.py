@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.conftest import ROOT, SURROUNDINGS
 from tests.support.package_index import need_package_index
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 def test_a_real_model_is_downloaded_added_tuned_and_promoted(tmp_path: Path) -> None:
