@@ -160,6 +160,8 @@ class OpenAiLink:
         """Pass on what the server streams; `_on_end` passes on the errors raised here."""
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
+        if request.grammar is not None:
+            raise ReplicaRefused("grammars are not supported by this engine")
         body = {
             "model": BASE if request.adapter is None else request.adapter,
             "prompt": list(request.tokens),

@@ -14,6 +14,7 @@ from torch import Tensor
 from tuneship.serving import sampler
 from tuneship.serving.adapters import AdapterRefused, read_adapter
 from tuneship.serving.batch import FlatBatch
+from tuneship.serving.guides import Guide
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.kv_slots import KvSlots
 from tuneship.serving.lora import Lora
@@ -23,6 +24,8 @@ from tuneship.serving.parity_check import check_parity
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.scores import PROMPT_LOGITS, scores_of
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence, TokenScore
+
+TOO_COMPLEX = "the grammar of the answer is too complex to follow"
 
 
 class RequestRefused(Exception):
@@ -80,6 +83,7 @@ class Engine:
         self._cache = SlotCache(model.facts.cache, slots, length, tokens)
         self._slots = KvSlots()
         self._sequences: dict[str, Sequence] = {}
+        self._guides: dict[str, Guide] = {}
         self._steps = self._generated = self._reused = 0
 
     @property
@@ -121,8 +125,8 @@ class Engine:
         if not self._lora.unload(adapter):
             raise AdapterRefused("no adapter of this name is loaded")
 
-    def submit(self, identifier: str, request: GenerateRequest) -> None:
-        """Queue a request. Raises `RequestRefused`."""
+    def submit(self, identifier: str, request: GenerateRequest, guide: Guide | None = None) -> None:
+        """Queue a request, whose answer `guide` keeps to its grammar. Raises `RequestRefused`."""
         facts = self._model.facts
         room = facts.context_length - len(request.tokens) + (request.max_tokens == 0)
         if identifier in self._sequences:
@@ -144,6 +148,8 @@ class Engine:
                 f"{self._cache.token_limit}"
             )
         self._sequences[identifier] = sequence
+        if guide is not None:
+            self._guides[identifier] = guide
         self._scheduler.add(sequence)
 
     @torch.inference_mode()
@@ -155,6 +161,7 @@ class Engine:
         if sequence.slot < 0:
             self._scheduler.remove(sequence)
             del self._sequences[identifier]
+            self._guides.pop(identifier, None)
             return
         if sequence.is_prefilling:
             self._clear(sequence.slot)  # it has no logits yet that would show whether it is finite
@@ -235,7 +242,8 @@ class Engine:
         sequences = self._scheduler.running[: len(logits)]
         requests = [sequence.request for sequence in sequences]
         scored = [row for row, request in enumerate(requests) if request.logprobs is not None]
-        raw = logits[scored] if scored else None
+        raw = logits[scored] if scored else None  # a copy: scores are those of the model itself
+        self._restrict(logits, sequences)
         highest, tokens = sampler.choose(
             logits,
             [request.temperature for request in requests],
@@ -252,8 +260,11 @@ class Engine:
             scores = dict(zip(scored, chosen, strict=True))
         result = StepResult()
         for row, (sequence, token, top) in enumerate(zip(sequences, tokens, highest, strict=True)):
-            if not math.isfinite(top):
-                result.failed.append((sequence.id, "the model's output is not finite"))
+            guide = self._guides.get(sequence.id)
+            is_too_complex = guide is not None and guide.has_failed
+            if is_too_complex or not math.isfinite(top):
+                message = TOO_COMPLEX if is_too_complex else "the model's output is not finite"
+                result.failed.append((sequence.id, message))
                 self._clear(sequence.slot)
                 self._end(sequence)
                 continue
@@ -267,6 +278,8 @@ class Engine:
                     result.scores.append((sequence.id, scores[row]))
             if len(sequence.generated) > before:  # not a stop token
                 result.tokens.append((sequence.id, token))
+                if guide is not None and guide.take(token):
+                    reason = FinishReason.STOP
             if reason is not None:
                 result.finished.append((sequence.id, reason))
                 self._slots.register(sequence)
@@ -275,8 +288,15 @@ class Engine:
         self._generated += len(result.tokens)
         return result
 
+    def _restrict(self, logits: Tensor, sequences: list[Sequence]) -> None:
+        """Leave the guided rows of logits only the tokens that their grammars allow next."""
+        for row, sequence in enumerate(sequences if self._guides else ()):
+            if (guide := self._guides.get(sequence.id)) is not None:
+                guide.restrict(logits[row])
+
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
+        self._guides.pop(sequence.id, None)
         self._scheduler.release(sequence)
         self._slots.release(sequence)
         if sequence.request.adapter is not None:
