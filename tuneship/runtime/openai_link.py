@@ -28,6 +28,7 @@ from tuneship.serving.replica_client import (
     ServingError,
     TokenScore,
     TokenStream,
+    UnusableGrammar,
 )
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class OpenAiLink:
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
         if request.grammar is not None:
-            raise ReplicaRefused("grammars are not supported by this engine")
+            raise UnusableGrammar("is not supported by the engine of this model")
         body = {
             "model": BASE if request.adapter is None else request.adapter,
             "prompt": list(request.tokens),

@@ -25,8 +25,6 @@ from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.scores import PROMPT_LOGITS, scores_of
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence, TokenScore
 
-TOO_COMPLEX = "the grammar of the answer is too complex to follow"
-
 
 class RequestRefused(Exception):
     """The request cannot be served; other requests are not affected."""
@@ -60,6 +58,8 @@ class StepResult:
     finished: list[tuple[str, FinishReason]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Id and error message."""
+    unfollowed: list[str] = field(default_factory=list)
+    """Ids of requests that ended because a step of their grammar was too complex."""
     scores: list[tuple[str, TokenScore]] = field(default_factory=list)
     """Scores of the new tokens whose requests ask for it, a stop token included."""
     prompt_scores: list[tuple[str, list[TokenScore]]] = field(default_factory=list)
@@ -260,26 +260,19 @@ class Engine:
             scores = dict(zip(scored, chosen, strict=True))
         result = StepResult()
         for row, (sequence, token, top) in enumerate(zip(sequences, tokens, highest, strict=True)):
-            guide = self._guides.get(sequence.id)
-            is_too_complex = guide is not None and guide.has_failed
-            if is_too_complex or not math.isfinite(top):
-                message = TOO_COMPLEX if is_too_complex else "the model's output is not finite"
-                result.failed.append((sequence.id, message))
+            if self._has_failed(sequence, top, result):
                 self._clear(sequence.slot)
                 self._end(sequence)
                 continue
-            before = len(sequence.generated)
-            if not before:  # finite logits: other prompts may use its prefix from now on
+            if (
+                not sequence.generated
+            ):  # finite logits: other prompts may use its prefix from now on
                 self._slots.register(sequence)
             reason = FinishReason.LENGTH
             if sequence.token_limit:
-                reason = sequence.append(token)
                 if row in scores:
                     result.scores.append((sequence.id, scores[row]))
-            if len(sequence.generated) > before:  # not a stop token
-                result.tokens.append((sequence.id, token))
-                if guide is not None and guide.take(token):
-                    reason = FinishReason.STOP
+                reason = self._take(sequence, token, result)
             if reason is not None:
                 result.finished.append((sequence.id, reason))
                 self._slots.register(sequence)
@@ -287,6 +280,29 @@ class Engine:
         self._steps += 1
         self._generated += len(result.tokens)
         return result
+
+    def _has_failed(self, sequence: Sequence, top: float, result: StepResult) -> bool:
+        """Whether there is no next token, which the result then says; `top` is the highest logit."""
+        guide = self._guides.get(sequence.id)
+        if guide is not None and guide.has_failed:
+            result.unfollowed.append(sequence.id)
+            return True
+        if not math.isfinite(top):
+            result.failed.append((sequence.id, "the model's output is not finite"))
+            return True
+        return False
+
+    def _take(self, sequence: Sequence, token: int, result: StepResult) -> FinishReason | None:
+        """Add the next token, and return why it ends the sequence, if it does."""
+        guide, before = self._guides.get(sequence.id), len(sequence.generated)
+        reason = sequence.append(token)
+        if len(sequence.generated) > before:  # not a stop token
+            result.tokens.append((sequence.id, token))
+            if guide is not None and guide.take(token):
+                return FinishReason.STOP
+        elif guide is not None and not guide.is_complete:
+            return FinishReason.LENGTH  # no other token could come, and the answer is not whole
+        return reason
 
     def _restrict(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Leave the guided rows of logits only the tokens that their grammars allow next."""

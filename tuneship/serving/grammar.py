@@ -7,17 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# A schema at these limits compiles within half a second.
-MAX_SCHEMA_CHARACTERS = 65_536
-# Recursion in the compiler follows references: 5,000 of them overflow its stack.
-MAX_SCHEMA_VALUES = 2_000
-# Every optional property is a branch of the grammar, whose parser refuses 2,000 of them at one place.
-MAX_PROPERTIES = 256
 # Whitespace is bounded, so that a model cannot write it until its tokens are used up. A name has one spelling only:
 # with `\u0061` for `a`, an additional property could be a declared one that does not fit.
-_OPTIONS: dict[str, Any] = {
+_OPTIONS: Any = {
     "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}",
     "json_allowed_escapes": '"\\bfnrt',
     "lenient": False,
@@ -26,21 +21,30 @@ _OPTIONS: dict[str, Any] = {
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=20_000, verbose_errors=False
 )
+# Any tokenizer shows whether a grammar can be followed; this one has the 256 bytes and some special tokens.
+_BYTES = LLTokenizer("byte")
 
 
 def grammar_of(schema: Mapping[str, Any]) -> str:
-    """The grammar of the JSON texts that fit a schema."""
+    """The grammar of the JSON texts that fit a schema. Raises `ValueError` for a schema that JSON cannot hold."""
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
 
 
 def is_usable(grammar: str) -> bool:
-    """Whether the grammar can be compiled within the limits."""
-    is_error, _ = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
-    return not is_error
+    """Whether the grammar can be compiled within the limits, and an answer can begin."""
+    matcher = _matcher(grammar)
+    mask = np.zeros((_BYTES.vocab_size + 31) // 32, dtype=np.int32)
+    if not matcher.is_error():
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    return not matcher.is_error() and not matcher.is_stopped()
 
 
 def accepts(grammar: str, text: str) -> bool:
     """Whether the whole text is an answer that the grammar accepts."""
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LIMITS)
+    matcher = _matcher(grammar)
     data = list(text.encode())
     return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+def _matcher(grammar: str) -> LLMatcher:
+    return LLMatcher(_BYTES, grammar, log_level=0, limits=LIMITS)

@@ -18,7 +18,10 @@ KEPT_GRAMMARS = 64
 
 
 class GrammarRefused(Exception):
-    """The grammar cannot be compiled or followed with this model. The message quotes nothing of it."""
+    """The grammar cannot be compiled or followed with this model.
+
+    The message goes on behind the name of the field that asks for it, and quotes nothing of it.
+    """
 
 
 class Guide:
@@ -43,7 +46,14 @@ class Guide:
 
     def take(self, token: int) -> bool:
         """Follow the chosen token; return whether the answer is complete and nothing can follow it."""
-        return self._matcher.consume_token(token) and self._matcher.is_stopped()
+        return (
+            self._matcher.consume_token(token) and self._matcher.is_stopped() and self.is_complete
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what was written is an answer, even if more may follow."""
+        return self._matcher.is_accepting()
 
     @property
     def has_failed(self) -> bool:
@@ -80,8 +90,10 @@ class GrammarCompiler:
                     eos_token=list(stop_tokens),
                 )
             except (OSError, ValueError) as error:
-                raise GrammarRefused("the model's tokenizer cannot follow grammars") from error
+                raise GrammarRefused(
+                    "cannot be followed with the tokenizer of this model"
+                ) from error
         matcher = LLMatcher(self._tokenizers[stop_tokens], grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise GrammarRefused("the grammar cannot be compiled")
+            raise GrammarRefused("cannot be compiled for this model")
         return matcher

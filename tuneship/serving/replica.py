@@ -33,6 +33,7 @@ _RECEIVE_BYTES = 1 << 18
 SHRINK_AFTER_IDLE_S = 60.0
 # Scores of a prompt per frame: with 20 alternatives each, a frame stays far below what a reader takes.
 PROMPT_SCORES_PER_FRAME = 256
+TOO_COMPLEX = "is too complex to follow"
 # Adapter moves in memory before malloc_trim, which takes about 20 ms.
 MOVES_PER_TRIM = 8
 
@@ -136,10 +137,8 @@ class ReplicaServer:
         identifier = frame.get("id")
         try:
             answer = self._operations[frame["op"]](frame)
-        except SequenceTooLarge as refusal:
-            self._frames.send({"id": identifier, "error": str(refusal), "too_large": True})
-        except (AdapterRefused, RequestRefused) as refusal:
-            self._frames.send({"id": identifier, "error": str(refusal)})
+        except (AdapterRefused, GrammarRefused, RequestRefused) as refusal:
+            self._refuse(identifier, refusal)
         except (KeyError, TypeError, ValueError) as error:
             self._frames.send(
                 {"id": identifier, "error": f"frame not understood: {type(error).__name__}"}
@@ -148,10 +147,20 @@ class ReplicaServer:
             if answer is not None:
                 self._frames.send({"id": identifier, "ok": True, **answer})
 
+    def _refuse(self, identifier: Any, refusal: Exception) -> None:
+        """Tell that a request was refused, and mark what its caller can mend."""
+        marks = {SequenceTooLarge: "too_large", GrammarRefused: "grammar"}
+        mark = marks.get(type(refusal))
+        self._frames.send(
+            {"id": identifier, "error": str(refusal), **({mark: True} if mark else {})}
+        )
+
     def _step(self) -> None:
         result = self._engine.step()
         for identifier, message in result.failed:
             self._frames.send({"id": identifier, "error": message})
+        for identifier in result.unfollowed:
+            self._refuse(identifier, GrammarRefused(TOO_COMPLEX))
         for identifier, scores in result.prompt_scores:
             for start in range(0, len(scores), PROMPT_SCORES_PER_FRAME):
                 part = scores[start : start + PROMPT_SCORES_PER_FRAME]
@@ -191,7 +200,7 @@ class ReplicaServer:
             self._engine.submit(identifier, request)
             return
         if self._compiler is None:
-            raise RequestRefused("grammars are not supported")
+            raise GrammarRefused("is not supported by this replica")
         self._uncompiled[identifier] = request
         future = self._compiling.submit(self._compiler.guide, request.grammar, request.stop_tokens)
         future.add_done_callback(lambda done: self._on_compiled(identifier, request, done))
@@ -211,10 +220,8 @@ class ReplicaServer:
             del self._uncompiled[identifier]
             try:
                 self._engine.submit(identifier, request, guide.result())
-            except SequenceTooLarge as refusal:
-                self._frames.send({"id": identifier, "error": str(refusal), "too_large": True})
             except (GrammarRefused, RequestRefused) as refusal:
-                self._frames.send({"id": identifier, "error": str(refusal)})
+                self._refuse(identifier, refusal)
 
     def _cancel(self, frame: Frame) -> None:
         identifier = str(frame["id"])

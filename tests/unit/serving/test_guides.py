@@ -155,4 +155,5 @@ def test_a_replica_compiles_grammars_beside_its_steps_and_refuses_bad_ones() -> 
         wire.send(**ask, id="bad", grammar=grammar_of({"not": {"const": "planted"}}))
         refusal = wire.receive()
         assert refusal["id"] == "bad"
+        assert refusal["grammar"]
         assert "planted" not in refusal["error"]
