@@ -1,17 +1,24 @@
-"""Schemas that an answer shall fit: which keywords of JSON Schema are followed, and how large a schema may be. Pure.
+"""Reads the schema that an answer shall fit: the keywords that a grammar follows, within limits of its size. Pure.
 
-Whatever is not listed here is refused by its place, so that no keyword is silently without effect. A place names
-keywords and numbers: `properties[2]` is the third property, whose name is the caller's own word. The limits keep the
-compiler of the grammar (`tuneship/serving/grammar.py`) within its stack and within about a second.
+Whatever is not known is refused by its place, so that no keyword is silently without effect. A place names keywords and
+numbers: `properties[2]` is the third property, whose name is the caller's own word. The limits keep the compiler of the
+grammar (`tuneship/serving/grammar.py`) within its stack and within about a second. Next: `schema_keywords.py`.
 """
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, cast
 from urllib.parse import unquote
+
+from tuneship.contract.schema_keywords import (
+    ANNOTATIONS,
+    CHECKS,
+    SUBSCHEMAS,
+    UNSUPPORTED,
+    SchemaRefused,
+    digits_of,
+)
 
 MAX_SCHEMA_BYTES = 65_536
 # Levels of schemas within schemas.
@@ -22,101 +29,10 @@ MAX_SUBSCHEMAS = 500
 MAX_OPTIONAL_PROPERTIES = 250
 # Values of all `enum` lists together.
 MAX_ENUM_VALUES = 1_000
-MAX_VALUE_DEPTH = 8
-# Of `minLength`, `maxItems` and the like.
-MAX_COUNT = 1_000_000
-MAX_PATTERN_CHARACTERS = 1_000
-# Its digits, without the decimal point: the automaton of a multiple has as many states.
-MAX_MULTIPLE = 1_000
 MAX_MULTIPLES = 10_000
-MAX_MULTIPLE_DECIMALS = 6
-
-TYPES = {"null", "boolean", "integer", "number", "string", "array", "object"}
-FORMATS = {
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-    "uri",
-}
-# Say nothing about which values fit.
-ANNOTATIONS = {
-    "$comment",
-    "$schema",
-    "contentEncoding",
-    "contentMediaType",
-    "default",
-    "deprecated",
-    "description",
-    "discriminator",
-    "examples",
-    "readOnly",
-    "title",
-    "writeOnly",
-}
 DEFINITIONS = {"$defs", "definitions"}
-# Keywords whose value is a schema (None), or has schemas by name or in a list.
-SUBSCHEMAS: Mapping[str, type | None] = {
-    "$defs": dict,
-    "additionalProperties": None,
-    "allOf": list,
-    "anyOf": list,
-    "definitions": dict,
-    "items": None,
-    "oneOf": list,
-    "prefixItems": list,
-    "properties": dict,
-}
 # Stand alone in their schema: with others beside them, the compiler would have to multiply schemas.
 COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
-# Keywords that exist and are not followed; only these names may be repeated to the caller.
-UNSUPPORTED = {
-    "$anchor",
-    "$dynamicAnchor",
-    "$dynamicRef",
-    "$id",
-    "$recursiveAnchor",
-    "$recursiveRef",
-    "$vocabulary",
-    "additionalItems",
-    "contains",
-    "contentSchema",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "else",
-    "id",
-    "if",
-    "maxContains",
-    "maxProperties",
-    "minContains",
-    "minProperties",
-    "not",
-    "nullable",
-    "patternProperties",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "uniqueItems",
-    "x-guidance",
-}
-
-
-class SchemaRefused(Exception):
-    """A schema cannot be followed. The message quotes nothing of it."""
-
-    def __init__(self, place: str, message: str, code: str = "invalid_value") -> None:
-        """`place` begins with a dot, or is empty for the whole schema."""
-        super().__init__(message)
-        self.place = place
-        self.message = message
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -134,8 +50,12 @@ def read_schema(schema: Mapping[str, Any]) -> AnswerSchema:
     read = reader.read(schema, "", (), 1)
     reader.resolve()
     reader.loosen()
-    # Half a surrogate pair has no bytes; the service refuses it in any body.
-    if len(json.dumps(read, ensure_ascii=False).encode(errors="replace")) > MAX_SCHEMA_BYTES:
+    try:
+        # Half a surrogate pair has no bytes; the service refuses it in any body.
+        written = json.dumps(read, ensure_ascii=False).encode(errors="replace")
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        raise SchemaRefused("", "holds a number with too many digits") from None
+    if len(written) > MAX_SCHEMA_BYTES:
         raise SchemaRefused("", f"must have at most {MAX_SCHEMA_BYTES} bytes")
     return AnswerSchema(read, reader.parts)
 
@@ -208,7 +128,7 @@ class _Reader:
         if name == "enum":
             self.values += len(value)
         elif name == "multipleOf":
-            self.multiples += _digits(value)
+            self.multiples += digits_of(value)
         if self.values > MAX_ENUM_VALUES:
             raise SchemaRefused(place, f"brings the values of all lists above {MAX_ENUM_VALUES}")
         if self.multiples > MAX_MULTIPLES:
@@ -242,7 +162,8 @@ class _Reader:
         while pointer not in self.ends:
             self.ends[pointer] = {"$ref": ""}  # stays if it leads back to here
             path.append(pointer)
-            schema = {} if isinstance(self.schemas[pointer], bool) else self.schemas[pointer]
+            found = self.schemas[pointer]
+            schema: dict[str, Any] = {} if isinstance(found, bool) else found
             if "$ref" in schema:
                 pointer = _pointer(schema["$ref"])
             elif "allOf" in schema:
@@ -294,98 +215,3 @@ def _check_together(schema: Mapping[str, Any], place: str) -> None:
     if len(optional) > MAX_OPTIONAL_PROPERTIES:
         text = f"has more than {MAX_OPTIONAL_PROPERTIES} properties that are not required"
         raise SchemaRefused(f"{place}.properties", text)
-
-
-def _type(value: object, place: str) -> None:
-    types = cast("list[object]", value if isinstance(value, list) else [value])
-    if not types or any(not isinstance(one, str) or one not in TYPES for one in types):
-        raise SchemaRefused(place, f"must be of {', '.join(sorted(TYPES))}")
-
-
-def _value(value: object, place: str) -> None:
-    level = [value]
-    for _ in range(MAX_VALUE_DEPTH):
-        inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += cast("dict[str, object]", one).values()
-            elif isinstance(one, list):
-                inner += cast("list[object]", one)
-        level = inner
-    if level:
-        raise SchemaRefused(place, f"is deeper than {MAX_VALUE_DEPTH} levels")
-
-
-def _values(value: object, place: str) -> None:
-    if not isinstance(value, list) or not value:
-        raise SchemaRefused(place, "must be a list with values")
-    _value(cast("list[object]", value), place)
-
-
-def _names(value: object, place: str) -> None:
-    if not isinstance(value, list) or not all(
-        isinstance(one, str) for one in cast("list[object]", value)
-    ):
-        raise SchemaRefused(place, "must be a list of names", "wrong_type")
-
-
-def _text(value: object, place: str) -> None:
-    if not isinstance(value, str):
-        raise SchemaRefused(place, "must be a text", "wrong_type")
-
-
-def _pattern(value: object, place: str) -> None:
-    _text(value, place)
-    if len(cast("str", value)) > MAX_PATTERN_CHARACTERS:
-        raise SchemaRefused(place, f"must have at most {MAX_PATTERN_CHARACTERS} characters")
-
-
-def _format(value: object, place: str) -> None:
-    _text(value, place)
-    if value not in FORMATS:
-        text = f"is supported only as {', '.join(sorted(FORMATS))}"
-        raise SchemaRefused(place, text, "unsupported_value")
-
-
-def _count(value: object, place: str) -> None:
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
-        raise SchemaRefused(place, f"must be a whole number from 0 to {MAX_COUNT}")
-
-
-def _number(value: object, place: str) -> None:
-    if type(value) not in (int, float) or (type(value) is float and not math.isfinite(value)):
-        raise SchemaRefused(place, "must be a number", "wrong_type")
-
-
-def _multiple(value: object, place: str) -> None:
-    _number(value, place)
-    if not 0 < _digits(cast("float", value)) <= MAX_MULTIPLE:
-        text = f"must be above 0, with digits up to {MAX_MULTIPLE} without the point"
-        raise SchemaRefused(place, text)
-
-
-def _digits(value: float) -> float:
-    """A number without its decimal point; infinite for one with too many places behind it."""
-    number = Decimal(str(value)).normalize()
-    decimals = max(0, -cast("int", number.as_tuple().exponent))
-    return math.inf if decimals > MAX_MULTIPLE_DECIMALS else float(number.scaleb(decimals))
-
-
-CHECKS: Mapping[str, Callable[[object, str], None]] = {
-    "$ref": _text,
-    "const": _value,
-    "enum": _values,
-    "exclusiveMaximum": _number,
-    "exclusiveMinimum": _number,
-    "format": _format,
-    "maxItems": _count,
-    "maxLength": _count,
-    "maximum": _number,
-    "minItems": _count,
-    "minLength": _count,
-    "minimum": _number,
-    "multipleOf": _multiple,
-    "pattern": _pattern,
-    "required": _names,
-    "type": _type,
-}

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, LiteralString, Self, cast
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from tuneship.contract.answer_schemas import SchemaRefused, read_schema
+from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply, absent
 from tuneship.contract.errors import DeploymentError, InvalidRequestError
 from tuneship.contract.examples import CANDIDATE, SUFFIX
 from tuneship.contract.operation import Example, operation
+from tuneship.contract.schema_keywords import SchemaRefused
 
 # Bounds the work of a template before the tokens can be counted.
 MAXIMUM_TURNS = 1000

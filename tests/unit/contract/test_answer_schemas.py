@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.contract import answer_schemas
-from tuneship.contract.answer_schemas import SchemaRefused, read_schema
+from tuneship.contract.answer_schemas import MAX_SCHEMA_DEPTH, read_schema
+from tuneship.contract.schema_keywords import CHECKS, SUBSCHEMAS, UNSUPPORTED, SchemaRefused
 
 SECRET = "zq planted text 7731"
 OBJECT = {"type": "object", "properties": {SECRET: {"type": "string"}}}
@@ -20,7 +20,7 @@ def inside(part: Any) -> dict[str, Any]:
 
 SECOND = ".properties[1]"
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    *((inside({name: 1}), f"{SECOND}.{name}") for name in sorted(answer_schemas.UNSUPPORTED)),
+    *((inside({name: 1}), f"{SECOND}.{name}") for name in sorted(UNSUPPORTED)),
     (inside({SECRET: 1}), SECOND),
     (inside(SECRET), SECOND),
     (inside({"type": SECRET}), f"{SECOND}.type"),
@@ -58,10 +58,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"properties": {str(number): {} for number in range(251)}}, ".properties"),
     ({"prefixItems": [{}] * 500}, ""),
     ({"enum": ["a" * 70_000]}, ""),
+    ({"const": 10**5000}, ""),
+    (inside({"multipleOf": 10**5000}), f"{SECOND}.multipleOf"),
 ]
 
 
-@pytest.mark.parametrize(("schema", "place"), REFUSED, ids=str)
+@pytest.mark.parametrize(
+    ("schema", "place"), REFUSED, ids=[str(number) for number in range(len(REFUSED))]
+)
 def test_what_cannot_be_followed_is_refused_by_its_place(
     schema: dict[str, Any], place: str
 ) -> None:
@@ -73,12 +77,12 @@ def test_what_cannot_be_followed_is_refused_by_its_place(
 
 def test_a_schema_that_is_too_deep_is_refused_where_it_becomes_so() -> None:
     schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(answer_schemas.MAX_SCHEMA_DEPTH - 1):
+    for _ in range(MAX_SCHEMA_DEPTH - 1):
         schema = {"type": "array", "items": schema}
     assert read_schema(schema).schema == schema
     with pytest.raises(SchemaRefused) as caught:
         read_schema({"type": "array", "items": schema})
-    assert caught.value.place == ".items" * answer_schemas.MAX_SCHEMA_DEPTH
+    assert caught.value.place == ".items" * MAX_SCHEMA_DEPTH
 
 
 def test_annotations_are_no_part_of_what_is_compiled() -> None:
@@ -120,9 +124,7 @@ def test_options_that_a_property_tells_apart_may_stand_in_one_of(
     assert ("anyOf" in read_schema(schema).schema) == is_loosened
 
 
-KEYWORDS = sorted(
-    {*answer_schemas.CHECKS, *answer_schemas.SUBSCHEMAS, *answer_schemas.UNSUPPORTED, SECRET}
-)
+KEYWORDS = sorted({*CHECKS, *SUBSCHEMAS, *UNSUPPORTED, SECRET})
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.just(SECRET),
     lambda inner: (

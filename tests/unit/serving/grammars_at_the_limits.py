@@ -5,7 +5,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-from tuneship.contract.answer_schemas import MAX_SUBSCHEMAS, SchemaRefused, read_schema
+from tuneship.contract.answer_schemas import MAX_SUBSCHEMAS, read_schema
+from tuneship.contract.schema_keywords import SchemaRefused
 from tuneship.serving.grammar import grammar_of, is_usable
 
 Link = Callable[[dict[str, Any]], dict[str, Any]]

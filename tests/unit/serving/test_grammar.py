@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from tuneship.contract.answer_schemas import FORMATS, read_schema
+from tuneship.contract.answer_schemas import read_schema
+from tuneship.contract.schema_keywords import FORMATS
 from tuneship.serving.grammar import LIMITS, accepts, grammar_of, is_usable
 
 BYTES = LLTokenizer("byte")

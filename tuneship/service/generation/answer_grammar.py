@@ -1,13 +1,18 @@
-"""Makes the grammar of a structured answer, and refuses a schema that cannot be followed. Takes about a second at most."""
+"""Makes the grammar of a structured answer, and refuses a schema that cannot be followed.
+
+It takes a few milliseconds, and about a second for the largest schemas, so it runs in a thread.
+"""
 
 from functools import lru_cache
 
-from tuneship.contract.answer_schemas import SUBSCHEMAS, AnswerSchema, read_schema
+from tuneship.contract.answer_schemas import AnswerSchema, read_schema
 from tuneship.contract.generation import ResponseFormat
+from tuneship.contract.schema_keywords import SUBSCHEMAS
 from tuneship.service.common.refusals import refused
 from tuneship.serving.grammar import grammar_of, is_usable
 
 FIELD = "response_format.schema"
+UNUSABLE = "cannot be followed: nothing fits it, options of a oneOf overlap, or a pattern or number is too complex"
 # Grammars whose check is remembered; a program asks with the same schema again and again.
 REMEMBERED = 256
 _is_usable = lru_cache(REMEMBERED)(is_usable)
@@ -21,11 +26,8 @@ def answer_grammar(form: ResponseFormat) -> str:
     except ValueError:  # a number or a text that JSON holds in no portable way
         raise refused(FIELD, "holds a value that is not supported") from None
     if not _is_usable(grammar):
-        raise refused(FIELD + _culprit(read), _WHY)
+        raise refused(FIELD + _culprit(read), UNUSABLE)
     return grammar
-
-
-_WHY = "cannot be followed: nothing fits it, its options overlap, or a pattern or a number in it is too complex"
 
 
 def _culprit(read: AnswerSchema) -> str:
