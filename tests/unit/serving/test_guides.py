@@ -1,10 +1,12 @@
 """Answers that follow a schema: greedy and sampled, beside free ones in the same batch."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from tests.unit.serving.test_replica import GENERATE, connected
@@ -12,7 +14,7 @@ from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.grammar import accepts, grammar_of, is_usable
 from tuneship.serving.guides import GrammarCompiler, GrammarRefused
 from tuneship.serving.replica import load_model
-from tuneship.serving.sequence import GenerateRequest
+from tuneship.serving.sequence import GenerateRequest, Sequence
 
 TINY = Path(__file__).parents[3] / "tuneship" / "base_models" / "tuneship-tiny"
 STOPS = (1,)
@@ -95,6 +97,33 @@ def test_every_answer_of_a_mixed_batch_fits_its_schema_or_is_cut_by_its_length(
         assert accepts(grammar_of(schema), text)
 
 
+def test_a_mask_changes_no_bit_of_the_other_rows_and_no_log_probability() -> None:
+    one, compiler = engine()
+    grammar = grammar_of({"enum": ["red"]})
+    free = GenerateRequest(tokens=(5, 6, 7), max_tokens=9, temperature=1.0, seed=3, logprobs=2)
+    guided = replace(free, tokens=(5, 6, 8), stop_tokens=STOPS, grammar=grammar)
+    one.submit("free", free)
+    one.submit("guided", guided, compiler.guide(grammar, STOPS))
+    restricted: list[tuple[torch.Tensor, torch.Tensor]] = []
+    restrict = one._restrict
+
+    def noting(logits: torch.Tensor, sequences: list[Sequence]) -> None:
+        before = logits.clone()
+        restrict(logits, sequences)
+        restricted.append((before, logits.clone()))
+
+    one._restrict = noting
+    scores = one.step().scores
+    ((before, after),) = restricted
+    assert torch.equal(before[0], after[0])
+    assert int(torch.isfinite(after[1]).sum()) < int(torch.isfinite(before[1]).sum())
+    for row, (_, score) in enumerate(scores):
+        expected = before[row].log_softmax(-1)
+        assert score.logprob == pytest.approx(float(expected[score.token]), abs=1e-5)
+        likeliest = [token for token, _ in score.top]
+        assert likeliest == expected.topk(2).indices.tolist()
+
+
 def test_an_answer_that_is_cut_says_length() -> None:
     one, compiler = engine()
     grammar = grammar_of({"type": "string", "minLength": 500})
@@ -103,6 +132,24 @@ def test_an_answer_that_is_cut_says_length() -> None:
     tokens, reasons = run(one)
     assert reasons == {"a": "length"}
     assert len(tokens["a"]) == 9
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_only() -> None:
+    one, compiler = engine()
+    # Each character may begin the last thousand, so that the automaton grows with every step.
+    grammar = grammar_of({"type": "string", "pattern": "x.{1000}y"})
+    request = GenerateRequest(
+        tokens=(5,), max_tokens=400, temperature=2.0, seed=1, stop_tokens=STOPS, grammar=grammar
+    )
+    one.submit("guided", request, compiler.guide(grammar, STOPS))
+    one.submit("free", GenerateRequest(tokens=(5, 6), max_tokens=400))
+    unfollowed: list[str] = []
+    finished: list[str] = []
+    while not one.idle:
+        result = one.step()
+        unfollowed += result.unfollowed
+        finished += [name for name, _ in result.finished]
+    assert (unfollowed, finished) == (["guided"], ["free"])
 
 
 def test_a_finished_or_cancelled_answer_leaves_no_guide_behind() -> None:
