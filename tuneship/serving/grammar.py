@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Whitespace is bounded, so that a model cannot write it until its tokens are used up. A name has one spelling only:
-# with `\u0061` for `a`, an additional property could be a declared one that does not fit.
+# Between two parts comes a space or the indentation of a new line: a model that has seen little JSON would otherwise
+# write whitespace until its tokens are used up. A name has one spelling only: with `\u0061` for `a`, an additional
+# property could be a declared one that does not fit.
 _OPTIONS: Any = {
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}",
+    "whitespace_pattern": r"\x20|\n(\x20{0,24}|\t{0,12})",
     "json_allowed_escapes": '"\\bfnrt',
     "lenient": False,
 }
