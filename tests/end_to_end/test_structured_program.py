@@ -34,7 +34,7 @@ class Disease(BaseModel):
 
 
 class Diagnosis(BaseModel):
-    """What the program asks for."""
+    """The class that the program asks for."""
 
     is_chronic: bool
     severity: Literal["mild", "severe"]

@@ -68,15 +68,17 @@ class _Reader:
     """Reads a schema, and counts what is in it."""
 
     schemas: dict[Pointer, Any] = field(default_factory=dict[Pointer, Any])
-    """All that references may name."""
+    """The schema and all schemas within it, by the path that a reference to them has."""
     references: list[tuple[Pointer, str]] = field(default_factory=list[tuple[Pointer, str]])
-    """Where each points, and its place."""
+    """The path that each reference has, and its place."""
     parts: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The same by place."""
+    """The same schemas by place, without booleans."""
     ends: dict[Pointer, Mapping[str, Any]] = field(default_factory=dict[Pointer, Mapping[str, Any]])
-    """Where those followed so far lead to."""
+    """The schemas that paths lead to, for those followed so far."""
     values: int = 0
+    """Values of all `enum` lists so far."""
     multiples: float = 0
+    """Sum of all multiples so far, without their decimal points."""
 
     def read(self, schema: object, place: str, pointer: Pointer, depth: int) -> Any:
         """The schema without annotations."""
@@ -144,7 +146,7 @@ class _Reader:
                 raise SchemaRefused(place, "leads back to itself")
 
     def loosen(self) -> None:
-        """Write `anyOf` for `oneOf` where at most one option can fit: a property that they require tells them apart.
+        """Write `anyOf` for `oneOf` if at most one option can fit: a property that they all require tells them apart.
 
         The compiler cannot see that through references.
         """

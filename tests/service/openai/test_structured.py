@@ -18,7 +18,7 @@ WRITTEN = '{"chapter": "eye", "years": [3]}'
 
 
 class Chapter(BaseModel):
-    """What programs hand to `parse`."""
+    """A class that a program hands to `parse`."""
 
     chapter: str
     years: list[int] | None = None
