@@ -28,6 +28,7 @@ from tuneship.serving.replica_client import (
     ServingError,
     TokenScore,
     TokenStream,
+    UnusableGrammar,
 )
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,8 @@ class OpenAiLink:
         """Pass on what the server streams; `_on_end` passes on the errors raised here."""
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
+        if request.grammar is not None:
+            raise UnusableGrammar("is not supported by the engine of this model")
         body = {
             "model": BASE if request.adapter is None else request.adapter,
             "prompt": list(request.tokens),

@@ -2,7 +2,8 @@
 
 ServingError
 ├── ReplicaRefused   the replica runs and refused (unknown adapter, prompt too long, bad files, output not finite)
-│   └── RequestTooLarge   the request alone needs more memory than the whole KV cache has
+│   ├── RequestTooLarge   the request alone needs more memory than the whole KV cache has
+│   └── UnusableGrammar   the grammar of the answer cannot be followed with this model
 └── ReplicaLost      the process is gone: requests in flight have to be retried elsewhere
 """
 
@@ -31,6 +32,7 @@ __all__ = [
     "ServingError",
     "TokenScore",
     "TokenStream",
+    "UnusableGrammar",
 ]
 
 FIELDS = tuple(field.name for field in fields(GenerateRequest))
@@ -50,6 +52,13 @@ class ReplicaRefused(ServingError):
 
 class RequestTooLarge(ReplicaRefused):
     """The request can never fit; the message holds the two counts of tokens and may be shown to the caller."""
+
+
+class UnusableGrammar(ReplicaRefused):
+    """The answer cannot be kept to its grammar.
+
+    The message goes on behind the name of the field that asks for it, and may be shown to the caller.
+    """
 
 
 class ReplicaLost(ServingError):
@@ -267,6 +276,7 @@ class ReplicaLine:
         identifier, refusal = frame["id"], frame.get("error")
         if (generation := self._generations.pop(identifier, None)) is not None:
             refused = RequestTooLarge if frame.get("too_large") else ReplicaRefused
+            refused = UnusableGrammar if frame.get("grammar") else refused
             error = ReplicaLost if frame.get("lost") else refused
             generation.fail(error(refusal))
         elif (answer := self._answers.get(identifier)) is not None and not answer.done():

@@ -50,6 +50,8 @@ class GenerateRequest:
     """Tokens that end the generation and are not part of it."""
     queue: str = ""
     """Waiting queue, e.g. a deployment id: the queues of an owner take turns. Empty: one queue per adapter."""
+    grammar: str | None = None
+    """Grammar that the answer follows (`grammar.py`); None leaves it free."""
     owner: str = ""
     """Id of the tenant: while requests wait, owners take turns, however many queues each of them has."""
     logprobs: int | None = None

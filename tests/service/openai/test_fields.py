@@ -9,6 +9,9 @@ from openai.types.fine_tuning import job_create_params as job_params
 from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
 from openai.types.responses import EasyInputMessageParam, ResponseTextConfigParam
 from openai.types.responses import response_create_params as response_params
+from openai.types.responses.response_format_text_json_schema_config_param import (
+    ResponseFormatTextJSONSchemaConfigParam,
+)
 from openai.types.responses.response_input_file_param import ResponseInputFileParam
 from openai.types.responses.response_input_image_param import ResponseInputImageParam
 from openai.types.responses.response_input_param import Message
@@ -16,8 +19,13 @@ from openai.types.responses.response_input_text_param import ResponseInputTextPa
 from openai.types.responses.response_output_message_param import ResponseOutputMessageParam
 from openai.types.responses.response_output_refusal_param import ResponseOutputRefusalParam
 from openai.types.responses.response_output_text_param import ResponseOutputTextParam
+from openai.types.shared_params.response_format_json_schema import (
+    JSONSchema,
+    ResponseFormatJSONSchema,
+)
 
-from tuneship.contract.openai.chat import ChatCompletionCreate
+from tuneship.contract.openai.answering import NamedSchema
+from tuneship.contract.openai.chat import ChatCompletionCreate, ChatResponseFormat
 from tuneship.contract.openai.completions import TextCompletionCreate
 from tuneship.contract.openai.fields import OpenAIRequest
 from tuneship.contract.openai.files import FileUpload
@@ -31,6 +39,7 @@ from tuneship.contract.openai.responses import (
     InputPart,
     ResponseCreate,
     ResponseStreamOptions,
+    TextFormat,
     TextOptions,
 )
 
@@ -67,6 +76,9 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
         (file_create_params.FileCreateParams, FileUpload),
         (response_params.StreamOptions, ResponseStreamOptions),
         (ResponseTextConfigParam, TextOptions),
+        (ResponseFormatTextJSONSchemaConfigParam, TextFormat),
+        (ResponseFormatJSONSchema, ChatResponseFormat),
+        (JSONSchema, NamedSchema),
         (EasyInputMessageParam, InputMessage),
         (Message, InputMessage),
         (ResponseOutputMessageParam, InputMessage),
@@ -79,5 +91,6 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
     ids=lambda one: one.__name__,
 )
 def test_every_field_of_the_parts_is_known(sent: Any, read: type[OpenAIRequest]) -> None:
-    known = {*read.model_fields, *read.neutral, *read.unsupported, "file"}
+    fields = {field.alias or name for name, field in read.model_fields.items()}
+    known = {*fields, *read.neutral, *read.unsupported, "file"}
     assert set(sent.__annotations__) - known == set()

@@ -31,6 +31,7 @@ from tuneship.service.generation.accounting import (
     WrittenAnswer,
     WrittenAnswers,
 )
+from tuneship.service.generation.answer_grammar import answer_grammar
 from tuneship.service.generation.answer_run import AnswerRun, Emit
 from tuneship.service.generation.prompts import (
     PromptTooLong,
@@ -50,6 +51,7 @@ from tuneship.serving.replica_client import (
     ReplicaLost,
     RequestTooLarge,
     ServingError,
+    UnusableGrammar,
 )
 from tuneship.store import job_records, tables
 from tuneship.store.identifiers import new_id
@@ -214,6 +216,11 @@ class GenerationRun:
             )
         else:
             prepared = replica_requests(self._deployment, self._served, request, self._prompts)
+        if request.response_format is not None and request.response_format.type != "text":
+            grammar = await self._parts.threads.texts.run(
+                context.client_id, answer_grammar, request.response_format
+            )
+            prepared = [replace(one, grammar=grammar) for one in prepared]
 
         # A drill refuses the longest prompts, in the words of a prompt that is too long.
         lengths, length = self._parts.prompt_lengths, max(len(one.tokens) for one in prepared)
@@ -241,6 +248,8 @@ class GenerationRun:
         finally:
             in_flight.limit = None
 
+        if (is_emptied or is_cut) and prepared[0].grammar is not None:
+            answers = [replace(answer, finish_reason="length") for answer in answers]
         if is_emptied:
             answers = [replace(answer, completion="", logprobs=None) for answer in answers]
         elif is_cut:
@@ -297,14 +306,15 @@ class GenerationRun:
             if self._in_flight.is_ended:
                 return DeploymentError(BEING_DELETED)
             return InternalError("the generation took too long")
-        if isinstance(error, NoReplica):
-            text = "no replica of the model can answer now"
-            return InternalError(text, status=503, retry_after=1)
-        if isinstance(error, ReplicaLost):
+        if isinstance(error, NoReplica | ReplicaLost):
             text = "the model's process ended during the generation"
+            if isinstance(error, NoReplica):
+                text = "no replica of the model can answer now"
             return InternalError(text, status=503, retry_after=1)
         if isinstance(error, RequestTooLarge):
             return refused("max_tokens", f"asks for too much: {error}", "out_of_range")
+        if isinstance(error, UnusableGrammar):
+            return refused("response_format", str(error))
         return InternalError("the model could not generate")
 
     async def _audit(self, usage: Usage) -> None:

@@ -18,6 +18,7 @@ def note_request(
     """Note what was asked for, and of which model."""
     kind = "text_completion" if request.messages is None else "chat"
     notes.name = f"{kind} {served.base.id}"
+    is_json = request.response_format is not None and request.response_format.type != "text"
     # The files of a tuned model are named by its job.
     job = "" if served.files is None else served.files.prefix.rpartition("/")[2]
     asked: dict[str, AttributeValue | None] = {
@@ -28,7 +29,7 @@ def note_request(
         "gen_ai.request.temperature": request.temperature,
         "gen_ai.request.top_p": request.top_p,
         "gen_ai.request.stream": request.stream,
-        "gen_ai.output.type": "text",
+        "gen_ai.output.type": "json" if is_json else "text",
         "tuneship.deployment_id": target.deployment_id,
         "tuneship.endpoint_id": target.endpoint_id or None,
         "tuneship.job_id": job or None,

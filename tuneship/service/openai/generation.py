@@ -45,11 +45,17 @@ async def openai_create_chat_completion(
         if most is None and deployment is not None:
             most = deployment["generation"]["max_output_tokens"]
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        form = request.response_format
         return generation_of(
-            request, messages=turns_of(request.messages), max_tokens=most, logprobs=logprobs
+            request,
+            messages=turns_of(request.messages),
+            max_tokens=most,
+            logprobs=logprobs,
+            response_format=None if form is None else form.for_the_main_api,
         )
 
-    with with_names({"max_tokens": name}):
+    schema = {"response_format.schema": "response_format.json_schema.schema"}
+    with with_names({"max_tokens": name, **schema}):
         head, run = await _begun(context, request, prepared, "chatcmpl")
         if request.stream:
             return await _streamed(request, run, chat_pieces(head, request.n))

@@ -120,14 +120,24 @@ def _codes(error: ApiError) -> tuple[str, str]:
 
 @contextmanager
 def with_names(names: Mapping[str, str]) -> Generator[None]:
-    """Say refused fields by the names that OpenAI's clients sent: the main API's names, with OpenAI's."""
+    """Say refused fields by the names that OpenAI's clients sent: the main API's names, with OpenAI's.
+
+    A name stands for what is below it, too, unless that has a name of its own.
+    """
     try:
         yield
     except ApiError as error:
-        name = names.get(error.param or "")
+        name = _renamed(error.param or "", names)
         if name is not None and error.param is not None:
             if error.message.startswith(f"{error.param} "):
                 error.message = name + error.message.removeprefix(error.param)
             error.param = name
             error.details = ()
         raise
+
+
+def _renamed(param: str, names: Mapping[str, str]) -> str | None:
+    for name in sorted(names, key=len, reverse=True):
+        if param == name or param.startswith((f"{name}.", f"{name}[")):
+            return names[name] + param.removeprefix(name)
+    return None
