@@ -15,6 +15,7 @@ from tuneship.service.models import content as model_content
 from tuneship.service.models import handlers as models
 from tuneship.service.models import instances
 from tuneship.service.monitoring import handlers as monitoring
+from tuneship.service.openai import batches as openai_batches
 from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
@@ -37,6 +38,7 @@ RESOURCES = (
     model_content,
     models,
     monitoring,
+    openai_batches,
     openai_files,
     openai_generation,
     openai_jobs,

@@ -161,6 +161,7 @@ class ReplicaServer:
             owner=str(frame["owner"]),
             logprobs=_count(frame.get("logprobs")),
             prompt_logprobs=_count(frame.get("prompt_logprobs")),
+            is_background=bool(frame.get("is_background", False)),
         )
         self._engine.submit(str(frame["id"]), request)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from openai.types import completion_create_params, file_create_params
+from openai.types import batch_create_params, completion_create_params, file_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.fine_tuning import job_create_params as job_params
 from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
@@ -17,6 +17,7 @@ from openai.types.responses.response_output_message_param import ResponseOutputM
 from openai.types.responses.response_output_refusal_param import ResponseOutputRefusalParam
 from openai.types.responses.response_output_text_param import ResponseOutputTextParam
 
+from tuneship.contract.openai.batches import BatchCreate
 from tuneship.contract.openai.chat import ChatCompletionCreate
 from tuneship.contract.openai.completions import TextCompletionCreate
 from tuneship.contract.openai.fields import OpenAIRequest
@@ -65,6 +66,7 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
         (job_params.Hyperparameters, SupervisedHyperparameters),
         (SupervisedHyperparametersParam, SupervisedHyperparameters),
         (file_create_params.FileCreateParams, FileUpload),
+        (batch_create_params.BatchCreateParams, BatchCreate),
         (response_params.StreamOptions, ResponseStreamOptions),
         (ResponseTextConfigParam, TextOptions),
         (EasyInputMessageParam, InputMessage),

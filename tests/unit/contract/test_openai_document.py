@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from openai.types import Completion, FileDeleted, FileObject, Model, ModelDeleted
+from openai.types import Batch, Completion, FileDeleted, FileObject, Model, ModelDeleted
 from openai.types.chat import ChatCompletion
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.responses import Response
@@ -27,6 +27,7 @@ TYPES: dict[str, Any] = {
     "response": Response,
     "model": Model,
     "file": FileObject,
+    "batch": Batch,
     "fine_tuning.job": FineTuningJob,
     "fine_tuning.job.event": FineTuningJobEvent,
 }

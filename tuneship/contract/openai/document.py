@@ -7,6 +7,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from tuneship.contract.openai import (
+    batches,
     chat,
     completions,
     files,
@@ -24,8 +25,9 @@ SECTIONS = {
     completions: "Texts that a model answers.",
     responses: "Texts and conversations that a model answers, without state.",
     models: "What can be asked.",
-    files: "Training data, and results of jobs.",
+    files: "Training data, results of jobs, and what batches read and write.",
     jobs: "Fine-tuning jobs, their events and checkpoints.",
+    batches: "Files of requests that are answered in the background.",
 }
 FRAMES: dict[str, TypeAdapter[Any]] = {
     chat.openai_create_chat_completion.name: TypeAdapter(chat.ChatChunk),
