@@ -142,7 +142,11 @@ class Service:
             draw=self._draw,
         )
         self.keys = Keys(self.database, b"pepper", self.clock, self.parts.audit)
-        self.supervisor = Supervisor(self.parts, self.engines, data_dir / "work", "test")
+        self.spare: Callable[[str], bool] = lambda _: True
+        """Whether a batch of a tenant may send one more request."""
+        self.supervisor = Supervisor(
+            self.parts, self.engines, data_dir / "work", "test", lambda client: self.spare(client)
+        )
         limits = RateLimits(
             self.settings.control_requests_per_minute,
             self.settings.generate_requests_per_minute,

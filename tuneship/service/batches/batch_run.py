@@ -187,17 +187,17 @@ class BatchRun:
         if self._why_not:
             self._begun.append(_Begun(waiting.popleft(), None))
             return True
-        if self._parts.drain.has_begun or not self._share.may_start():
+        if self._parts.drain.has_begun or not self._share.take():
             return False
         request = waiting.popleft()
-        task = asyncio.create_task(self._answer(request))
-        task.add_done_callback(lambda _: self._changed.set())
+        task = asyncio.create_task(answer(self._parts, self._batch, request))
+        task.add_done_callback(self._note_end)
         self._begun.append(_Begun(request, task))
         return True
 
-    async def _answer(self, request: RequestLine) -> RequestAnswer:
-        with self._share.running():
-            return await answer(self._parts, self._batch, request)
+    def _note_end(self, _: object) -> None:
+        self._share.give_back()
+        self._changed.set()
 
     async def _wait(self) -> None:
         if not (self._begun and self._begun[0].is_done):

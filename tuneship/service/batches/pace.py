@@ -60,16 +60,14 @@ class BatchShare:
         self._client_id = client_id
         self._running = 0
 
-    def may_start(self) -> bool:
-        """Whether one more may be sent now; then it counts against the tenant's limit."""
-        return self._pace.may_start(self._client_id, self._running)
-
-    @contextmanager
-    def running(self) -> Generator[None]:
-        """Count a request while it is answered."""
+    def take(self) -> bool:
+        """Count one more request where it may be sent now, also against the tenant's limit; False where it may not."""
+        if not self._pace.may_start(self._client_id, self._running):
+            return False
         self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._pace.ended()
+        return True
+
+    def give_back(self) -> None:
+        """Note that a request has ended."""
+        self._running -= 1
+        self._pace.ended()
