@@ -145,7 +145,7 @@ class Service:
         self.spare: Callable[[str], bool] = lambda _: True
         """Whether a batch of a tenant may send one more request."""
         self.supervisor = Supervisor(
-            self.parts, self.engines, data_dir / "work", "test", lambda client: self.spare(client)
+            self.parts, self.engines, data_dir / "work", "test", self._take_spare
         )
         limits = RateLimits(
             self.settings.control_requests_per_minute,
@@ -169,6 +169,9 @@ class Service:
 
     def _draw(self) -> int:
         return self.draws()
+
+    def _take_spare(self, client: str) -> bool:
+        return self.spare(client)
 
     def _resolve(self, host: str, port: int) -> Sequence[str]:
         return self.names.get(host) or resolve(host, port)

@@ -44,8 +44,7 @@ def test_each_request_is_answered_once_after_two_kills(tmp_path: Path) -> None:
         )
         stored = 0
         for _ in range(2):
-            until(lambda stored=stored: _answered(client, batch.id) > stored)
-            stored = _answered(client, batch.id)
+            stored = until(lambda before=stored: _more_than(before, client_of(served), batch.id))
             served.kill()
             served.process.wait(60)
             served.start()
@@ -66,6 +65,12 @@ def test_each_request_is_answered_once_after_two_kills(tmp_path: Path) -> None:
     assert {path.name for path in (served.data_dir / "blobs" / "files").iterdir()} == {
         one.replace("file-", "file_") for one in (file.id, done.output_file_id)
     }
+
+
+def _more_than(before: int, client: openai.OpenAI, batch_id: str) -> int:
+    """The number of requests that are answered; 0 while it is not above `before`."""
+    answered = _answered(client, batch_id)
+    return answered if answered > before else 0
 
 
 def _answered(client: openai.OpenAI, batch_id: str) -> int:

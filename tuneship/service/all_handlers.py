@@ -21,6 +21,7 @@ from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
 from tuneship.service.openai import models as openai_models
 from tuneship.service.openai import responses as openai_responses
+from tuneship.service.openai import webhooks as openai_webhooks
 from tuneship.service.openai.bindings import OPENAI_SERVED
 
 RESOURCES = (
@@ -44,6 +45,7 @@ RESOURCES = (
     openai_jobs,
     openai_models,
     openai_responses,
+    openai_webhooks,
     webhooks,
 )
 

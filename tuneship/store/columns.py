@@ -1,4 +1,4 @@
-"""What the tables are made of: their metadata, the type of times, and tables whose rows have a type."""
+"""What the tables are made of: their metadata, kinds of columns, and tables whose rows have a type."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -42,3 +42,28 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
+
+
+def text(name: str, **options: Any) -> "sa.Column[str]":
+    """A text, never null."""
+    return sa.Column(name, sa.Text, nullable=False, **options)
+
+
+def moment(name: str, *, optional: bool = False) -> "sa.Column[datetime]":
+    """A time in UTC."""
+    return sa.Column(name, UtcDateTime, nullable=optional)
+
+
+def whole(name: str, default: int = 0, **options: Any) -> "sa.Column[int]":
+    """A whole number of 64 bits, never null."""
+    return sa.Column(name, sa.BigInteger, nullable=False, default=default, **options)
+
+
+def number(name: str) -> "sa.Column[float]":
+    """A number with a fraction, never null."""
+    return sa.Column(name, sa.Float, nullable=False)
+
+
+def json_column(name: str, *, optional: bool = False) -> "sa.Column[Any]":
+    """Anything that JSON holds."""
+    return sa.Column(name, sa.JSON(none_as_null=True), nullable=optional)

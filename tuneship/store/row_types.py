@@ -230,6 +230,7 @@ class WebhookRow(ResourceRow):
     url: str
     description: str
     events: list[str]
+    profile: str
     active: bool
     secret: bytes
     previous_secret: bytes | None

@@ -4,12 +4,16 @@ Each resource row carries `client_id`, the tenant, and every query for a client 
 `row_types.py`.
 """
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from tuneship.store.columns import METADATA, TypedTable, UtcDateTime
+from tuneship.store.columns import METADATA, TypedTable
+from tuneship.store.columns import json_column as _json
+from tuneship.store.columns import moment as _moment
+from tuneship.store.columns import number as _number
+from tuneship.store.columns import text as _text
+from tuneship.store.columns import whole as _whole
 
 if TYPE_CHECKING:
     from tuneship.store.row_types import (
@@ -34,26 +38,6 @@ if TYPE_CHECKING:
         ResourceCountRow,
         WebhookRow,
     )
-
-
-def _text(name: str, **options: Any) -> "sa.Column[str]":
-    return sa.Column(name, sa.Text, nullable=False, **options)
-
-
-def _moment(name: str, *, optional: bool = False) -> "sa.Column[datetime]":
-    return sa.Column(name, UtcDateTime, nullable=optional)
-
-
-def _whole(name: str, default: int = 0, **options: Any) -> "sa.Column[int]":
-    return sa.Column(name, sa.BigInteger, nullable=False, default=default, **options)
-
-
-def _number(name: str) -> "sa.Column[float]":
-    return sa.Column(name, sa.Float, nullable=False)
-
-
-def _json(name: str, *, optional: bool = False) -> "sa.Column[Any]":
-    return sa.Column(name, sa.JSON(none_as_null=True), nullable=optional)
 
 
 def _resource(
@@ -306,6 +290,7 @@ webhooks: "TypedTable[WebhookRow]" = _resource(
     _text("url"),
     _text("description"),
     _json("events"),
+    _text("profile", default="tuneship", server_default="tuneship"),  # the form of its deliveries
     sa.Column("active", sa.Boolean, nullable=False),
     sa.Column("secret", sa.LargeBinary, nullable=False),  # encrypted: it is needed to sign
     sa.Column("previous_secret", sa.LargeBinary),  # signs too until `previous_until`

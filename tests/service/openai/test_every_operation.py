@@ -14,13 +14,18 @@ import pytest
 from tests.service.openai.conftest import ENDPOINT
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers
-from tuneship.contract.openai.declaring import OPENAI, OpenAIOperation
+from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openai.ids import result_file_of, shown_id
 from tuneship.contract.scopes import SCOPES
 from tuneship.store.identifiers import new_id
 
 Declared = OpenAIOperation[..., Any]
 PLANTED = "zq planted text 7731"
+HOOK = {
+    "url": "https://93.184.215.14/hook",
+    "name": "one",
+    "event_types": ["batch.completed", "fine_tuning.job.failed"],
+}
 EVERY = pytest.mark.parametrize("operation", OPENAI, ids=lambda one: one.name)
 WITH_IDS = pytest.mark.parametrize(
     "operation", [one for one in OPENAI if one.path_parameters], ids=lambda one: one.name
@@ -40,7 +45,12 @@ LISTS = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service whose tenants both have a deployment, an endpoint, a dataset, a running job and a tuned model."""
-    room = {"maximum_active_jobs": 1000, "concurrent_jobs": 1000, "maximum_active_batches": 1000}
+    room = {
+        "maximum_active_jobs": 1000,
+        "concurrent_jobs": 1000,
+        "maximum_active_batches": 1000,
+        "maximum_webhooks": 1000,
+    }
     with Service(tmp_path_factory.mktemp("busy"), **room) as service:
         for client in ("alice", "bob"):
             service.endpoint(ENDPOINT, service.deployment("answers", client), client)
@@ -57,7 +67,15 @@ def ids_of(service: Service, client: str) -> dict[str, str]:
         "job_id": shown_id(job),
         "model_id": models[0]["id"],
         **batch_of(service, client),
+        "webhook_id": webhook_of(service, client),
     }
+
+
+def webhook_of(service: Service, client: str) -> str:
+    headers = bare_headers(service, client)
+    made = service.call("POST", f"{PREFIX}webhook_endpoints", None, headers=headers, json=HOOK)
+    assert made.status_code == 200, made.text
+    return made.json()["id"]
 
 
 def batch_of(service: Service, client: str) -> dict[str, str]:
@@ -86,6 +104,7 @@ def missing_ids() -> dict[str, str]:
         "job_id": shown_id(job),
         "model_id": f"ft:tuneship-tiny:m:{job[3:]}",
         "batch_id": new_id("batch"),
+        "webhook_id": new_id("wh"),
         "batch_file_id": shown_id(new_id("ds")),
     }
 
@@ -103,6 +122,10 @@ def options_of(operation: Declared, ids: dict[str, str]) -> dict[str, Any]:
             "endpoint": "/v1/completions",
             "completion_window": "24h",
         },
+        "openai_create_webhook": HOOK,
+        "openai_update_webhook": {"name": "another"},
+        "openai_rotate_webhook_secret": {},
+        "openai_test_webhook": {"event_type": "batch.completed"},
         "openai_create_job": {"model": "tuneship-tiny", "training_file": ids["file_id"]},
     }
     if operation.is_form:
@@ -211,6 +234,7 @@ def test_planted_text_comes_back_nowhere(busy: Service, operation: Declared) -> 
         "job_id": "ftjob-" + PLANTED,
         "model_id": PLANTED,
         "batch_id": "batch_" + PLANTED,
+        "webhook_id": "wh_" + PLANTED,
     }
     options = options_of(operation, missing_ids())
     places: list[dict[str, Any]] = [
@@ -274,6 +298,7 @@ def test_a_change_is_recorded_under_its_own_name(busy: Service, operation: Decla
         "openai_pause_job": 400,
         "openai_resume_job": 400,
         "openai_get_file_content": 403,
+        "openai_test_webhook": 400,
     }
     assert answer.status_code == refused.get(operation.name, 200), answer.text
     # The request for the entries is recorded, too.

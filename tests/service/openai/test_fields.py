@@ -16,6 +16,12 @@ from openai.types.responses.response_input_text_param import ResponseInputTextPa
 from openai.types.responses.response_output_message_param import ResponseOutputMessageParam
 from openai.types.responses.response_output_refusal_param import ResponseOutputRefusalParam
 from openai.types.responses.response_output_text_param import ResponseOutputTextParam
+from openai.types.webhooks import (
+    webhook_create_params,
+    webhook_rotate_secret_params,
+    webhook_test_params,
+    webhook_update_params,
+)
 
 from tuneship.contract.openai.batches import BatchCreate
 from tuneship.contract.openai.chat import ChatCompletionCreate
@@ -33,6 +39,12 @@ from tuneship.contract.openai.responses import (
     ResponseCreate,
     ResponseStreamOptions,
     TextOptions,
+)
+from tuneship.contract.openai.webhooks import (
+    WebhookEndpointCreate,
+    WebhookEndpointTest,
+    WebhookEndpointUpdate,
+    WebhookSecretRotation,
 )
 
 TYPES: list[tuple[Any, type[OpenAIRequest]]] = [
@@ -67,6 +79,10 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
         (SupervisedHyperparametersParam, SupervisedHyperparameters),
         (file_create_params.FileCreateParams, FileUpload),
         (batch_create_params.BatchCreateParams, BatchCreate),
+        (webhook_create_params.WebhookCreateParams, WebhookEndpointCreate),
+        (webhook_update_params.WebhookUpdateParams, WebhookEndpointUpdate),
+        (webhook_rotate_secret_params.WebhookRotateSecretParams, WebhookSecretRotation),
+        (webhook_test_params.WebhookTestParams, WebhookEndpointTest),
         (response_params.StreamOptions, ResponseStreamOptions),
         (ResponseTextConfigParam, TextOptions),
         (EasyInputMessageParam, InputMessage),

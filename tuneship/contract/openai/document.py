@@ -15,6 +15,7 @@ from tuneship.contract.openai import (
     models,
     response_events,
     responses,
+    webhooks,
 )
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
@@ -28,6 +29,7 @@ SECTIONS = {
     files: "Training data, results of jobs, and what batches read and write.",
     jobs: "Fine-tuning jobs, their events and checkpoints.",
     batches: "Files of requests that are answered in the background.",
+    webhooks: "Receivers of the events in which jobs and batches end.",
 }
 FRAMES: dict[str, TypeAdapter[Any]] = {
     chat.openai_create_chat_completion.name: TypeAdapter(chat.ChatChunk),

@@ -1,4 +1,4 @@
-"""Batches of requests, and the files that they come from and go to"""
+"""Batches of requests with their files, and webhooks in OpenAI's form"""
 
 from alembic import op
 import sqlalchemy as sa
@@ -52,6 +52,7 @@ def upgrade():
     sa.PrimaryKeyConstraint('id', name=op.f('pk_batch_files'))
     )
     op.create_index('ix_batch_files_client_id_created_at_id', 'batch_files', ['client_id', 'created_at', 'id'])
+    op.add_column('webhooks', sa.Column('profile', sa.Text(), nullable=False, server_default='tuneship'))
     op.create_index('ix_batch_files_batch_id_position', 'batch_files', ['batch_id', 'position'])
 
 
