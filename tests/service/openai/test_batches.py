@@ -55,7 +55,7 @@ def lines_of(client: openai.OpenAI, file_id: str | None) -> list[Any]:
 
 def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, answering: Service) -> None:
     names = [f"request {number}" for number in range(20)]
-    made = started(client, *map(request, names), metadata={"night": "1"})
+    made = started(client, *[request(name) for name in names], metadata={"night": "1"})
     assert (made.status, made.object, made.completion_window) == ("validating", "batch", "24h")
     assert made.expires_at == made.created_at + 24 * 3600
     done = ended(client, answering, made)

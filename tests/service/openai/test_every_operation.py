@@ -45,7 +45,7 @@ LISTS = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service whose tenants both have a deployment, an endpoint, a dataset, a running job and a tuned model."""
-    room = {
+    room: dict[str, Any] = {
         "maximum_active_jobs": 1000,
         "concurrent_jobs": 1000,
         "maximum_active_batches": 1000,

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import openai
 import pytest
+from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from tests.support.batches import batch, ended, request
 from tests.support.fakes.webhook_receiver import Received, Receiver, listening
@@ -34,7 +35,7 @@ class Told:
     client: openai.OpenAI
 
     def events(self, secret: str) -> list[Any]:
-        """What was received, as the client unwraps it."""
+        """The events that were received, as the client unwraps them."""
         return [unwrapped(self.client, one, secret) for one in self.receiver.received]
 
 
@@ -70,7 +71,7 @@ def test_the_ends_of_jobs_and_batches_arrive_as_the_client_unwraps_them(told: To
     assert found["fine_tuning.job.succeeded"].data.id == job.replace("ft_", "ftjob-")
     assert found["fine_tuning.job.cancelled"].data.id == cancelled.replace("ft_", "ftjob-")
     event = found["batch.completed"]
-    assert isinstance(event, openai.types.webhooks.BatchCompletedWebhookEvent)
+    assert isinstance(event, BatchCompletedWebhookEvent)
     assert (event.data.id, event.object) == (batch_id, "event")
     assert abs(event.created_at - done["completed_at"]) <= 1
     bodies = [json.loads(one.body) for one in told.receiver.received]

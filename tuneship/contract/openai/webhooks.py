@@ -98,7 +98,7 @@ class WebhookEndpointDeleted(Reply):
 
 
 class WebhookEndpointTested(Reply):
-    """What a receiver answered to a test; no operation here answers it."""
+    """A receiver's answer to a test; no operation here answers it."""
 
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     event_type: EventType

@@ -131,7 +131,7 @@ def delete_batch_file(context: Context, row: BatchFileRow) -> None:
 
 
 def batch_file_content(context: Context, row: BatchFileRow) -> FileDownload:
-    """What a batch has answered, for a key that may ask models itself. Raises `PermissionDenied`."""
+    """The answers of a batch, for a key that may ask models itself. Raises `PermissionDenied`."""
     if row["purpose"] != OUTPUT:
         raise PermissionDenied("Not allowed to download files of purpose: batch")
     if READS_TEXT not in context.scopes:

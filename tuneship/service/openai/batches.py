@@ -76,7 +76,7 @@ def openai_create_batch(context: Context, batch: BatchCreate) -> BatchObject:
 
 
 def _caller(context: Context, *, came_safely: bool) -> dict[str, Any]:
-    """What is kept of the caller, for safeguards and the audit chain; requests from an unsafe file are not private."""
+    """The facts kept of a caller, for safeguards and the audit chain; requests from an unsafe file are not private."""
     caller, trail = context.caller, context.trail
     lifetime = caller.key_lifetime
     return {
