@@ -1,4 +1,4 @@
-"""What the tables are made of: their metadata, kinds of columns, and tables whose rows have a type."""
+"""The parts of tables: their metadata, kinds of columns, and a type for the rows of each table."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar

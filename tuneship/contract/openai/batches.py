@@ -73,7 +73,7 @@ class BatchErrors(Reply):
     data: list[BatchError]
 
 
-class RequestCounts(Reply):
+class BatchRequestCounts(Reply):
     """Requests of a batch; `completed` and `failed` are those whose answers are stored."""
 
     total: int
@@ -113,7 +113,7 @@ class BatchObject(Reply):
     expired_at: int | None
     cancelling_at: int | None
     cancelled_at: int | None
-    request_counts: RequestCounts
+    request_counts: BatchRequestCounts
     usage: BatchUsage
     metadata: dict[str, str] | None
 

@@ -31,7 +31,7 @@ class RequestLine:
     body: dict[str, Any]
 
 
-class LineProblem(Exception):
+class BadRequestLine(Exception):
     """A line holds no request; `code`, `message` and `param` are as in the batch's `errors`."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
@@ -64,11 +64,11 @@ def check_input(file: BinaryIO, endpoint: str, most: int = MAXIMUM_REQUESTS) -> 
             return reading
         try:
             custom_id = parse_line(line, endpoint).custom_id
-        except LineProblem as problem:
+        except BadRequestLine as problem:
             reading.errors.append(problem.at(number))
         else:
             if custom_id in seen:
-                problem = LineProblem("duplicate_custom_id", DUPLICATE, "custom_id")
+                problem = BadRequestLine("duplicate_custom_id", DUPLICATE, "custom_id")
                 reading.errors.append(problem.at(number))
             seen.add(custom_id)
         if len(reading.errors) >= MAXIMUM_PROBLEMS:
@@ -82,23 +82,23 @@ def check_input(file: BinaryIO, endpoint: str, most: int = MAXIMUM_REQUESTS) -> 
 
 
 def requests_of(file: BinaryIO, endpoint: str, skipped: int) -> Iterator[RequestLine]:
-    """The requests of a checked file behind the first `skipped` ones. Raises `OSError` and `LineProblem`."""
+    """The requests of a checked file behind the first `skipped` ones. Raises `OSError` and `BadRequestLine`."""
     for place, (_, line) in enumerate(_numbered(file)):
         if place >= skipped:
             yield parse_line(line, endpoint)
 
 
 def parse_line(line: bytes, endpoint: str) -> RequestLine:
-    """The request of a line. Raises `LineProblem`."""
+    """The request of a line. Raises `BadRequestLine`."""
     if len(line) > MAXIMUM_LINE_BYTES:
         text = f"This line is longer than {MAXIMUM_LINE_BYTES >> 20} MiB."
-        raise LineProblem("invalid_request", text)
+        raise BadRequestLine("invalid_request", text)
     try:
         value = strict_json.parse(line)
     except strict_json.JsonRefused:
         value = None
     if not isinstance(value, dict):
-        raise LineProblem("invalid_json_line", "This line is not parseable as valid JSON.")
+        raise BadRequestLine("invalid_json_line", "This line is not parseable as valid JSON.")
     return _request_of(cast("dict[str, Any]", value), endpoint)
 
 
@@ -106,20 +106,20 @@ def _request_of(fields: dict[str, Any], endpoint: str) -> RequestLine:
     for name in FIELDS:
         if fields.get(name) is None:
             text = f"Missing required parameter: '{name}'."
-            raise LineProblem("missing_required_parameter", text, name)
+            raise BadRequestLine("missing_required_parameter", text, name)
     if fields.keys() - FIELDS:
-        raise LineProblem("unknown_parameter", "This line has a field that no request has.")
+        raise BadRequestLine("unknown_parameter", "This line has a field that no request has.")
     custom_id, body = fields["custom_id"], fields["body"]
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAXIMUM_ID_CHARACTERS:
         text = f"custom_id must be a text of 1 to {MAXIMUM_ID_CHARACTERS} characters."
-        raise LineProblem("invalid_value", text, "custom_id")
+        raise BadRequestLine("invalid_value", text, "custom_id")
     if fields["method"] != "POST":
-        raise LineProblem("invalid_value", "method must be POST.", "method")
+        raise BadRequestLine("invalid_value", "method must be POST.", "method")
     if fields["url"] != endpoint:
         text = "The URL provided for this request does not match the batch endpoint."
-        raise LineProblem("url_mismatch", text, "url")
+        raise BadRequestLine("url_mismatch", text, "url")
     if not isinstance(body, dict):
-        raise LineProblem("invalid_value", "body must be an object.", "body")
+        raise BadRequestLine("invalid_value", "body must be an object.", "body")
     return RequestLine(custom_id, cast("dict[str, Any]", body))
 
 
