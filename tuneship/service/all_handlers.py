@@ -15,11 +15,13 @@ from tuneship.service.models import content as model_content
 from tuneship.service.models import handlers as models
 from tuneship.service.models import instances
 from tuneship.service.monitoring import handlers as monitoring
+from tuneship.service.openai import batches as openai_batches
 from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
 from tuneship.service.openai import models as openai_models
 from tuneship.service.openai import responses as openai_responses
+from tuneship.service.openai import webhooks as openai_webhooks
 from tuneship.service.openai.bindings import OPENAI_SERVED
 
 RESOURCES = (
@@ -37,11 +39,13 @@ RESOURCES = (
     model_content,
     models,
     monitoring,
+    openai_batches,
     openai_files,
     openai_generation,
     openai_jobs,
     openai_models,
     openai_responses,
+    openai_webhooks,
     webhooks,
 )
 

@@ -194,6 +194,7 @@ class ReplicaServer:
             logprobs=_count(frame.get("logprobs")),
             prompt_logprobs=_count(frame.get("prompt_logprobs")),
             grammar=frame.get("grammar"),
+            is_background=bool(frame.get("is_background", False)),
         )
         identifier = str(frame["id"])
         if request.grammar is None:

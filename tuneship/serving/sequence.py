@@ -58,6 +58,8 @@ class GenerateRequest:
     """Likeliest tokens to report beside each new token's own log probability; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, from the second on."""
+    is_background: bool = False
+    """Nobody waits for it: it joins the running batch only while no other request waits."""
 
     @property
     def is_greedy(self) -> bool:

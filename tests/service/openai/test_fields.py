@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from openai.types import completion_create_params, file_create_params
+from openai.types import batch_create_params, completion_create_params, file_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.fine_tuning import job_create_params as job_params
 from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
@@ -23,8 +23,15 @@ from openai.types.shared_params.response_format_json_schema import (
     JSONSchema,
     ResponseFormatJSONSchema,
 )
+from openai.types.webhooks import (
+    webhook_create_params,
+    webhook_rotate_secret_params,
+    webhook_test_params,
+    webhook_update_params,
+)
 
 from tuneship.contract.openai.answering import NamedSchema
+from tuneship.contract.openai.batches import BatchCreate
 from tuneship.contract.openai.chat import ChatCompletionCreate, ChatResponseFormat
 from tuneship.contract.openai.completions import TextCompletionCreate
 from tuneship.contract.openai.fields import OpenAIRequest
@@ -41,6 +48,12 @@ from tuneship.contract.openai.responses import (
     ResponseStreamOptions,
     TextFormat,
     TextOptions,
+)
+from tuneship.contract.openai.webhooks import (
+    WebhookEndpointCreate,
+    WebhookEndpointTest,
+    WebhookEndpointUpdate,
+    WebhookSecretRotation,
 )
 
 TYPES: list[tuple[Any, type[OpenAIRequest]]] = [
@@ -74,6 +87,11 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
         (job_params.Hyperparameters, SupervisedHyperparameters),
         (SupervisedHyperparametersParam, SupervisedHyperparameters),
         (file_create_params.FileCreateParams, FileUpload),
+        (batch_create_params.BatchCreateParams, BatchCreate),
+        (webhook_create_params.WebhookCreateParams, WebhookEndpointCreate),
+        (webhook_update_params.WebhookUpdateParams, WebhookEndpointUpdate),
+        (webhook_rotate_secret_params.WebhookRotateSecretParams, WebhookSecretRotation),
+        (webhook_test_params.WebhookTestParams, WebhookEndpointTest),
         (response_params.StreamOptions, ResponseStreamOptions),
         (ResponseTextConfigParam, TextOptions),
         (ResponseFormatTextJSONSchemaConfigParam, TextFormat),

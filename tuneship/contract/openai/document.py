@@ -7,6 +7,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from tuneship.contract.openai import (
+    batches,
     chat,
     completions,
     files,
@@ -14,6 +15,7 @@ from tuneship.contract.openai import (
     models,
     response_events,
     responses,
+    webhooks,
 )
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
@@ -24,8 +26,10 @@ SECTIONS = {
     completions: "Texts that a model answers.",
     responses: "Texts and conversations that a model answers, without state.",
     models: "What can be asked.",
-    files: "Training data, and results of jobs.",
+    files: "Training data, results of jobs, and what batches read and write.",
     jobs: "Fine-tuning jobs, their events and checkpoints.",
+    batches: "Files of requests that are answered in the background.",
+    webhooks: "Receivers of the events in which jobs and batches end.",
 }
 FRAMES: dict[str, TypeAdapter[Any]] = {
     chat.openai_create_chat_completion.name: TypeAdapter(chat.ChatChunk),

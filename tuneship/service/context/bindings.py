@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tuneship.contract.operation import Operation
+from tuneship.service.common.downloads import Download
 from tuneship.service.common.streaming import Stream
 from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.context import Context
@@ -42,6 +43,11 @@ class Bind(Protocol[P, R]):
     def __call__(
         self, handler: Callable[Concatenate[Context, P], bytes], /
     ) -> Callable[Concatenate[Context, P], bytes]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Context, P], bytes | Download], /
+    ) -> Callable[Concatenate[Context, P], bytes | Download]: ...
 
     @overload
     def __call__(

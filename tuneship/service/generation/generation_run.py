@@ -98,7 +98,10 @@ class GenerationRun:
     async def answer(self) -> Generation:
         """Run from the routing to the record. Raises the contract's errors."""
         context, target = self._context, self._target
-        with self._parts.in_flight.track(target.deployment_id) as self._in_flight:
+        tracked = self._parts.in_flight.track(
+            target.deployment_id, is_background=context.is_background
+        )
+        with tracked as self._in_flight:
             await self._route()
             account = GenerationAccount(
                 context, target.deployment_id, target.endpoint_id, self._started
@@ -221,6 +224,8 @@ class GenerationRun:
                 context.client_id, answer_grammar, request.response_format
             )
             prepared = [replace(one, grammar=grammar) for one in prepared]
+        if context.is_background:
+            prepared = [replace(one, is_background=True) for one in prepared]
 
         # A drill refuses the longest prompts, in the words of a prompt that is too long.
         lengths, length = self._parts.prompt_lengths, max(len(one.tokens) for one in prepared)
