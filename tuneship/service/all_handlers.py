@@ -9,12 +9,14 @@ from tuneship.service.deployments import metrics
 from tuneship.service.endpoints import handlers as endpoints
 from tuneship.service.events import audit, webhooks
 from tuneship.service.events import handlers as events
+from tuneship.service.generation import embedding_handlers as embeddings
 from tuneship.service.generation import handlers as generation
 from tuneship.service.jobs import handlers as jobs
 from tuneship.service.models import content as model_content
 from tuneship.service.models import handlers as models
 from tuneship.service.models import instances
 from tuneship.service.monitoring import handlers as monitoring
+from tuneship.service.openai import embeddings as openai_embeddings
 from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
@@ -28,6 +30,7 @@ RESOURCES = (
     datasets,
     deployment_logs,
     deployments,
+    embeddings,
     endpoints,
     events,
     generation,
@@ -37,6 +40,7 @@ RESOURCES = (
     model_content,
     models,
     monitoring,
+    openai_embeddings,
     openai_files,
     openai_generation,
     openai_jobs,

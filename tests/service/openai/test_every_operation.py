@@ -72,6 +72,7 @@ def options_of(operation: Declared, ids: dict[str, str]) -> dict[str, Any]:
             "messages": [{"role": "user", "content": PLANTED}],
         },
         "openai_create_completion": {"model": ENDPOINT, "prompt": PLANTED},
+        "openai_create_embeddings": {"model": ENDPOINT, "input": PLANTED},
         "openai_create_response": {"model": ENDPOINT, "input": PLANTED},
         "openai_create_job": {"model": "tuneship-tiny", "training_file": ids["file_id"]},
     }

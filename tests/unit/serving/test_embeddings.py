@@ -174,7 +174,7 @@ def test_a_request_that_cannot_be_answered_is_refused_before_it_waits(
 def test_a_text_that_needs_more_memory_than_the_cache_may_have_is_refused(base: Path) -> None:
     engine = build(base, {}, rows=2)
     limited = build(base, {}, rows=2, cache_bytes=100 * engine.model.facts.cache.token_bytes)
-    with pytest.raises(SequenceTooLarge, match="101 tokens of a text, .* holds 100"):
+    with pytest.raises(SequenceTooLarge, match=r"101 tokens of a text, .* holds 100"):
         Embedder(limited).submit("a", EmbedRequest(((9,) * 101,)))
 
 
