@@ -10,12 +10,7 @@ from tuneship.contract.errors import DeploymentError, InvalidRequestError
 from tuneship.contract.examples import CANDIDATE
 from tuneship.contract.generation import EXAMPLE_PROMPT, Usage
 from tuneship.contract.operation import Example, operation
-from tuneship.contract.token_inputs import (
-    TextOrIds,
-    schema_of_texts,
-    texts_or_ids,
-    token_ids_in,
-)
+from tuneship.contract.token_inputs import TextOrIds, schema_of_texts, texts_or_ids
 
 # The limits of OpenAI's API for one request.
 MAXIMUM_TEXTS = 2048
@@ -26,9 +21,6 @@ def _texts(value: object) -> list[TextOrIds]:
     texts = texts_or_ids(value, "input")
     if len(texts) > MAXIMUM_TEXTS:
         raise PydanticCustomError("too_long", "must hold at most 2048 texts", {"param": "input"})
-    if token_ids_in(texts) > MAXIMUM_TOKENS:
-        text = "must hold at most 300000 tokens in all"
-        raise PydanticCustomError("too_long", text, {"param": "input"})
     return texts
 
 

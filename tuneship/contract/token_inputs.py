@@ -1,6 +1,5 @@
 """Texts of a request that are given as text or as token ids, one or several."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 from pydantic import Field
@@ -39,11 +38,6 @@ def schema_of_texts(most: int, description: str) -> dict[str, Any]:
         ],
         "description": description,
     }
-
-
-def token_ids_in(texts: Sequence[TextOrIds]) -> int:
-    """The number of token ids that were given as such."""
-    return sum(len(text) for text in texts if not isinstance(text, str))
 
 
 def _is_text(value: object) -> bool:

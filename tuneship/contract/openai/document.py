@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from tuneship.contract.openai import (
     chat,
     completions,
+    embeddings,
     files,
     jobs,
     models,
@@ -22,6 +23,7 @@ from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
 SECTIONS = {
     chat: "Conversations that a model continues.",
     completions: "Texts that a model answers.",
+    embeddings: "Vectors of texts.",
     responses: "Texts and conversations that a model answers, without state.",
     models: "What can be asked.",
     files: "Training data, and results of jobs.",
