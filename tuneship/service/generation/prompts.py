@@ -115,7 +115,7 @@ def _replica_request(
 
 
 def owner_of(deployment: Row) -> str:
-    """What stands for the tenant of a deployment in a replica, where owners take turns."""
+    """The owner of a deployment, as replicas know it: owners take turns there, and no tenant is named."""
     return hashlib.sha256(deployment["client_id"].encode()).hexdigest()[:16]
 
 

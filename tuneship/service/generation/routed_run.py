@@ -1,4 +1,4 @@
-"""What every request to a deployment goes through: its routing, its time limit, its injected faults, its record.
+"""Routes a request to a deployment, limits its time, injects the faults of drills, and records how it ends.
 
 `generation_run.py` and `embedding_run.py` do the work in between.
 """
