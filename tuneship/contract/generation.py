@@ -12,17 +12,13 @@ from tuneship.contract.errors import DeploymentError, InvalidRequestError
 from tuneship.contract.examples import CANDIDATE, SUFFIX
 from tuneship.contract.operation import Example, operation
 from tuneship.contract.schema_keywords import SchemaRefused
+from tuneship.contract.token_inputs import TokenId
 
 # Bounds the work of a template before the tokens can be counted.
 MAXIMUM_TURNS = 1000
 # Answers of one request: as many as the generations that a client may have in flight.
 MAXIMUM_ANSWERS = 64
 MAXIMUM_ALTERNATIVES = 20
-
-
-# No vocabulary is larger.
-MAXIMUM_TOKEN_ID = 1 << 31
-TokenId = Annotated[int, Field(ge=0, lt=MAXIMUM_TOKEN_ID)]
 
 
 class Turn(CreateRequest):

@@ -21,6 +21,7 @@ from tuneship.runtime.worker_protocol import Worker
 from tuneship.security.sealed_files import read_plain
 from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
+    EmbedRequest,
     FinishReason,
     GenerateRequest,
     ReplicaLost,
@@ -129,6 +130,10 @@ class OpenAiLink:
         self._in_flight[task] = generation
         task.add_done_callback(self._on_end)
         return generation
+
+    async def embed(self, request: EmbedRequest) -> list[str]:  # noqa: ARG002 - the protocol's signature
+        """Refuse: a server that generates embeds no texts. Raises `ReplicaRefused`."""
+        raise ReplicaRefused("a server that generates embeds no texts")
 
     async def aclose(self) -> None:
         """Disconnect from the server and remove its folder."""

@@ -87,6 +87,21 @@ class Engine:
         self._steps = self._generated = self._reused = 0
 
     @property
+    def model(self) -> CausalModel:
+        """The base model, which embeddings share."""
+        return self._model
+
+    @property
+    def lora(self) -> Lora:
+        """The adapters, which embeddings share."""
+        return self._lora
+
+    @property
+    def limits(self) -> EngineLimits:
+        """How much it does at once."""
+        return self._limits
+
+    @property
     def idle(self) -> bool:
         """Whether no request is in flight."""
         return self._scheduler.idle

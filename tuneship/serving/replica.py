@@ -18,6 +18,8 @@ from typing import Any
 
 from tuneship.serving import llama
 from tuneship.serving.adapters import AdapterRefused
+from tuneship.serving.embed_request import EmbedRequest, Pooling, texts_of
+from tuneship.serving.embeddings import Embedder
 from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
 from tuneship.serving.guides import GrammarCompiler, GrammarRefused, Guide
 from tuneship.serving.linear import AS_MEASURED, Packing
@@ -34,6 +36,8 @@ SHRINK_AFTER_IDLE_S = 60.0
 # Scores of a prompt per frame: with 20 alternatives each, a frame stays far below what a reader takes.
 PROMPT_SCORES_PER_FRAME = 256
 TOO_COMPLEX = "is too complex to follow"
+# Embeddings per frame, for the same reason: the largest models have vectors of up to 90 kB in Base64.
+EMBEDDINGS_PER_FRAME = 8
 # Adapter moves in memory before malloc_trim, which takes about 20 ms.
 MOVES_PER_TRIM = 8
 
@@ -94,6 +98,7 @@ class ReplicaServer:
         self._uncompiled: dict[str, GenerateRequest] = {}
         self._compiled: deque[tuple[str, GenerateRequest, Future[Guide]]] = deque()
         self._engine = engine
+        self._embedder = Embedder(engine)
         self._frames = frames
         self._shrink_after_idle_s = shrink_after_idle_s
         self._trimmed_at = -MOVES_PER_TRIM  # trims what loading the model left behind, too
@@ -102,6 +107,7 @@ class ReplicaServer:
             "load": self._load,
             "unload": self._unload,
             "generate": self._generate,
+            "embed": self._embed,
             "cancel": self._cancel,
             "stats": lambda _: {**self._engine.stats(), "pid": os.getpid()},
         }
@@ -112,26 +118,31 @@ class ReplicaServer:
             while not self._frames.closed:
                 shrink_at = self._worked_at + self._shrink_after_idle_s
                 timeout_s: float | None = 0
-                if self._engine.idle:
+                if self._is_idle:
                     # Until the KV cache is to be freed, and without end when that would free nothing.
                     is_shrunk = self._engine.is_shrunk
                     timeout_s = None if is_shrunk else max(0, shrink_at - time.monotonic())
                 for frame in self._frames.receive(timeout_s):
                     self._handle(frame)
                 self._submit_compiled()
-                if not self._engine.idle:
+                if not self._is_idle:
                     self._step()
                 elif time.monotonic() >= shrink_at:
                     self._engine.shrink()
                 # While nobody waits for it: otherwise each adapter leaves a hole of its size.
-                if self._engine.idle and self._engine.moves - self._trimmed_at >= MOVES_PER_TRIM:
+                if self._is_idle and self._engine.moves - self._trimmed_at >= MOVES_PER_TRIM:
                     self._trimmed_at = self._engine.moves
                     release_free_memory()
         except Exception as error:
             message = f"the engine failed: {type(error).__name__}"
-            for identifier in (*self._engine.requests, *self._uncompiled):
+            waiting = (*self._engine.requests, *self._uncompiled, *self._embedder.requests)
+            for identifier in waiting:
                 self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._engine.idle and self._embedder.idle
 
     def _handle(self, frame: Frame) -> None:
         identifier = frame.get("id")
@@ -156,6 +167,17 @@ class ReplicaServer:
         )
 
     def _step(self) -> None:
+        """Run a step of the sequences, then a pass over texts to embed."""
+        if not self._engine.idle:
+            self._generate_tokens()
+        passed = self._embedder.step()
+        for start in range(0, len(passed.vectors), EMBEDDINGS_PER_FRAME):
+            self._frames.send({"embedded": passed.vectors[start : start + EMBEDDINGS_PER_FRAME]})
+        for identifier, message in passed.failed:
+            self._frames.send({"id": identifier, "error": message})
+        self._worked_at = time.monotonic()
+
+    def _generate_tokens(self) -> None:
         result = self._engine.step()
         for identifier, message in result.failed:
             self._frames.send({"id": identifier, "error": message})
@@ -170,7 +192,6 @@ class ReplicaServer:
         if result.tokens or result.finished:
             scored = {"scores": result.scores} if result.scores else {}
             self._frames.send({"tokens": result.tokens, "finished": result.finished, **scored})
-        self._worked_at = time.monotonic()
 
     def _load(self, frame: Frame) -> Frame:
         self._engine.load(str(frame["adapter"]), Path(frame["path"]), frame.get("key"))
@@ -228,6 +249,18 @@ class ReplicaServer:
         identifier = str(frame["id"])
         self._uncompiled.pop(identifier, None)
         self._engine.cancel(identifier)
+        self._embedder.cancel(identifier)
+
+    def _embed(self, frame: Frame) -> None:
+        dimensions = frame["dimensions"]
+        request = EmbedRequest(
+            texts=texts_of(frame["texts"]),
+            adapter=frame["adapter"],
+            pooling=Pooling(frame["pooling"]),
+            dimensions=None if dimensions is None else index(dimensions),
+            owner=str(frame["owner"]),
+        )
+        self._embedder.submit(str(frame["id"]), request)
 
 
 def _count(value: Any) -> int | None:

@@ -116,6 +116,7 @@ def options_of(operation: Declared, ids: dict[str, str]) -> dict[str, Any]:
             "messages": [{"role": "user", "content": PLANTED}],
         },
         "openai_create_completion": {"model": ENDPOINT, "prompt": PLANTED},
+        "openai_create_embeddings": {"model": ENDPOINT, "input": PLANTED},
         "openai_create_response": {"model": ENDPOINT, "input": PLANTED},
         "openai_create_batch": {
             "input_file_id": ids["batch_file_id"],

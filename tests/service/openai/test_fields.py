@@ -3,7 +3,12 @@
 from typing import Any
 
 import pytest
-from openai.types import batch_create_params, completion_create_params, file_create_params
+from openai.types import (
+    batch_create_params,
+    completion_create_params,
+    embedding_create_params,
+    file_create_params,
+)
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.fine_tuning import job_create_params as job_params
 from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
@@ -34,6 +39,7 @@ from tuneship.contract.openai.answering import NamedSchema
 from tuneship.contract.openai.batches import BatchCreate
 from tuneship.contract.openai.chat import ChatCompletionCreate, ChatResponseFormat
 from tuneship.contract.openai.completions import TextCompletionCreate
+from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.contract.openai.fields import OpenAIRequest
 from tuneship.contract.openai.files import FileUpload
 from tuneship.contract.openai.jobs import (
@@ -60,6 +66,7 @@ TYPES: list[tuple[Any, type[OpenAIRequest]]] = [
     (chat_params.CompletionCreateParamsBase, ChatCompletionCreate),
     (completion_create_params.CompletionCreateParamsBase, TextCompletionCreate),
     (response_params.ResponseCreateParamsBase, ResponseCreate),
+    (embedding_create_params.EmbeddingCreateParams, EmbeddingsCreate),
 ]
 
 
@@ -69,8 +76,8 @@ def test_every_field_stands_in_one_list(sent: Any, read: type[OpenAIRequest]) ->
     known = set[str]().union(*lists)
     assert set(sent.__annotations__) - known == set()
     assert sum(map(len, lists)) == len(known)
-    # The client adds `stream` by itself.
-    assert known - set(sent.__annotations__) <= {"stream"}
+    # The client adds `stream` by itself; `pooling` is this service's own.
+    assert known - set(sent.__annotations__) <= {"stream", "pooling"}
 
 
 def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:

@@ -115,7 +115,7 @@ def test_the_clients_error_classes_follow(answering: Service, client: openai.Ope
     ):
         other.models.list()
     with pytest.raises(openai.NotFoundError) as caught:
-        client.embeddings.create(model=ENDPOINT, input=SECRET)
+        client.moderations.create(input=SECRET)
     assert caught.value.code == "unknown_url"
 
 

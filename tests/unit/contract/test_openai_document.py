@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from openai.types import Batch, Completion, FileDeleted, FileObject, Model, ModelDeleted
+from openai.types import Batch, Completion, Embedding, FileDeleted, FileObject, Model, ModelDeleted
 from openai.types.chat import ChatCompletion
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.responses import Response
@@ -29,6 +29,7 @@ DOCUMENT = openai_document()
 TYPES: dict[str, Any] = {
     "chat.completion": ChatCompletion,
     "text_completion": Completion,
+    "embedding": Embedding,
     "response": Response,
     "model": Model,
     "file": FileObject,

@@ -10,6 +10,7 @@ from tuneship.contract.openai import (
     batches,
     chat,
     completions,
+    embeddings,
     files,
     jobs,
     models,
@@ -24,6 +25,7 @@ from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
 SECTIONS = {
     chat: "Conversations that a model continues.",
     completions: "Texts that a model answers.",
+    embeddings: "Vectors of texts.",
     responses: "Texts and conversations that a model answers, without state.",
     models: "What can be asked.",
     files: "Training data, results of jobs, and what batches read and write.",

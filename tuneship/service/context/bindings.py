@@ -61,6 +61,11 @@ class Bind(Protocol[P, R]):
 
     @overload
     def __call__(
+        self, handler: Callable[Concatenate[Context, P], Awaitable[bytes]], /
+    ) -> Callable[Concatenate[Context, P], Awaitable[bytes]]: ...
+
+    @overload
+    def __call__(
         self, handler: Callable[Concatenate[Context, P], Awaitable[TarStream]], /
     ) -> Callable[Concatenate[Context, P], Awaitable[TarStream]]: ...
 
@@ -75,7 +80,7 @@ def serves(
 
     A plain function runs in a worker thread and owns one transaction; with `is_long` it may work on whole files, for
     seconds or minutes. A coroutine function runs on the event loop: for waiting, not for work. Instead of the reply a
-    handler may return a stream or an archive, and a plain one the reply as JSON, where it is too long for models.
+    handler may return a stream, an archive, or the reply as JSON, where it is too long for models.
     """
 
     def bind(handler: Any) -> Any:

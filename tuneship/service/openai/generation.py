@@ -8,8 +8,9 @@ from tuneship.contract.openai import chat as chat_contract
 from tuneship.contract.openai import completions as completions_contract
 from tuneship.contract.openai.answering import SampledRequest
 from tuneship.contract.openai.chat import ChatCompletion, ChatCompletionCreate
-from tuneship.contract.openai.completions import Prompt, TextCompletion, TextCompletionCreate
+from tuneship.contract.openai.completions import TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.ids import shown_id
+from tuneship.contract.token_inputs import TextOrIds
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
@@ -92,7 +93,7 @@ async def _begun(
     request: SampledRequest,
     prepared: Callable[[DeploymentRow | None], Generate],
     prefix: str,
-    prompts: Sequence[Prompt] = (),
+    prompts: Sequence[TextOrIds] = (),
 ) -> tuple[AnswerHead, GenerationRun]:
     """Find what answers, and make the head of its answer and its run."""
     started = time.perf_counter()

@@ -31,6 +31,7 @@ FIELD_CODES = {
     "wrong_type": "invalid_type",
     "unsupported_parameter": "unsupported_parameter",
     "unsupported_value": "unsupported_value",
+    "unsupported_operation": "unsupported_operation",
 }
 # Type and code where the kind of the error decides; a subclass stands before its base.
 KINDS: Mapping[type[ApiError], tuple[str, str]] = {
