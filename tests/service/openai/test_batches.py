@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
 from tests.service.openai.conftest import ENDPOINT
 from tests.support.in_process import ANSWER, Service, jsonl
@@ -72,7 +73,7 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, answering: 
     assert len({one["id"] for one in answers}) == 20
     for one in answers:
         assert one["response"]["status_code"] == 200
-        found = openai.types.chat.ChatCompletion.model_validate(one["response"]["body"])
+        found = ChatCompletion.model_validate(one["response"]["body"])
         assert found.choices[0].message.content == ANSWER
     used = sum(one["response"]["body"]["usage"]["total_tokens"] for one in answers)
     assert done.usage.total_tokens == used
@@ -99,7 +100,7 @@ def test_requests_that_are_refused_stand_in_the_error_file(
 ) -> None:
     bad = [
         request("unknown model", model="gpt-nobody"),
-        request("unknown field", **{SECRET: 1}),
+        request("unknown field", CHAT, **{SECRET: 1}),
         request("stream", stream=True),
         request("too long", messages=[{"role": "user", "content": SECRET * 2000}]),
     ]

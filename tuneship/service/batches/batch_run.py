@@ -229,7 +229,7 @@ class BatchRun:
         return True
 
     async def _end_requests(self) -> None:
-        """Cancel the requests that are in flight where the work breaks off; what was answered is stored at least."""
+        """Cancel the requests in flight where the work breaks off: whoever goes on from the row sends them again."""
         tasks = [one.task for one in self._begun if one.task is not None and not one.task.done()]
         for task in tasks:
             task.cancel()
