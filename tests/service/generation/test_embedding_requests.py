@@ -89,10 +89,10 @@ def test_a_deployments_faults_and_a_failing_replica_are_its_errors(
     start: Callable[..., Service],
 ) -> None:
     service = start(allow_fault_injection=True)
-    faulty = service.deployment("faulty", tags={"inject": "error-rate=1"})
+    faulty = service.deployment("faulty", tags={"fault.error_rate": "1"})
     well = service.deployment("well")
-    for deployment in (faulty, well):
-        service.engines.error = {"error": "the model's output is not finite"}
+    for deployment, error in ((faulty, None), (well, {"error": "output not finite"})):
+        service.engines.error = error
         answer = service.call("POST", path_of(deployment), json={"input": SECRET})
         assert answer.status_code == 500
         assert SECRET not in answer.text

@@ -91,9 +91,7 @@ def test_vectors_are_the_pooled_hidden_states_of_transformers_and_of_peft(
     ("kind", "options"),
     [
         ("mistral", WINDOW),
-        ("qwen2", {}),
         ("qwen3", {"head_dim": 16}),
-        ("phi3", {}),
         ("gemma2", {**WINDOW, **TURNS, "head_dim": 8}),
     ],
 )
