@@ -22,6 +22,8 @@ os.environ |= {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 
+from prefect.events.clients import PrefectEventsClient
+from prefect.events.worker import EventsWorker
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -53,7 +55,11 @@ def prefect_api() -> Iterator[None]:
             {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_LOGGING_TO_API_ENABLED: False}
         ),
     ):
+        # Prefect keeps one sender of events for each process, bound to the server of its first event. Tests of other
+        # folders may have used a server that is gone.
+        EventsWorker.set_client_override(PrefectEventsClient, api_url=PREFECT_API_URL.value())
         yield
+        EventsWorker.set_client_override(None)
 
 
 @pytest.fixture

@@ -23,6 +23,9 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,ignored_auth,unsupported_method,allow_header_conformance"
 )
+# Random requests bring no archive of an adapter, and meet a running lease with its version only by chance.
+SELDOM = {"import_model", "renew_canary_lease"}
+"""Operations that need not succeed here; tests of their own show that they do."""
 
 
 def test_the_document_is_served_without_a_key_and_names_its_service(shared: Service) -> None:
@@ -107,7 +110,7 @@ def test_the_service_answers_only_what_the_document_says(
         for answer in watch.answers
         if answer[:2] in by_address and answer[2] < 300
     }
-    assert {one.name for one in DECLARED} - succeeded == set()
+    assert {one.name for one in DECLARED} - succeeded <= SELDOM
 
 
 def is_named(operation: Operation[..., Any], status: int, code: str | None) -> bool:
