@@ -212,7 +212,9 @@ class PlayedReplica(PlayedWorker):
         elif self.engines.cannot_run == (frame["adapter"] or "the base"):
             self._send({"id": name, "error": "the model's output is not finite"})
         else:
-            self._send({"tokens": [[name, 1]], "finished": [[name, "length"]]})
+            scores = played_scores(name, frame, [1], "length")
+            end = {"finished": [[name, "length"]], "scores": scores}
+            self._send({"tokens": [[name, 1]], **end})
 
     def _embed(self, name: str, frame: dict[str, Any]) -> None:
         """Answer with the vector that the test chose for the first text and zeros for the others, the last first."""
