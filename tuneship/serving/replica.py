@@ -73,6 +73,11 @@ class Frames:
         """End a wait in `receive`; may be called by any thread."""
         self._waker.send(b".")
 
+    def close(self) -> None:
+        """Close what `wake` needs; nobody may call it any more. The stream belongs to the caller."""
+        self._woken.close()
+        self._waker.close()
+
     def send(self, frame: Mapping[str, Any]) -> None:
         """Send a frame; if the other end is gone, `closed` is set."""
         try:
@@ -139,6 +144,9 @@ class ReplicaServer:
             for identifier in waiting:
                 self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
+        finally:
+            self._compiling.shutdown(cancel_futures=True)
+            self._frames.close()
 
     @property
     def _is_idle(self) -> bool:
