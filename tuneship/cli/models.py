@@ -50,12 +50,12 @@ def export(
 ) -> None:
     """Write a tuned model unsealed into a new folder, with a model card. Needs the master key."""
     settings = service_settings(data_dir=data_dir)
-    gates = () if release is None else _gates_in(release)
     with opened_installation(settings, reads_files=True) as opened:
         from tuneship.service.models.exports import ExportRefused, refuse_hipaa  # noqa: PLC0415 - light install
 
         if folder.exists() or folder.is_symlink():
             fail(f"{folder} exists already")
+        gates = () if release is None else _gates_in(release)
         try:
             model = _exportable(opened, model_id)
             refuse_hipaa(model, is_allowed=settings.export_hipaa_models)
@@ -111,7 +111,9 @@ def _fill(
 
 
 def _gates_in(file: Path) -> tuple[dict[str, Any], ...]:
+    from tuneship.service.models.model_card import release_gates  # noqa: PLC0415 - the light install
+
     try:
-        return tuple(dict(gate) for gate in json.loads(file.read_text(encoding="utf-8"))["gates"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return tuple(release_gates(json.loads(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         fail(f"--release: {file} is no result file of a release")

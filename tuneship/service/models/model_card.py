@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuneship.conversion.order import ExportOrder, ExportReport
+from tuneship.gates.record import Phase
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class CardFacts:
     """The row of the job that trained it; None for one that was trained elsewhere."""
     datasets: Sequence[DatasetFacts] = ()
     gates: Sequence[Mapping[str, Any]] = ()
-    """The gates of a release as its result file has them."""
+    """Those of `release_gates`."""
 
 
 def card(facts: CardFacts, order: ExportOrder, report: ExportReport) -> str:
@@ -129,21 +130,35 @@ def _shown(number: int | None) -> str:
     return "not known" if number is None else str(number)
 
 
+def release_gates(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The gates of a release as its result file has them, each with its name, its state and its numbers.
+
+    Those of the training come first, then those of the last look at both deployments. Raises KeyError, TypeError and
+    AttributeError for what is no such file.
+    """
+    # After a bake the looks see traffic of the candidate only.
+    compared = [look["gates"] for look in result["decisions"] if look["phase"] != Phase.SETTLE]
+    last: Mapping[str, Mapping[str, Any]] = compared[-1] if compared else {}
+    return [*map(dict, result["training_gates"]), *({"name": one, **last[one]} for one in last)]
+
+
 def _gates(facts: CardFacts) -> list[str]:
     if not facts.gates:
         return []
-    rows = [
-        f"| {gate.get('name')} | {gate.get('state')} | {_shown(gate.get('value'))} | {_shown(gate.get('limit'))} |"
-        for gate in facts.gates
-    ]
     return [
         "## Gates of its release",
         "",
-        "| gate | state | value | limit |",
-        "|---|---|---|---|",
-        *rows,
+        "| gate | state | numbers |",
+        "|---|---|---|",
+        *(f"| {gate['name']} | {gate['state']} | {_numbers(gate)} |" for gate in facts.gates),
         "",
     ]
+
+
+def _numbers(gate: Mapping[str, Any]) -> str:
+    """The numbers of a gate by name; its texts are for the report of the release."""
+    numbers = {name: one for name, one in gate.items() if isinstance(one, int | float)}
+    return ", ".join(f"{name} {one:.4g}" for name, one in numbers.items())
 
 
 def _check(order: ExportOrder, report: ExportReport) -> list[str]:
