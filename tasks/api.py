@@ -127,8 +127,3 @@ def settings_from_surroundings() -> ClientSettings:
             retryable=False,
         )
     return ClientSettings.from_credentials(credentials)
-
-
-# For each request of a task that waits: Prefect does not retry such a task as a whole, so its
-# client makes as many tries as the other tasks do in all.
-POLL_TRIES = 6

@@ -6,7 +6,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import POLL_TRIES, UPLOAD_DEADLINE_S, api
+from tasks.api import UPLOAD_DEADLINE_S, api
 from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tasks.factory import task_of, task_of_pages
 from tuneship.contract import datasets
@@ -21,11 +21,10 @@ from tuneship.contract.datasets import (
     DatasetValidate,
     DatasetValidation,
 )
-from tuneship.prefect.calls import RETRIES
+from tuneship.prefect.calls import POLL_TRIES, RETRIES
+from tuneship.tracking.job_facts import CONTENT_TAG
 
 POLL_SECONDS = 1.0
-# Tag with the SHA-256 of the file, so that the same file is one dataset in every release.
-CONTENT_TAG = "content_sha256"
 
 
 class DatasetNotProcessed(Exception):

@@ -5,7 +5,7 @@ import time
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import POLL_TRIES, api
+from tasks.api import api
 from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tasks.factory import task_of
 from tuneship.contract import deployments
@@ -16,6 +16,7 @@ from tuneship.contract.deployments import (
     DeploymentCreated,
     DeploymentStatus,
 )
+from tuneship.prefect.calls import POLL_TRIES
 
 POLL_SECONDS = 0.5
 LONGEST_POLL_SECONDS = 5.0

@@ -15,7 +15,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_logger
 
-from tasks.api import POLL_TRIES, api
+from tasks.api import api
 from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tasks.factory import task_of
 from tasks.progress import report
@@ -28,6 +28,7 @@ from tuneship.contract.jobs import (
     JobCreated,
     JobMetrics,
 )
+from tuneship.prefect.calls import POLL_TRIES
 
 POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 5.0

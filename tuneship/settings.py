@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
@@ -341,6 +348,11 @@ def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
 def embedded_service_environment() -> dict[str, str]:
     """The environment of a service that a script starts for itself: the script's own, unchanged."""
     return dict(os.environ)
+
+
+def variables_in(error: ValidationError) -> str:
+    """The environment variables that an error of settings is about; pydantic's own message may hold their values."""
+    return ", ".join(f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in error.errors())
 
 
 def use_service(settings: ClientSettings) -> None:

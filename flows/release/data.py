@@ -15,7 +15,6 @@ from flows.forms.release_form import TrainingData
 from flows.release.local_files import content_sha256, overlap
 from flows.shared.errors import BadInput
 from tasks.datasets import (
-    CONTENT_TAG,
     get_dataset,
     list_datasets,
     merge_datasets,
@@ -25,6 +24,7 @@ from tasks.datasets import (
 )
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload
+from tuneship.tracking.job_facts import CONTENT_TAG
 
 # Datasets that one merge of the service takes at most.
 MAX_DATASETS_PER_MERGE = 100

@@ -15,7 +15,7 @@ from tests.support.processes import Serve, running_deployment, start
 from tests.support.waiting import until
 from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import SHIPPED
-from tuneship.serving.adapters import read_adapter
+from tuneship.serving.adapters import CONFIG, read_adapter
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,8 +67,15 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         scratch = [path.name for path in (data / "scratch").iterdir()]
         assert [name for name in scratch if name.startswith((".exporting", ".importing"))] == []
 
-        done = command("export", model, str(tmp_path / "plain"), **place)
+        result = tmp_path / "result.json"
+        gate = {"name": "T5 overfit", "state": "pass", "value": 1.01, "limit": 1.05}
+        result.write_text(json.dumps({"training_gates": [gate], "decisions": []}))
+        plain = str(tmp_path / "plain")
+        done = command("export", model, plain, "--release", str(adapter / CONFIG), **place)
+        assert done.stderr.splitlines()[-1].endswith("is no result file of a release")
+        done = command("export", model, plain, "--release", str(result), **place)
         assert done.returncode == 0, done.stderr
+        assert "| T5 overfit | pass |" in (tmp_path / "plain" / "README.md").read_text()
         again = read_adapter(tmp_path / "plain")
         ours = read_adapter(adapter)
         assert all((again[name].b == ours[name].b).all() for name in ours)

@@ -56,13 +56,12 @@ def settings_of_environment() -> tuple["ClientSettings", "PipelineSettings"]:
     """Read the settings of the client and of the pipeline from the environment. Raises `NoService`."""
     from pydantic import ValidationError  # noqa: PLC0415 - starts slowly
 
-    from tuneship.settings import ClientSettings, PipelineSettings  # noqa: PLC0415
+    from tuneship.settings import ClientSettings, PipelineSettings, variables_in  # noqa: PLC0415
 
     try:
         return ClientSettings(), PipelineSettings()
     except ValidationError as error:
-        names = ", ".join(f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in error.errors())
-        raise NoService(f"a setting is not valid: {names}") from None
+        raise NoService(f"a setting is not valid: {variables_in(error)}") from None
 
 
 def chosen_service() -> ChosenService:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tuneship import parity
-from tuneship.conversion.logits import encoder_of, engine_logits, engine_with_adapter
+from tuneship.conversion.logits import encoder_of, engine_logits, engine_with_adapter, tokenizer_of
 from tuneship.conversion.order import ImportOrder, ImportReport
 from tuneship.conversion.refusals import refusal_of
 from tuneship.serving.adapters import AdapterRefused
@@ -33,7 +33,7 @@ def check(order: ImportOrder) -> None:
     """Load the adapter, and write the logits of fixed prompts where it has none. Raises what is wrong with it."""
     base, adapter = Path(order.base), Path(order.adapter)
     model, lora = engine_with_adapter(base, adapter)
-    template, encode = PromptTemplate.load(adapter), encoder_of(base)
+    template, encode = PromptTemplate.load(adapter), encoder_of(tokenizer_of(base))
     known = parity.Parity.load(adapter)
     if known is not None:
         if not parity.reads_alike(known, template, encode):

@@ -21,9 +21,13 @@ ADAPTER = "adapter"
 Encode = Callable[[str], list[int]]
 
 
-def encoder_of(base: Path) -> Encode:
-    """The encoding of a text by the model's tokenizer, without special tokens of its own."""
-    tokenizer: Any = Tokenizer.from_file(str(base / "tokenizer.json"))
+def tokenizer_of(base: Path) -> Any:
+    """The model's tokenizer."""
+    return Tokenizer.from_file(str(base / "tokenizer.json"))
+
+
+def encoder_of(tokenizer: Any) -> Encode:
+    """The encoding of a text without special tokens of the tokenizer's own."""
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -60,10 +64,9 @@ def fixed_texts(base: Path, adapter: Path, context_length: int, vocabulary: int)
 
     Raises `ModelRefused` for a tokenizer of another model.
     """
-    encode, template = encoder_of(base), PromptTemplate.load(adapter)
-    tokenizer: Any = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer, template = tokenizer_of(base), PromptTemplate.load(adapter)
     texts = [text_tokens(tokenizer, context_length)]
-    texts += [tokens for _, tokens in prompts(template, encode, context_length)]
+    texts += [tokens for _, tokens in prompts(template, encoder_of(tokenizer), context_length)]
     if max(map(max, texts)) >= vocabulary:
         raise ModelRefused("its tokenizer and its weights do not belong together")
     return texts

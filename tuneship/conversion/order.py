@@ -69,9 +69,6 @@ class ReadingReport(ProcessMessage):
         return self.difference <= ALLOWED_DIFFERENCE  # false for NaN
 
 
-# The formats of an export, and the number formats of a GGUF file.
-FORMATS = ("peft", "merged", "gguf")
-GGUF_TYPES = ("f16", "q8_0")
 # The name of the file in an export to GGUF.
 GGUF_FILE = "model.gguf"
 
@@ -87,9 +84,9 @@ class ExportOrder(ProcessMessage):
     target: str
     """Folder to fill, which is there and empty."""
     format: str
-    """One of `FORMATS`."""
+    """An `ExportFormat` of the contract."""
     gguf_type: str = "f16"
-    """One of `GGUF_TYPES`."""
+    """A `GgufType` of the contract."""
     base_name: str = ""
     """The name of the base model in the export."""
     name: str = ""

@@ -23,6 +23,9 @@ R = TypeVar("R")
 # synchronous task in the main thread only, by an alarm that interrupts whatever runs, and its error
 # does not say that the service may have carried out the request.
 CALL_DEADLINE_S = 900.0
+# For each request of a task that waits: Prefect does not retry such a task as a whole, so its
+# client makes as many tries as the other tasks do in all.
+POLL_TRIES = 6
 
 
 def transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> bool:

@@ -19,15 +19,13 @@ from tuneship.contract.datasets import Dataset, DatasetStatus
 from tuneship.contract.deployments import Deployment, DeploymentStatus
 from tuneship.contract.jobs import ENDED, Job
 from tuneship.contract.operation import DECLARED, Operation
-from tuneship.prefect.calls import CALL_DEADLINE_S, as_task, call_once
+from tuneship.prefect.calls import CALL_DEADLINE_S, POLL_TRIES, as_task, call_once
 from tuneship.prefect.credentials import TuneshipCredentials
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 POLL_SECONDS = 2.0
-# Prefect does not retry a wait as a whole, so its client tries as often as the other tasks do in all.
-POLL_TRIES = 6
 STILL_COMING = frozenset({DeploymentStatus.CREATING, DeploymentStatus.UPDATING})
 
 
