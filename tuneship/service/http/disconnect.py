@@ -18,6 +18,28 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
+async def send_while_connected(
+    sending: Coroutine[Any, Any, None], receive: Receive, *ends: Coroutine[Any, Any, object]
+) -> bool:
+    """Run `sending` until it is done, the caller has disconnected, or one of `ends` is over; the rest is cancelled.
+
+    Returns whether the caller is still connected. Raises what `sending` raises.
+    """
+    work = asyncio.create_task(sending)
+    leaving = asyncio.create_task(wait_for_disconnect(receive))
+    tasks = [work, leaving, *map(asyncio.create_task, ends)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        is_connected = not leaving.done()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if not work.cancelled() and (failure := work.exception()) is not None:
+        raise failure
+    return is_connected
+
+
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the caller disconnects. Raises `InvalidRequestError` then.
 

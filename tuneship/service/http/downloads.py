@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.context import Context
-from tuneship.service.http.disconnect import wait_for_disconnect
+from tuneship.service.http.disconnect import send_while_connected
 
 MEDIA = "application/x-tar"
 
@@ -35,16 +35,7 @@ class DownloadResponse(Response):
                 await send(
                     {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 )
-                sending = asyncio.create_task(self._send(send))
-                leaving = asyncio.create_task(wait_for_disconnect(receive))
-                try:
-                    await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for task in (sending, leaving):
-                        task.cancel()
-                    await asyncio.gather(sending, leaving, return_exceptions=True)
-                if not sending.cancelled() and (failure := sending.exception()) is not None:
-                    raise failure
+                await send_while_connected(self._send(send), receive)
         finally:
             self._archive.close()
 

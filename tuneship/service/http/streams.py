@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from tuneship.contract.errors import ApiError
 from tuneship.service.common.streaming import Frame, Stream
 from tuneship.service.context.context import Context
-from tuneship.service.http.disconnect import wait_for_disconnect
+from tuneship.service.http.disconnect import send_while_connected
 from tuneship.service.http.responses import error_response
 
 # The timeout for sending the end of the message: the reader may have stopped reading.
@@ -72,21 +72,8 @@ class StreamResponse(Response):
                         await send({"type": "http.response.body", "body": body, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.create_task(send_frames())
-        disconnect = asyncio.create_task(wait_for_disconnect(receive))
-        tasks = [sending, disconnect]
-        if not self._stream.outlasts_drain:
-            tasks.append(asyncio.create_task(self._drain.wait()))
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            is_connected = not disconnect.done()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if not sending.cancelled() and (failure := sending.exception()) is not None:
-            raise failure
-        if is_connected:
+        ends = () if self._stream.outlasts_drain else (self._drain.wait(),)
+        if await send_while_connected(send_frames(), receive, *ends):
             with suppress(TimeoutError):
                 async with asyncio.timeout(END_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": b""})
