@@ -4,12 +4,14 @@ Both follow the protocols of the real workers: `tuneship/runtime/worker_protocol
 `tuneship/serving/replica_client.py`, and the progress file of `tuneship/training/`. No process is started.
 """
 
+import base64
 import json
 import os
 import signal
 import socket
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -180,6 +182,9 @@ class PlayedReplica(PlayedWorker):
         if frame["op"] == "generate":
             self._generate(name, frame)
             return
+        if frame["op"] == "embed":
+            self._embed(name, frame)
+            return
         if frame["op"] == "cancel":
             self.running.pop(name, None)
             return
@@ -210,6 +215,19 @@ class PlayedReplica(PlayedWorker):
             scores = played_scores(name, frame, [1], "length")
             end = {"finished": [[name, "length"]], "scores": scores}
             self._send({"tokens": [[name, 1]], **end})
+
+    def _embed(self, name: str, frame: dict[str, Any]) -> None:
+        """Answer with the vector that the test chose for the first text and zeros for the others, the last first."""
+        self.engines.embedded.append(frame)
+        self.engines.may_answer.wait(120)
+        if self.engines.error is not None:
+            self._send({"id": name, **self.engines.error})
+            return
+        numbers = self.engines.vector[: frame["dimensions"]]
+        vectors = [numbers, *([0.0] * len(numbers) for _ in frame["texts"][1:])]
+        for number, vector in reversed(list(enumerate(vectors))):
+            content = base64.b64encode(array("f", vector).tobytes()).decode()
+            self._send({"embedded": [[name, number, content]]})
 
     def _write(self, name: str, frame: dict[str, Any]) -> None:
         self.engines.may_answer.wait(120)
@@ -292,6 +310,10 @@ class PlayedEngines:
         self.prompts: list[tuple[int, ...]] = []
         self.asked: list[dict[str, Any]] = []
         """The frames with which generations were requested."""
+        self.vector = [0.5, -0.5, 0.25, 1.0]
+        """The embedding of the first text of every request."""
+        self.embedded: list[dict[str, Any]] = []
+        """The frames with which embeddings were requested."""
         self.error: dict[str, Any] | None = None
         """The error that answers every generation instead of tokens, if any."""
         self.replicas: list[PlayedReplica] = []

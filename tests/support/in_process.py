@@ -142,7 +142,11 @@ class Service:
             draw=self._draw,
         )
         self.keys = Keys(self.database, b"pepper", self.clock, self.parts.audit)
-        self.supervisor = Supervisor(self.parts, self.engines, data_dir / "work", "test")
+        self.spare: Callable[[str], bool] = lambda _: True
+        """Whether a batch of a tenant may send one more request."""
+        self.supervisor = Supervisor(
+            self.parts, self.engines, data_dir / "work", "test", self._take_spare
+        )
         limits = RateLimits(
             self.settings.control_requests_per_minute,
             self.settings.generate_requests_per_minute,
@@ -165,6 +169,9 @@ class Service:
 
     def _draw(self) -> int:
         return self.draws()
+
+    def _take_spare(self, client: str) -> bool:
+        return self.spare(client)
 
     def _resolve(self, host: str, port: int) -> Sequence[str]:
         return self.names.get(host) or resolve(host, port)

@@ -71,6 +71,8 @@ BODIES: dict[str, Callable[[Own], dict[str, Any]]] = {
     "renew_canary_lease": lambda _: {"seconds": 5},
     "generate": lambda _: {"prompt": "a"},
     "generate_by_endpoint": lambda _: {"prompt": "a"},
+    "embed": lambda _: {"input": "a"},
+    "embed_by_endpoint": lambda _: {"input": ["a", "b"]},
     "create_webhook": lambda _: {"url": "https://93.184.215.14/hook", "events": ["*"]},
     "update_webhook": lambda own: {"description": own.name},
     "rotate_webhook_secret": lambda _: {"overlap_hours": 1},

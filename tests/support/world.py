@@ -175,7 +175,8 @@ class World:
             "POST /v1/webhooks": {"url": "https://receiver.test/hook", "events": ["*"]},
             "PATCH /v1/webhooks/": {"description": "new"},
             "generate": {"prompt": "a"},
-        }[re.sub(r".*(generate)$|(PATCH /v1/.*/){.*", r"\1\2", send)]
+            "embeddings": {"input": "a"},
+        }[re.sub(r".*(generate|embeddings)$|(PATCH /v1/.*/){.*", r"\1\2", send)]
 
     def words(self, value: Any) -> Any:
         """Replace placeholders for ids, such as `{ds_own}`, and for long texts, such as `<300 characters>`."""

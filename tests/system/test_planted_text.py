@@ -235,6 +235,7 @@ class Way:
             with self.http.stream("POST", f"{path}/generate", json=body | {"stream": True}) as made:
                 frames = made.read().decode()
             assert "event: done" in frames, frames
+        self.ask("POST", f"{path}/embeddings", json={"input": [marks["prompt"]]})
 
     def go_wrong(self, deployment: str) -> None:
         """Send bodies, addresses and headers that are refused, each with its own mark."""
@@ -244,6 +245,8 @@ class Way:
         json_type = {"content-type": "application/json"}
         self.ask("POST", generate, 400, json={"prompt": "a", marks["wrong field"]: 1})
         self.ask("POST", generate, 422, json={"prompt": "a", "max_tokens": marks["wrong value"]})
+        bad = {"input": "a", "pooling": marks["wrong value"]}
+        self.ask("POST", f"{place}/embeddings", 422, json=bad)
         torn = f'{{"prompt": "{marks["torn body"]}'.encode()
         self.ask("POST", generate, 400, content=torn, headers=json_type)
         long = marks["long prompt"] * 500

@@ -1,5 +1,6 @@
 """The service with its real workers trains, serves and stops, and continues after kills."""
 
+import math
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from tests.support.processes import (
 from tests.support.waiting import is_alive, until
 from tuneship.client import ApiError, BadResponse, Client, ServiceUnreachable
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.embeddings import Embed
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import JobCreate
 from tuneship.store.database import IN_USE
@@ -83,6 +85,9 @@ def test_a_tuned_model_is_deployed_serves_and_leaves(client: Client, model: str)
     answer = client.deployments.generate(deployment, PROMPT)
     assert answer.deployment_id == deployment
     assert answer.usage.completion_tokens <= 4
+    vectors = client.deployments.embed(deployment, Embed(input=["a case", [9, 8]])).embeddings
+    assert [len(vector) for vector in vectors] == [128, 128]
+    assert [math.hypot(*vector) for vector in vectors] == pytest.approx([1, 1], abs=1e-4)
     client.deployments.delete(deployment)
     until(lambda: client.deployments.get(deployment).status == "deleted")
     with pytest.raises(ApiError) as refused:

@@ -31,6 +31,7 @@ from tuneship.contract.common import (
     absent,
 )
 from tuneship.contract.deployment_logs import DeploymentLogs, LogFilter, LogToken
+from tuneship.contract.embeddings import embed
 from tuneship.contract.errors import (
     DeploymentError,
     InstanceTypeUnavailable,
@@ -403,3 +404,4 @@ class Deployments(Resource[C_co]):
     iterate_logs = Pages(get_deployment_logs, lambda page: page.logs, by_next_token)
     stream = Streamed(generate)
     generate = Verb(generate)
+    embed = Verb(embed)

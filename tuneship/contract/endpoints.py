@@ -25,6 +25,7 @@ from tuneship.contract.common import (
     Timestamp,
     absent,
 )
+from tuneship.contract.embeddings import embed_by_endpoint
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.contract.examples import (
     BASELINE,
@@ -382,6 +383,7 @@ class Endpoints(Resource[C_co]):
     delete = Verb(delete_endpoint)
     generate = Verb(generate_by_endpoint)
     stream = Streamed(generate_by_endpoint)
+    embed = Verb(embed_by_endpoint)
 
 
 class CanaryEndpoints(Resource[C_co]):
@@ -396,3 +398,4 @@ class CanaryEndpoints(Resource[C_co]):
     renew_lease = Verb(renew_canary_lease)
     generate = Verb(generate_by_endpoint)
     stream = Streamed(generate_by_endpoint)
+    embed = Verb(embed_by_endpoint)

@@ -1,4 +1,4 @@
-"""Events on the wire (§6): what happened to a job, dataset, deployment or canary endpoint; pushed and pulled alike.
+"""Events on the wire (§6): what happened to a job, dataset, deployment, endpoint or batch; pushed and pulled alike.
 
 The same object is the body of a webhook and an entry of `GET /v1/events`. `id` is the `webhook-id` of every try;
 `data.sequence` counts the events of one resource without gaps, and no order of arrival is promised.
@@ -18,7 +18,7 @@ from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class EventKind(StrEnum):
-    """The 16 kinds of §6, and (additive) a canary split that was reverted when its lease lapsed."""
+    """The 16 kinds of §6, and (additive) a canary split that its lapsed lease reverted, and the ends of batches."""
 
     JOB_QUEUED = "fine_tuning.job.queued"
     JOB_STARTED = "fine_tuning.job.started"
@@ -37,6 +37,10 @@ class EventKind(StrEnum):
     DEPLOYMENT_SCALING_CHANGED = "deployment.scaling_changed"
     DEPLOYMENT_ERROR = "deployment.error"
     CANARY_ENDPOINT_REVERTED = "canary_endpoint.reverted"
+    BATCH_COMPLETED = "batch.completed"
+    BATCH_FAILED = "batch.failed"
+    BATCH_EXPIRED = "batch.expired"
+    BATCH_CANCELLED = "batch.cancelled"
 
     @property
     def family(self) -> str:

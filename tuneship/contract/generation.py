@@ -6,21 +6,19 @@ from typing import Annotated, Any, Literal, LiteralString, Self, cast
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply, absent
 from tuneship.contract.errors import DeploymentError, InvalidRequestError
 from tuneship.contract.examples import CANDIDATE, SUFFIX
 from tuneship.contract.operation import Example, operation
+from tuneship.contract.schema_keywords import SchemaRefused
+from tuneship.contract.token_inputs import TokenId
 
 # Bounds the work of a template before the tokens can be counted.
 MAXIMUM_TURNS = 1000
 # Answers of one request: as many as the generations that a client may have in flight.
 MAXIMUM_ANSWERS = 64
 MAXIMUM_ALTERNATIVES = 20
-
-
-# No vocabulary is larger.
-MAXIMUM_TOKEN_ID = 1 << 31
-TokenId = Annotated[int, Field(ge=0, lt=MAXIMUM_TOKEN_ID)]
 
 
 class Turn(CreateRequest):
@@ -42,6 +40,46 @@ def _answerable(turns: list[Turn] | None) -> list[Turn] | None:
     if roles[-1] not in ("user", "tool"):
         raise ValueError("must end with a user or tool turn")
     return turns
+
+
+def _followed(schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        read_schema(schema)
+    except SchemaRefused as error:
+        code, text = cast("LiteralString", error.code), cast("LiteralString", error.message)
+        raise PydanticCustomError(code, text, {"below": error.place}) from None
+    return schema
+
+
+SchemaOfAnswer = Annotated[
+    dict[str, Any],
+    AfterValidator(_followed),
+    Field(
+        description="JSON Schema that the answer shall fit. A keyword that is not supported is refused by its place; "
+        "the model does not read the schema."
+    ),
+]
+FormatType = Literal["text", "json_object", "json_schema"]
+
+
+class ResponseFormat(CreateRequest):
+    """The form of an answer: any text, any JSON object, or JSON that fits a schema.
+
+    Such an answer is complete and fits, or it ends with `length`.
+    """
+
+    type: FormatType
+    json_schema: Annotated[SchemaOfAnswer | None, Field(alias="schema")] = None
+
+    @model_validator(mode="after")
+    def _schema_with_its_type(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise PydanticCustomError("missing", "is required", {"below": ".schema"})
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise PydanticCustomError(
+                "conflict", "needs the type json_schema", {"below": ".schema"}
+            )
+        return self
 
 
 def _one_prompt(schema: dict[str, Any]) -> None:
@@ -124,6 +162,11 @@ class Generate(CreateRequest):
         bool,
         Field(description="Additive. With `logprobs`, tell those of the prompt's tokens, too."),
     ] = False
+
+    response_format: Annotated[
+        ResponseFormat | None,
+        Field(description="Additive. The form of the answer; without it, any text."),
+    ] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -252,11 +295,22 @@ EXAMPLE_EVENTS = (
     f"event: done\ndata: {json.dumps(EXAMPLE_REPLY)}\n\n"
 )
 
+EXAMPLE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"chapter": {"type": "string"}, "is_chronic": {"type": "boolean"}},
+    "required": ["chapter", "is_chronic"],
+    "additionalProperties": False,
+}
+
 EXAMPLE = Example(
     {
         "prompt": {"prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0.0, "stop": ["\n"]},
         "messages": {"messages": [{"role": "user", "content": EXAMPLE_PROMPT}]},
         "stream": {"prompt": EXAMPLE_PROMPT, "stream": True},
+        "schema": {
+            "prompt": EXAMPLE_PROMPT,
+            "response_format": {"type": "json_schema", "schema": EXAMPLE_SCHEMA},
+        },
         "score": {
             "prompt": "Senile cataract is a disease of the eye",
             "raw": True,

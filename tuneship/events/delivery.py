@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tuneship.contract.events import event
+from tuneship.contract.openai.webhooks import OPENAI_PROFILE, openai_event
 from tuneship.events.attempt import DeliveryOutcome, Sender
 from tuneship.events.retry_schedule import WAITS, next_try
 from tuneship.events.signing import signed_headers
@@ -138,8 +139,9 @@ class Deliverer:
 
     async def _attempt(self, due: Due) -> DeliveryOutcome:
         """Sign and send one event."""
-        now, body = self._clock(), event(dict(due.event)).model_dump_json().encode()
-        webhook, sealed = due.webhook, [due.webhook["secret"]]
+        now, webhook, sealed = self._clock(), due.webhook, [due.webhook["secret"]]
+        in_its_form = openai_event if webhook["profile"] == OPENAI_PROFILE else event
+        body = in_its_form(dict(due.event)).model_dump_json().encode()
         # During a rotation, the previous secret signs too.
         until = webhook["previous_until"]
         if webhook["previous_secret"] is not None and until is not None and until > now:

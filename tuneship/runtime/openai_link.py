@@ -21,6 +21,7 @@ from tuneship.runtime.worker_protocol import Worker
 from tuneship.security.sealed_files import read_plain
 from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
+    EmbedRequest,
     FinishReason,
     GenerateRequest,
     ReplicaLost,
@@ -28,6 +29,7 @@ from tuneship.serving.replica_client import (
     ServingError,
     TokenScore,
     TokenStream,
+    UnusableGrammar,
 )
 
 logger = logging.getLogger(__name__)
@@ -129,6 +131,10 @@ class OpenAiLink:
         task.add_done_callback(self._on_end)
         return generation
 
+    async def embed(self, request: EmbedRequest) -> list[str]:  # noqa: ARG002 - the protocol's signature
+        """Refuse: a server that generates embeds no texts. Raises `ReplicaRefused`."""
+        raise ReplicaRefused("a server that generates embeds no texts")
+
     async def aclose(self) -> None:
         """Disconnect from the server and remove its folder."""
         self._is_closed = True
@@ -160,6 +166,8 @@ class OpenAiLink:
         """Pass on what the server streams; `_on_end` passes on the errors raised here."""
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
+        if request.grammar is not None:
+            raise UnusableGrammar("is not supported by the engine of this model")
         body = {
             "model": BASE if request.adapter is None else request.adapter,
             "prompt": list(request.tokens),

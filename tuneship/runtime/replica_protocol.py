@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tuneship.runtime.worker_protocol import Worker
-from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ServingError, TokenStream
+from tuneship.serving.replica_client import (
+    EmbedRequest,
+    GenerateRequest,
+    ReplicaLost,
+    ServingError,
+    TokenStream,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class ReplicaLink(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Number of generations that have not ended: draining waits until there are none."""
+        """Number of requests that have not ended: draining waits until there are none."""
         ...
 
     @property
@@ -89,6 +95,13 @@ class ReplicaLink(Protocol):
 
     def generate(self, request: GenerateRequest) -> TokenStream:
         """Send a request at once and return its stream, whose iteration raises errors."""
+        ...
+
+    async def embed(self, request: EmbedRequest) -> list[str]:
+        """Embed texts: one vector each, as float32 numbers in Base64. Raises `ServingError`.
+
+        An engine that cannot raises `ReplicaRefused`.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -179,6 +192,10 @@ class ReplicaGroup(Protocol):
 
         Raises `NoReplica`, and `ServingError` when the adapter is refused.
         """
+        ...
+
+    async def embed(self, adapter: Adapter | None, request: EmbedRequest) -> list[str]:
+        """Embed texts with one replica: a vector each, as float32 numbers in Base64. Raises as `generate` does."""
         ...
 
     async def unload(self, adapter: str) -> None:

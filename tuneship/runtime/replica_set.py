@@ -26,6 +26,7 @@ from tuneship.runtime.replica_protocol import (
 from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
+    EmbedRequest,
     GenerateRequest,
     ReplicaLine,
     ReplicaLost,
@@ -358,6 +359,13 @@ class ReplicaSet:
 
     async def generate(self, adapter: Adapter | None, request: GenerateRequest) -> TokenStream:
         """Send a request to the least busy replica with the adapter; wait for a start only if there is none."""
+        return (await self._choose(adapter)).link.generate(request)
+
+    async def embed(self, adapter: Adapter | None, request: EmbedRequest) -> list[str]:
+        """Embed texts with the replica that `generate` would choose."""
+        return await (await self._choose(adapter)).link.embed(request)
+
+    async def _choose(self, adapter: Adapter | None) -> ReplicaHandle:
         model = None if adapter is None else adapter.name
         able = self._able(model)
         if not able:
@@ -373,8 +381,7 @@ class ReplicaSet:
         # Round robin among those that are equally busy.
         self._turn += 1
         turns = able[self._turn % len(able) :] + able[: self._turn % len(able)]
-        chosen = min(turns, key=lambda one: (one.failed_probes > 0, one.link.in_flight))
-        return chosen.link.generate(request)
+        return min(turns, key=lambda one: (one.failed_probes > 0, one.link.in_flight))
 
     def _able(self, model: str | None) -> list[ReplicaHandle]:
         """Live replicas with the model: those that serve it, else any others."""

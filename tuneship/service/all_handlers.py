@@ -9,17 +9,21 @@ from tuneship.service.deployments import metrics
 from tuneship.service.endpoints import handlers as endpoints
 from tuneship.service.events import audit, webhooks
 from tuneship.service.events import handlers as events
+from tuneship.service.generation import embedding_handlers as embeddings
 from tuneship.service.generation import handlers as generation
 from tuneship.service.jobs import handlers as jobs
 from tuneship.service.models import content as model_content
 from tuneship.service.models import handlers as models
 from tuneship.service.models import instances
 from tuneship.service.monitoring import handlers as monitoring
+from tuneship.service.openai import batches as openai_batches
+from tuneship.service.openai import embeddings as openai_embeddings
 from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
 from tuneship.service.openai import models as openai_models
 from tuneship.service.openai import responses as openai_responses
+from tuneship.service.openai import webhooks as openai_webhooks
 from tuneship.service.openai.bindings import OPENAI_SERVED
 
 RESOURCES = (
@@ -28,6 +32,7 @@ RESOURCES = (
     datasets,
     deployment_logs,
     deployments,
+    embeddings,
     endpoints,
     events,
     generation,
@@ -37,11 +42,14 @@ RESOURCES = (
     model_content,
     models,
     monitoring,
+    openai_batches,
+    openai_embeddings,
     openai_files,
     openai_generation,
     openai_jobs,
     openai_models,
     openai_responses,
+    openai_webhooks,
     webhooks,
 )
 

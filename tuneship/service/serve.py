@@ -284,12 +284,11 @@ async def _run(
     recover(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    supervisor = Supervisor(
-        parts, LocalProcesses(isolated=isolates), settings.data_dir / "work", owner
-    )
     limits = RateLimits(
         settings.control_requests_per_minute, settings.generate_requests_per_minute, parts.clock
     )
+    processes, work = LocalProcesses(isolated=isolates), settings.data_dir / "work"
+    supervisor = Supervisor(parts, processes, work, owner, limits.take_spare)
     tasks = (supervisor, *_periodic_tasks(parts, keys, secret))
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),

@@ -1,4 +1,4 @@
-"""Reconciles: makes reality match the rows of jobs, deployments, datasets and leases, and deletes old records.
+"""Reconciles: makes reality match the rows of jobs, deployments, datasets, batches and leases; deletes old records.
 
 The loops run on the service's event loop, so that none waits for another. Leases have a thread of their own
 (`endpoints/lease_expiry.py`). Blocking work goes to threads that no request uses; processes are started on the main
@@ -15,6 +15,8 @@ from pathlib import Path
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
 from tuneship.runtime.worker_protocol import Runtime
+from tuneship.service.batches.keeper import BatchKeeper
+from tuneship.service.batches.pace import TakeSpare
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
@@ -47,8 +49,18 @@ LOOPS_END_S, THREADS_END_S, STORE_S = 1.0, 3.0, 2.0
 class Supervisor:
     """The background loops of the service."""
 
-    def __init__(self, parts: Parts, runtime: Runtime, work: Path, owner: str) -> None:
-        """`work`: folder for attempts and checkpoints; `owner`: this process in lease rows."""
+    def __init__(
+        self,
+        parts: Parts,
+        runtime: Runtime,
+        work: Path,
+        owner: str,
+        take_spare: TakeSpare = lambda _: True,
+    ) -> None:
+        """`work`: folder for attempts and checkpoints; `owner`: this process in lease rows.
+
+        `take_spare`: counts a batch's request against its tenant's limit, if there is enough left; by default no limit.
+        """
         self._parts = parts
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,6 +71,7 @@ class Supervisor:
         launcher = LocalTrainingLauncher(parts, runtime, work, training_threads)
         self._trainings = TrainingKeeper(parts, launcher, owner, training_threads)
         self._datasets = DatasetProcessing(parts)
+        self.batches = BatchKeeper(parts, take_spare)
         self._leases = LeaseKeeper(parts, self._trainings.held)
         self._forget_at = self._store_at = parts.clock()
         # Not at a start, when an operator may just have put an older database in place.
@@ -69,6 +82,7 @@ class Supervisor:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._woken.set)
             self._loop.call_soon_threadsafe(self._datasets.wake)
+            self._loop.call_soon_threadsafe(self.batches.wake)
 
     async def run(self) -> None:
         """Run until cancelled; then end the training processes, which resume from their checkpoints later."""
@@ -79,6 +93,7 @@ class Supervisor:
             for work in (
                 self._warm_deployments(),
                 self._datasets.run(),
+                self.batches.run(),
                 self._repeat(self._deployments.reconcile),
                 self._repeat(self._trainings.tick),
                 self._repeat(self.store_and_forget),
@@ -98,6 +113,7 @@ class Supervisor:
             self._file_threads,
             self._trainings.threads,
             self._datasets.threads,
+            self.batches.threads,
             *self._deployments.threads,
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tuneship.serving.engine import Engine, EngineLimits
+from tuneship.serving.guides import GrammarCompiler
 from tuneship.serving.malloc import release_free_memory
 from tuneship.serving.model import SMALL_MODEL_PARAMETERS, ModelRefused
 from tuneship.serving.replica import Frames, ReplicaServer, load_model
@@ -55,7 +56,8 @@ def main() -> int:
         "dtype": facts.weights,
     }
     frames.send({"ready": introduction})
-    ReplicaServer(engine, frames).run()
+    compiler = GrammarCompiler(options.base, facts.vocabulary)
+    ReplicaServer(engine, frames, compiler=compiler).run()
     return 0
 
 

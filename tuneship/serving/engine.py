@@ -14,6 +14,7 @@ from torch import Tensor
 from tuneship.serving import sampler
 from tuneship.serving.adapters import AdapterRefused, read_adapter
 from tuneship.serving.batch import FlatBatch
+from tuneship.serving.guides import Guide
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.kv_slots import KvSlots
 from tuneship.serving.lora import Lora
@@ -57,6 +58,8 @@ class StepResult:
     finished: list[tuple[str, FinishReason]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Id and error message."""
+    unfollowed: list[str] = field(default_factory=list)
+    """Ids of requests that ended because a step of their grammar was too complex."""
     scores: list[tuple[str, TokenScore]] = field(default_factory=list)
     """Scores of the new tokens whose requests ask for it, a stop token included."""
     prompt_scores: list[tuple[str, list[TokenScore]]] = field(default_factory=list)
@@ -80,7 +83,23 @@ class Engine:
         self._cache = SlotCache(model.facts.cache, slots, length, tokens)
         self._slots = KvSlots()
         self._sequences: dict[str, Sequence] = {}
+        self._guides: dict[str, Guide] = {}
         self._steps = self._generated = self._reused = 0
+
+    @property
+    def model(self) -> CausalModel:
+        """The base model, which embeddings share."""
+        return self._model
+
+    @property
+    def lora(self) -> Lora:
+        """The adapters, which embeddings share."""
+        return self._lora
+
+    @property
+    def limits(self) -> EngineLimits:
+        """How much it does at once."""
+        return self._limits
 
     @property
     def idle(self) -> bool:
@@ -121,8 +140,8 @@ class Engine:
         if not self._lora.unload(adapter):
             raise AdapterRefused("no adapter of this name is loaded")
 
-    def submit(self, identifier: str, request: GenerateRequest) -> None:
-        """Queue a request. Raises `RequestRefused`."""
+    def submit(self, identifier: str, request: GenerateRequest, guide: Guide | None = None) -> None:
+        """Queue a request, whose answer `guide` keeps to its grammar. Raises `RequestRefused`."""
         facts = self._model.facts
         room = facts.context_length - len(request.tokens) + (request.max_tokens == 0)
         if identifier in self._sequences:
@@ -144,6 +163,8 @@ class Engine:
                 f"{self._cache.token_limit}"
             )
         self._sequences[identifier] = sequence
+        if guide is not None:
+            self._guides[identifier] = guide
         self._scheduler.add(sequence)
 
     @torch.inference_mode()
@@ -155,6 +176,7 @@ class Engine:
         if sequence.slot < 0:
             self._scheduler.remove(sequence)
             del self._sequences[identifier]
+            self._guides.pop(identifier, None)
             return
         if sequence.is_prefilling:
             self._clear(sequence.slot)  # it has no logits yet that would show whether it is finite
@@ -235,7 +257,8 @@ class Engine:
         sequences = self._scheduler.running[: len(logits)]
         requests = [sequence.request for sequence in sequences]
         scored = [row for row, request in enumerate(requests) if request.logprobs is not None]
-        raw = logits[scored] if scored else None
+        raw = logits[scored] if scored else None  # a copy: scores are those of the model itself
+        self._restrict(logits, sequences)
         highest, tokens = sampler.choose(
             logits,
             [request.temperature for request in requests],
@@ -252,21 +275,19 @@ class Engine:
             scores = dict(zip(scored, chosen, strict=True))
         result = StepResult()
         for row, (sequence, token, top) in enumerate(zip(sequences, tokens, highest, strict=True)):
-            if not math.isfinite(top):
-                result.failed.append((sequence.id, "the model's output is not finite"))
+            if self._has_failed(sequence, top, result):
                 self._clear(sequence.slot)
                 self._end(sequence)
                 continue
-            before = len(sequence.generated)
-            if not before:  # finite logits: other prompts may use its prefix from now on
+            if (
+                not sequence.generated
+            ):  # finite logits: other prompts may use its prefix from now on
                 self._slots.register(sequence)
             reason = FinishReason.LENGTH
             if sequence.token_limit:
-                reason = sequence.append(token)
                 if row in scores:
                     result.scores.append((sequence.id, scores[row]))
-            if len(sequence.generated) > before:  # not a stop token
-                result.tokens.append((sequence.id, token))
+                reason = self._take(sequence, token, result)
             if reason is not None:
                 result.finished.append((sequence.id, reason))
                 self._slots.register(sequence)
@@ -275,8 +296,38 @@ class Engine:
         self._generated += len(result.tokens)
         return result
 
+    def _has_failed(self, sequence: Sequence, top: float, result: StepResult) -> bool:
+        """Whether there is no next token, which the result then says; `top` is the highest logit."""
+        guide = self._guides.get(sequence.id)
+        if guide is not None and guide.has_failed:
+            result.unfollowed.append(sequence.id)
+            return True
+        if not math.isfinite(top):
+            result.failed.append((sequence.id, "the model's output is not finite"))
+            return True
+        return False
+
+    def _take(self, sequence: Sequence, token: int, result: StepResult) -> FinishReason | None:
+        """Add the next token, and return why it ends the sequence, if it does."""
+        guide, before = self._guides.get(sequence.id), len(sequence.generated)
+        reason = sequence.append(token)
+        if len(sequence.generated) > before:  # not a stop token
+            result.tokens.append((sequence.id, token))
+            if guide is not None and guide.take(token):
+                return FinishReason.STOP
+        elif guide is not None and not guide.is_complete:
+            return FinishReason.LENGTH  # no other token could come, and the answer is not whole
+        return reason
+
+    def _restrict(self, logits: Tensor, sequences: list[Sequence]) -> None:
+        """Leave the guided rows of logits only the tokens that their grammars allow next."""
+        for row, sequence in enumerate(sequences if self._guides else ()):
+            if (guide := self._guides.get(sequence.id)) is not None:
+                guide.restrict(logits[row])
+
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
+        self._guides.pop(sequence.id, None)
         self._scheduler.release(sequence)
         self._slots.release(sequence)
         if sequence.request.adapter is not None:

@@ -94,6 +94,16 @@ class GenericModel:
         )
         return output.logits[0].float()
 
+    def hidden(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
+        """Compute hidden states; see `CausalModel.hidden`."""
+        cache.prepare()
+        self._step = _Step(batch, cache, lora, routes)
+        body: nn.Module = self._model.base_model
+        output = body(
+            input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False
+        )
+        return output.last_hidden_state[0].float()
+
     def _attend(
         self,
         module: nn.Module,
@@ -192,6 +202,7 @@ def _facts(model: PreTrainedModel) -> ModelFacts:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocabulary=config.vocab_size,
         context_length=int(config.max_position_embeddings),
+        hidden_size=int(config.hidden_size),
         cache=CacheShape(
             layers=config.num_hidden_layers,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,

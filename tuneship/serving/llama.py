@@ -122,6 +122,7 @@ class LlamaModel:
             parameters=files.parameters,
             vocabulary=vocabulary,
             context_length=_count(config, "max_position_embeddings"),
+            hidden_size=self._hidden,
             cache=CacheShape(layers, self._kv_heads, self._dim, number_format),
             weights=self._quantised or str(number_format).removeprefix("torch."),
         )
@@ -158,6 +159,15 @@ class LlamaModel:
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute logits; see `CausalModel.forward`."""
+        x = self._run_layers(batch, cache, lora, routes)
+        return self._head(self._norm(x.index_select(0, batch.logit_indices))).float()
+
+    def hidden(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
+        """Compute hidden states; see `CausalModel.hidden`."""
+        return self._norm(self._run_layers(batch, cache, lora, routes)).float()
+
+    def _run_layers(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
+        """Compute the hidden states [T, hidden size] before the final norm."""
         cache.prepare()
         rotation = self._rotation[batch.positions].unsqueeze(1)
         rotated = self._heads + self._kv_heads  # queries and keys; values stay
@@ -185,7 +195,7 @@ class LlamaModel:
             gate_up = lora.multiply(site + GATE_UP, layer.attention_norm(x), routes)
             inner = F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :])
             x = lora.multiply_onto(x, site + DOWN, inner, routes)
-        return self._head(self._norm(x.index_select(0, batch.logit_indices))).float()
+        return x
 
     def _layer(self, files: "_WeightFiles", name: str, dtype: torch.dtype) -> _LlamaLayer:
         hidden, inner = self._hidden, self._inner

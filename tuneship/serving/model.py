@@ -33,6 +33,7 @@ class ModelFacts:
     parameters: int
     vocabulary: int
     context_length: int
+    hidden_size: int
     cache: CacheShape
     weights: str
     """The number format of the weights: `float32`, `bfloat16`, `int8` or `int4`."""
@@ -53,6 +54,10 @@ class CausalModel(Protocol):
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute logits [R, vocabulary] of `batch.logit_indices`; write keys and values to the cache."""
+        ...
+
+    def hidden(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
+        """Compute the hidden states [T, hidden size] after the final norm in float32, and write to the cache, too."""
         ...
 
 

@@ -9,14 +9,19 @@ import os
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from operator import index
 from pathlib import Path
 from typing import Any
 
 from tuneship.serving import llama
 from tuneship.serving.adapters import AdapterRefused
+from tuneship.serving.embed_request import EmbedRequest, Pooling, texts_of
+from tuneship.serving.embeddings import Embedder
 from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
+from tuneship.serving.guides import GrammarCompiler, GrammarRefused, Guide
 from tuneship.serving.linear import AS_MEASURED, Packing
 from tuneship.serving.malloc import release_free_memory
 from tuneship.serving.model import CausalModel, ModelRefused, read_config
@@ -30,6 +35,9 @@ _RECEIVE_BYTES = 1 << 18
 SHRINK_AFTER_IDLE_S = 60.0
 # Scores of a prompt per frame: with 20 alternatives each, a frame stays far below what a reader takes.
 PROMPT_SCORES_PER_FRAME = 256
+TOO_COMPLEX = "is too complex to follow"
+# Embeddings per frame, for the same reason: the largest models have vectors of up to 90 kB in Base64.
+EMBEDDINGS_PER_FRAME = 8
 # Adapter moves in memory before malloc_trim, which takes about 20 ms.
 MOVES_PER_TRIM = 8
 
@@ -41,12 +49,18 @@ class Frames:
         """Take over the socket."""
         self._stream = stream
         self._rest = b""
+        self._woken, self._waker = socket.socketpair()
         self.closed = False
 
     def receive(self, timeout_s: float | None) -> Iterator[Frame]:
         """Yield the frames that have arrived; wait up to `timeout_s` for the first, None: until the socket closes."""
-        while not self.closed and select.select([self._stream], [], [], timeout_s)[0]:
+        sockets = [self._stream, self._woken]
+        while not self.closed and (ready := select.select(sockets, [], [], timeout_s)[0]):
             timeout_s = 0
+            if self._woken in ready:
+                self._woken.recv(_RECEIVE_BYTES)
+            if self._stream not in ready:
+                continue
             try:
                 data = self._stream.recv(_RECEIVE_BYTES)
             except ConnectionResetError:  # it closed with unread frames
@@ -54,6 +68,15 @@ class Frames:
             self.closed = not data
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from map(json.loads, lines)
+
+    def wake(self) -> None:
+        """End a wait in `receive`; may be called by any thread."""
+        self._waker.send(b".")
+
+    def close(self) -> None:
+        """Close what `wake` needs; nobody may call it any more. The stream belongs to the caller."""
+        self._woken.close()
+        self._waker.close()
 
     def send(self, frame: Mapping[str, Any]) -> None:
         """Send a frame; if the other end is gone, `closed` is set."""
@@ -67,10 +90,20 @@ class ReplicaServer:
     """Handles frames with an engine until the service closes the socket."""
 
     def __init__(
-        self, engine: Engine, frames: Frames, shrink_after_idle_s: float = SHRINK_AFTER_IDLE_S
+        self,
+        engine: Engine,
+        frames: Frames,
+        shrink_after_idle_s: float = SHRINK_AFTER_IDLE_S,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
-        """`run` does the work."""
+        """`run` does the work; without `compiler`, requests with a grammar are refused."""
+        self._compiler = compiler
+        # One thread: a large schema delays other schemas, and no step.
+        self._compiling = ThreadPoolExecutor(1, "grammars")
+        self._uncompiled: dict[str, GenerateRequest] = {}
+        self._compiled: deque[tuple[str, GenerateRequest, Future[Guide]]] = deque()
         self._engine = engine
+        self._embedder = Embedder(engine)
         self._frames = frames
         self._shrink_after_idle_s = shrink_after_idle_s
         self._trimmed_at = -MOVES_PER_TRIM  # trims what loading the model left behind, too
@@ -79,7 +112,8 @@ class ReplicaServer:
             "load": self._load,
             "unload": self._unload,
             "generate": self._generate,
-            "cancel": lambda frame: self._engine.cancel(str(frame["id"])),
+            "embed": self._embed,
+            "cancel": self._cancel,
             "stats": lambda _: {**self._engine.stats(), "pid": os.getpid()},
         }
 
@@ -89,34 +123,41 @@ class ReplicaServer:
             while not self._frames.closed:
                 shrink_at = self._worked_at + self._shrink_after_idle_s
                 timeout_s: float | None = 0
-                if self._engine.idle:
+                if self._is_idle:
                     # Until the KV cache is to be freed, and without end when that would free nothing.
                     is_shrunk = self._engine.is_shrunk
                     timeout_s = None if is_shrunk else max(0, shrink_at - time.monotonic())
                 for frame in self._frames.receive(timeout_s):
                     self._handle(frame)
-                if not self._engine.idle:
+                self._submit_compiled()
+                if not self._is_idle:
                     self._step()
                 elif time.monotonic() >= shrink_at:
                     self._engine.shrink()
                 # While nobody waits for it: otherwise each adapter leaves a hole of its size.
-                if self._engine.idle and self._engine.moves - self._trimmed_at >= MOVES_PER_TRIM:
+                if self._is_idle and self._engine.moves - self._trimmed_at >= MOVES_PER_TRIM:
                     self._trimmed_at = self._engine.moves
                     release_free_memory()
         except Exception as error:
             message = f"the engine failed: {type(error).__name__}"
-            for identifier in self._engine.requests:
+            waiting = (*self._engine.requests, *self._uncompiled, *self._embedder.requests)
+            for identifier in waiting:
                 self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
+        finally:
+            self._compiling.shutdown(cancel_futures=True)
+            self._frames.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._engine.idle and self._embedder.idle
 
     def _handle(self, frame: Frame) -> None:
         identifier = frame.get("id")
         try:
             answer = self._operations[frame["op"]](frame)
-        except SequenceTooLarge as refusal:
-            self._frames.send({"id": identifier, "error": str(refusal), "too_large": True})
-        except (AdapterRefused, RequestRefused) as refusal:
-            self._frames.send({"id": identifier, "error": str(refusal)})
+        except (AdapterRefused, GrammarRefused, RequestRefused) as refusal:
+            self._refuse(identifier, refusal)
         except (KeyError, TypeError, ValueError) as error:
             self._frames.send(
                 {"id": identifier, "error": f"frame not understood: {type(error).__name__}"}
@@ -125,10 +166,31 @@ class ReplicaServer:
             if answer is not None:
                 self._frames.send({"id": identifier, "ok": True, **answer})
 
+    def _refuse(self, identifier: Any, refusal: Exception) -> None:
+        """Tell that a request was refused, and mark what its caller can mend."""
+        marks = {SequenceTooLarge: "too_large", GrammarRefused: "grammar"}
+        mark = marks.get(type(refusal))
+        self._frames.send(
+            {"id": identifier, "error": str(refusal), **({mark: True} if mark else {})}
+        )
+
     def _step(self) -> None:
+        """Run a step of the sequences, then a pass over texts to embed."""
+        if not self._engine.idle:
+            self._generate_tokens()
+        passed = self._embedder.step()
+        for start in range(0, len(passed.vectors), EMBEDDINGS_PER_FRAME):
+            self._frames.send({"embedded": passed.vectors[start : start + EMBEDDINGS_PER_FRAME]})
+        for identifier, message in passed.failed:
+            self._frames.send({"id": identifier, "error": message})
+        self._worked_at = time.monotonic()
+
+    def _generate_tokens(self) -> None:
         result = self._engine.step()
         for identifier, message in result.failed:
             self._frames.send({"id": identifier, "error": message})
+        for identifier in result.unfollowed:
+            self._refuse(identifier, GrammarRefused(TOO_COMPLEX))
         for identifier, scores in result.prompt_scores:
             for start in range(0, len(scores), PROMPT_SCORES_PER_FRAME):
                 part = scores[start : start + PROMPT_SCORES_PER_FRAME]
@@ -138,7 +200,6 @@ class ReplicaServer:
         if result.tokens or result.finished:
             scored = {"scores": result.scores} if result.scores else {}
             self._frames.send({"tokens": result.tokens, "finished": result.finished, **scored})
-        self._worked_at = time.monotonic()
 
     def _load(self, frame: Frame) -> Frame:
         self._engine.load(str(frame["adapter"]), Path(frame["path"]), frame.get("key"))
@@ -161,8 +222,53 @@ class ReplicaServer:
             owner=str(frame["owner"]),
             logprobs=_count(frame.get("logprobs")),
             prompt_logprobs=_count(frame.get("prompt_logprobs")),
+            grammar=frame.get("grammar"),
+            is_background=bool(frame.get("is_background", False)),
         )
-        self._engine.submit(str(frame["id"]), request)
+        identifier = str(frame["id"])
+        if request.grammar is None:
+            self._engine.submit(identifier, request)
+            return
+        if self._compiler is None:
+            raise GrammarRefused("is not supported by this replica")
+        self._uncompiled[identifier] = request
+        future = self._compiling.submit(self._compiler.guide, request.grammar, request.stop_tokens)
+        future.add_done_callback(lambda done: self._on_compiled(identifier, request, done))
+
+    def _on_compiled(
+        self, identifier: str, request: GenerateRequest, guide: "Future[Guide]"
+    ) -> None:
+        self._compiled.append((identifier, request, guide))
+        self._frames.wake()
+
+    def _submit_compiled(self) -> None:
+        """Queue the requests whose grammars were compiled since the last step, unless they were cancelled."""
+        while self._compiled:
+            identifier, request, guide = self._compiled.popleft()
+            if self._uncompiled.get(identifier) is not request:
+                continue
+            del self._uncompiled[identifier]
+            try:
+                self._engine.submit(identifier, request, guide.result())
+            except (GrammarRefused, RequestRefused) as refusal:
+                self._refuse(identifier, refusal)
+
+    def _cancel(self, frame: Frame) -> None:
+        identifier = str(frame["id"])
+        self._uncompiled.pop(identifier, None)
+        self._engine.cancel(identifier)
+        self._embedder.cancel(identifier)
+
+    def _embed(self, frame: Frame) -> None:
+        dimensions = frame["dimensions"]
+        request = EmbedRequest(
+            texts=texts_of(frame["texts"]),
+            adapter=frame["adapter"],
+            pooling=Pooling(frame["pooling"]),
+            dimensions=None if dimensions is None else index(dimensions),
+            owner=str(frame["owner"]),
+        )
+        self._embedder.submit(str(frame["id"]), request)
 
 
 def _count(value: Any) -> int | None:

@@ -2,7 +2,8 @@
 
 ServingError
 ├── ReplicaRefused   the replica runs and refused (unknown adapter, prompt too long, bad files, output not finite)
-│   └── RequestTooLarge   the request alone needs more memory than the whole KV cache has
+│   ├── RequestTooLarge   the request alone needs more memory than the whole KV cache has
+│   └── UnusableGrammar   the grammar of the answer cannot be followed with this model
 └── ReplicaLost      the process is gone: requests in flight have to be retried elsewhere
 """
 
@@ -17,10 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tuneship.serving.embed_request import ArrivingEmbeddings, EmbedRequest
 from tuneship.serving.sequence import FinishReason, GenerateRequest, TokenScore
 
 __all__ = [
     "ANSWER_TIMEOUT_S",
+    "EmbedRequest",
     "FinishReason",
     "GenerateRequest",
     "ReplicaFacts",
@@ -31,9 +34,11 @@ __all__ = [
     "ServingError",
     "TokenScore",
     "TokenStream",
+    "UnusableGrammar",
 ]
 
 FIELDS = tuple(field.name for field in fields(GenerateRequest))
+EMBED_FIELDS = tuple(field.name for field in fields(EmbedRequest))
 # For every operation but a generation; reading a large adapter from a slow disk takes longest.
 ANSWER_TIMEOUT_S = 120.0
 # A frame holds one token per running request: far below this.
@@ -50,6 +55,13 @@ class ReplicaRefused(ServingError):
 
 class RequestTooLarge(ReplicaRefused):
     """The request can never fit; the message holds the two counts of tokens and may be shown to the caller."""
+
+
+class UnusableGrammar(ReplicaRefused):
+    """The answer cannot be kept to its grammar.
+
+    The message goes on behind the name of the field that asks for it, and may be shown to the caller.
+    """
 
 
 class ReplicaLost(ServingError):
@@ -156,6 +168,7 @@ class ReplicaLine:
         self._writer = writer
         self._ids = count()
         self._generations: dict[str, TokenStream] = {}
+        self._embeddings: dict[str, ArrivingEmbeddings] = {}
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._lost: ReplicaLost | None = None
         self._read_task = asyncio.create_task(self._read(reader))
@@ -179,8 +192,8 @@ class ReplicaLine:
 
     @property
     def in_flight(self) -> int:
-        """Number of generations that have not ended."""
-        return len(self._generations)
+        """Number of generations and requests for embeddings that have not ended."""
+        return len(self._generations) + len(self._embeddings)
 
     @property
     def is_lost(self) -> bool:
@@ -211,6 +224,21 @@ class ReplicaLine:
         arguments = {name: getattr(request, name) for name in FIELDS}
         self._send({"op": "generate", "id": identifier, **arguments})
         return generation
+
+    async def embed(self, request: EmbedRequest) -> list[str]:
+        """Embed texts: one vector each, as float32 numbers in Base64. Raises `ServingError`."""
+        if self._lost is not None:
+            raise ReplicaLost(str(self._lost))
+        identifier = str(next(self._ids))
+        arriving = self._embeddings[identifier] = ArrivingEmbeddings(len(request.texts))
+        arguments = {name: getattr(request, name) for name in EMBED_FIELDS}
+        self._send({"op": "embed", "id": identifier, **arguments})
+        try:
+            return await arriving.complete
+        finally:
+            del self._embeddings[identifier]
+            if arriving.complete.cancelled() and self._lost is None:
+                self._send({"op": "cancel", "id": identifier})
 
     async def aclose(self) -> None:
         """Close the socket, which ends the replica; requests in flight fail with `ReplicaLost`."""
@@ -264,11 +292,18 @@ class ReplicaLine:
         if "tokens" in frame:
             self._pass_on(frame)
             return
+        if "embedded" in frame:
+            for identifier, number, vector in frame["embedded"]:
+                if identifier in self._embeddings:
+                    self._embeddings[identifier].add(number, vector)
+            return
         identifier, refusal = frame["id"], frame.get("error")
-        if (generation := self._generations.pop(identifier, None)) is not None:
+        waiting = self._generations.pop(identifier, None) or self._embeddings.get(identifier)
+        if waiting is not None:
             refused = RequestTooLarge if frame.get("too_large") else ReplicaRefused
+            refused = UnusableGrammar if frame.get("grammar") else refused
             error = ReplicaLost if frame.get("lost") else refused
-            generation.fail(error(refusal))
+            waiting.fail(error(refusal))
         elif (answer := self._answers.get(identifier)) is not None and not answer.done():
             if refusal is None:
                 answer.set_result({key: frame[key] for key in frame.keys() - {"id", "ok"}})
@@ -296,6 +331,8 @@ class ReplicaLine:
         for generation in self._generations.values():
             generation.fail(ReplicaLost(str(lost)))  # one each, since each is raised elsewhere
         self._generations.clear()
+        for arriving in self._embeddings.values():
+            arriving.fail(ReplicaLost(str(lost)))
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(ReplicaLost(str(lost)))

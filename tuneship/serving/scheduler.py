@@ -3,11 +3,12 @@
 Waiting sequences take turns by owner, and those of an owner by queue: a hundred requests of one tenant do not hold up
 the request of another, whether they are for one deployment or for fifty. When one owner has all slots, an owner that
 has none gets a guest slot: otherwise it would wait until a generation ends, which may take minutes. Decoding sequences
-come before those whose prompts are still being prefilled. Knows nothing of tensors and of the KV cache; `engine` acts
-on its decisions.
+come before those whose prompts are still being prefilled. Sequences in the background join only while no other one
+waits, and never take all slots. Knows nothing of tensors and of the KV cache; `engine` acts on its decisions.
 """
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tuneship.serving.sequence import Sequence
@@ -25,12 +26,20 @@ GUEST_SHARE = 0.25
 # long as alone, beside 16 it takes 2.4 times.
 OWNER_SHARE = 0.25
 
+# Share of the slots that sequences in the background may have while nothing else runs, so that what comes next finds a
+# slot at once. While others are there, all of them together have the share of one owner.
+BACKGROUND_SHARE = 0.5
+
 # An owner counts as present for this long after its last request has ended.
 OWNER_MEMORY_STEPS = 1000
 
 # Factor on the prefill budget while nothing decodes: larger chunks take fewer steps, and only
 # other prompts would wait for them.
 PREFILL_ONLY_FACTOR = 2
+
+
+# Waiting sequences by owner and queue, both in the order of their turns.
+_Waiting = OrderedDict[str, OrderedDict[str, deque[Sequence]]]
 
 
 @dataclass(slots=True)
@@ -76,21 +85,23 @@ class Scheduler:
         self.cache_tokens = cache_tokens
         self.scored_tokens = scored_tokens
         self.running: list[Sequence] = []
-        self._waiting: OrderedDict[str, OrderedDict[str, deque[Sequence]]] = OrderedDict()
-        """Waiting sequences by owner and queue, both in the order of their turns."""
+        self._waiting: _Waiting = OrderedDict()
+        self._background: _Waiting = OrderedDict()
+        """Those that wait in the background."""
         self._steps = 0
         self._last_seen: dict[str, int] = {}
-        """The last step in which each recent owner had a sequence."""
+        """The last step in which each recent owner had a sequence outside the background."""
 
     @property
     def idle(self) -> bool:
         """Whether no sequence runs or waits."""
-        return not (self._waiting or self.running)
+        return not (self._waiting or self._background or self.running)
 
     @property
     def waiting(self) -> int:
         """Number of waiting sequences."""
-        return sum(len(queue) for queues in self._waiting.values() for queue in queues.values())
+        owners = (*self._waiting.values(), *self._background.values())
+        return sum(len(queue) for queues in owners for queue in queues.values())
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the KV cache could hold it if it ran alone."""
@@ -98,13 +109,15 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence at the end of its queue."""
-        self._last_seen[sequence.request.owner] = self._steps
-        queues = self._waiting.setdefault(sequence.request.owner, OrderedDict())
+        owner = sequence.request.owner
+        if not sequence.request.is_background:
+            self._last_seen[owner] = self._steps
+        queues = self._owners_beside(sequence).setdefault(owner, OrderedDict())
         queues.setdefault(_queue(sequence), deque()).append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting sequence."""
-        self._waiting[sequence.request.owner][_queue(sequence)].remove(sequence)
+        self._owners_beside(sequence)[sequence.request.owner][_queue(sequence)].remove(sequence)
         self._update_turns(sequence, took_turn=False)
 
     def release(self, sequence: Sequence) -> None:
@@ -118,7 +131,7 @@ class Scheduler:
         one adapter are neighbours, which makes fewer and larger matrix products of their prompts.
         """
         self._steps += 1
-        present = {*self._waiting, *(sequence.request.owner for sequence in self.running)}
+        present = {*self._waiting, *_by_owner(self.running)}
         # Owners are forgotten late: one whose requests come one after the other counts as present between two of them.
         away = [
             owner
@@ -147,17 +160,14 @@ class Scheduler:
     def _next(self, joining: list[Sequence]) -> Sequence | None:
         """Take the first sequence of the owner and the queue whose turn it is, if there is a slot and memory for it."""
         together = [*self.running, *joining]
-        if not self._waiting or len(together) >= self.total_slots:
+        if len(together) >= self.total_slots:
             return None
-        counts = Counter(sequence.request.owner for sequence in together)
-        most = self.slots if len(self._last_seen) == 1 else max(1, int(OWNER_SHARE * self.slots))
-        if len(together) >= self.slots:  # only guest slots are free
-            most = 1
-        owner = next((owner for owner in self._waiting if counts[owner] < most), None)
+        owners = self._waiting or self._background
+        owner = self._next_owner(together) if self._waiting else self._next_in_background(together)
         if owner is None:
             return None
 
-        queue = next(iter(self._waiting[owner].values()))
+        queue = next(iter(owners[owner].values()))
         # All rows of the cache are as long as the longest sequence. If the next one lacks memory, no
         # smaller one overtakes it: they would take what it needs for ever.
         longest = max(sequence.max_length for sequence in [*together, queue[0]])
@@ -168,14 +178,37 @@ class Scheduler:
         self._update_turns(sequence, took_turn=True)
         return sequence
 
+    def _next_owner(self, together: list[Sequence]) -> str | None:
+        """The waiting owner whose turn it is, and who may have one more slot; the background takes none from it."""
+        counts = _by_owner(together)
+        most = self.slots if len(self._last_seen) == 1 else max(1, int(OWNER_SHARE * self.slots))
+        if counts.total() >= self.slots:  # only guest slots are free
+            most = 1
+        return next((owner for owner in self._waiting if counts[owner] < most), None)
+
+    def _next_in_background(self, together: list[Sequence]) -> str | None:
+        share = OWNER_SHARE if self._last_seen else BACKGROUND_SHARE
+        running = sum(sequence.request.is_background for sequence in together)
+        is_full = running >= max(1, int(share * self.slots)) or len(together) >= self.slots
+        return None if is_full else next(iter(self._background), None)
+
+    def _owners_beside(self, sequence: Sequence) -> _Waiting:
+        return self._background if sequence.request.is_background else self._waiting
+
     def _update_turns(self, sequence: Sequence, *, took_turn: bool) -> None:
         """Drop its queue and owner where nothing waits any more; after their turn, move them to the end."""
         owner, name = sequence.request.owner, _queue(sequence)
-        for waiting, key in ((self._waiting[owner], name), (self._waiting, owner)):
+        owners = self._owners_beside(sequence)
+        for waiting, key in ((owners[owner], name), (owners, owner)):
             if not waiting[key]:
                 del waiting[key]
             elif took_turn:
                 waiting.move_to_end(key)
+
+
+def _by_owner(sequences: Iterable[Sequence]) -> Counter[str]:
+    """The number of sequences of each owner, without those in the background."""
+    return Counter(one.request.owner for one in sequences if not one.request.is_background)
 
 
 def _queue(sequence: Sequence) -> str:

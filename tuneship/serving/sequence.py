@@ -50,12 +50,16 @@ class GenerateRequest:
     """Tokens that end the generation and are not part of it."""
     queue: str = ""
     """Waiting queue, e.g. a deployment id: the queues of an owner take turns. Empty: one queue per adapter."""
+    grammar: str | None = None
+    """Grammar that the answer follows (`grammar.py`); None leaves it free."""
     owner: str = ""
     """Id of the tenant: while requests wait, owners take turns, however many queues each of them has."""
     logprobs: int | None = None
     """Likeliest tokens to report beside each new token's own log probability; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, from the second on."""
+    is_background: bool = False
+    """Nobody waits for it: it joins the running batch only while no other request waits."""
 
     @property
     def is_greedy(self) -> bool:

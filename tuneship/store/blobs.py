@@ -1,4 +1,4 @@
-"""The store of the files of datasets and models: its protocol, and what both of its forms share.
+"""The store of the files of datasets, models and batches: its protocol, and what both of its forms share.
 
 `local_blobs.py` keeps the files in the data directory, `object_blobs.py` in a bucket of an object store. A key is
 `<kind>/<id>/<name>` with an id from the database; a client's file name is never used. A file never changes under its
@@ -23,7 +23,7 @@ STAGED = ".staged-"
 # The name of a dataset's file; it is sealed for this name.
 DATA_FILE = "data.jsonl"
 # The first part of every key, below which each object has a folder.
-KINDS = ("datasets", "models")
+KINDS = ("datasets", "models", "files")
 
 
 class BlobsAway(Exception):
@@ -45,10 +45,10 @@ class StoreRefused(StartupError):
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """A stored dataset or model, as its row names it."""
+    """A stored dataset, model or file of a batch, as its row names it."""
 
     prefix: str
-    """`datasets/<id>` or `models/<job id>`."""
+    """`datasets/<id>`, `models/<job id>` or `files/<id>`."""
     files: Mapping[str, str] = field(hash=False)
     """SHA-256 of each file, by name."""
 
@@ -59,7 +59,7 @@ class ObjectRef:
 
 
 class Blobs(Protocol):
-    """The files of datasets and models. May be used from any thread; every method may wait for a disk or a network.
+    """The files of datasets, models and batches. May be used from any thread; methods may wait for a disk or a network.
 
     Each raises `OSError`, and `BlobsAway` where the files are on another machine.
     """

@@ -35,7 +35,7 @@ from tuneship.store.read_cache import ReadCache
 from tuneship.store.write_queue import TurnTimedOut, WriteQueue
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0011"
+HEAD = "0012"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6

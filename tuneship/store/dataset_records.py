@@ -1,4 +1,4 @@
-"""The rows of datasets. Who may do what with a dataset is decided in `tuneship/service/datasets/`."""
+"""The rows of datasets, and the bytes of all files. Who may do what is decided in `tuneship/service/datasets/`."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,15 +7,18 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.datasets import DatasetStatus
-from tuneship.store.tables import datasets
+from tuneship.store.tables import batch_files, datasets
 
 
-def usage_of(connection: sa.Connection, client_id: str) -> tuple[int, int]:
-    """The number of a client's datasets, and their bytes together."""
-    size = sa.func.coalesce(sa.func.sum(datasets.c.bytes), 0)
-    query = sa.select(sa.func.count(), size).where(datasets.c.client_id == client_id)
-    number, total = connection.execute(query).one()
-    return number, int(total)
+def bytes_of(connection: sa.Connection, client_id: str) -> int:
+    """The bytes of a client's datasets and files of batches together."""
+    queries = (
+        sa.select(sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).where(
+            table.c.client_id == client_id
+        )
+        for table in (datasets, batch_files)
+    )
+    return sum(int(connection.scalar(query) or 0) for query in queries)
 
 
 def ids_to_process(connection: sa.Connection) -> Sequence[str]:

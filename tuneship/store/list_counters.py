@@ -54,8 +54,11 @@ DEPLOYMENTS = Listing("deployments", tables.deployments, is_deleted=False)
 DELETED_DEPLOYMENTS = Listing("deleted", tables.deployments, is_deleted=True)
 ENDPOINTS = Listing("plain", tables.endpoints, kind="plain", is_deleted=False)
 WEBHOOKS = Listing("webhooks", tables.webhooks)
+BATCHES = Listing("batches", tables.batches)
+BATCH_FILES = Listing("batch_files", tables.batch_files)
 CANARY_ENDPOINTS = Listing("canary", tables.endpoints, kind="canary", is_deleted=False)
-# The others are counted by a query: deleted deployments are always filtered by their age, and webhooks are few.
+# The others are counted by a query: deleted deployments are always filtered by their age, and webhooks are few. Lists
+# of batches and their files have no total.
 COUNTED: "tuple[Listing[Any], ...]" = (
     DATASETS,
     JOBS,

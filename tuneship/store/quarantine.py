@@ -19,10 +19,11 @@ SET_ASIDE = "set-aside"
 
 
 def objects_of(connection: sa.Connection) -> set[str]:
-    """The folders of all datasets, models and unfinished jobs in the database, written as `files_in` does."""
+    """The folders of all datasets, models, files of batches and unfinished jobs, as `files_in` writes them."""
     alive = tables.jobs.c.status.in_(ALIVE)
     queries = {
         "datasets": sa.select(tables.datasets.c.id),
+        "files": sa.select(tables.batch_files.c.id),
         "work": sa.select(tables.jobs.c.id).where(alive),
     }
     known = {

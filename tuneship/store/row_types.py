@@ -53,6 +53,47 @@ class DatasetRow(ResourceRow):
     error: dict[str, Any] | None
 
 
+class BatchRow(ResourceRow):
+    """A batch of requests; `completed` and `failed` together are those whose answers are stored."""
+
+    endpoint: str
+    input_file_id: str
+    status: str
+    caller: dict[str, Any]
+    security_settings: dict[str, Any]
+    total: int
+    completed: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    model: str | None
+    errors: list[dict[str, Any]] | None
+    output_file_id: str | None
+    error_file_id: str | None
+    expires_at: datetime
+    in_progress_at: datetime | None
+    finalizing_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    expired_at: datetime | None
+    cancelling_at: datetime | None
+    cancelled_at: datetime | None
+
+
+class BatchFileRow(ResourceRow):
+    """The requests of a batch, its answers or its errors, or a part of both while it runs."""
+
+    name: str
+    purpose: str
+    batch_id: str | None
+    position: int
+    blob: str
+    sha256: str
+    bytes: int
+    came_safely: bool
+    security_settings: dict[str, Any]
+
+
 class JobRow(ResourceRow):
     """A fine-tuning job, with its lease."""
 
@@ -189,6 +230,7 @@ class WebhookRow(ResourceRow):
     url: str
     description: str
     events: list[str]
+    profile: str
     active: bool
     secret: bytes
     previous_secret: bytes | None

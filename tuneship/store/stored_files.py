@@ -1,4 +1,4 @@
-"""Lists the files that rows name, with their digests: those of every dataset and every tuned model."""
+"""Lists the files that rows name, with their digests: those of datasets, tuned models and batches."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,15 +10,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.store.blobs import Blobs, ObjectRef
-from tuneship.store.tables import datasets, models
+from tuneship.store.tables import batch_files, datasets, models
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """A dataset or a tuned model."""
+    """A dataset, a tuned model or a file of a batch."""
 
     id: str
-    """Its folder below `blobs`, which also names its data key: `datasets/<id>` or `models/<job id>`."""
+    """Its folder below `blobs`, which also names its data key: `datasets/<id>`, `models/<job id>` or `files/<id>`."""
     client_id: str
     created_at: datetime
     files: Mapping[str, str]
@@ -29,7 +29,7 @@ class StoredObject:
 def dataset_file(
     blobs: Blobs, row: Mapping[str, Any], *, is_checked: bool = False
 ) -> Generator[Path]:
-    """Yield the local file of a dataset's row, as `Blobs.fetched` does."""
+    """Yield the local file of the row of a dataset or of a batch's file, as `Blobs.fetched` does."""
     prefix, _, name = row["blob"].rpartition("/")
     with blobs.fetched(ObjectRef(prefix, {name: row["sha256"]}), is_checked=is_checked) as folder:
         yield folder / name
@@ -41,10 +41,11 @@ def model_ref(row: Mapping[str, Any]) -> ObjectRef:
 
 
 def stored_objects(connection: sa.Connection) -> Iterator[StoredObject]:
-    """Iterate over the datasets and tuned models of all tenants."""
-    for row in connection.execute(sa.select(datasets)).mappings():
-        files = {row["blob"]: row["sha256"]}
-        yield StoredObject(f"datasets/{row['id']}", row["client_id"], row["created_at"], files)
+    """Iterate over the datasets, tuned models and files of batches of all tenants."""
+    for kind, table in (("datasets", datasets), ("files", batch_files)):
+        for row in connection.execute(sa.select(table)).mappings():
+            files = {row["blob"]: row["sha256"]}
+            yield StoredObject(f"{kind}/{row['id']}", row["client_id"], row["created_at"], files)
     for row in connection.execute(sa.select(models)).mappings():
         files = {f"{row['blob']}/{name}": digest for name, digest in row["sha256"].items()}
         yield StoredObject(row["blob"], row["client_id"], row["created_at"], files)

@@ -4,16 +4,23 @@ Each resource row carries `client_id`, the tenant, and every query for a client 
 `row_types.py`.
 """
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.types import TypeDecorator
+
+from tuneship.store.columns import METADATA, TypedTable
+from tuneship.store.columns import json_column as _json
+from tuneship.store.columns import moment as _moment
+from tuneship.store.columns import number as _number
+from tuneship.store.columns import text as _text
+from tuneship.store.columns import whole as _whole
 
 if TYPE_CHECKING:
     from tuneship.store.row_types import (
         ApiKeyRow,
         AuditRow,
+        BatchFileRow,
+        BatchRow,
         DatasetRow,
         DeliveryRow,
         DeploymentLogRow,
@@ -31,62 +38,6 @@ if TYPE_CHECKING:
         ResourceCountRow,
         WebhookRow,
     )
-
-    R_co = TypeVar("R_co", covariant=True)
-
-    class TypedTable(sa.Table, Generic[R_co]):
-        """A table whose rows have the type `R_co`; only the type checker knows it apart from `sa.Table`."""
-
-else:
-    TypedTable = sa.Table
-
-METADATA = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC time on both databases; SQLite alone would lose the time zone."""
-
-    impl = sa.DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Any) -> datetime | None:
-        """Convert a time to UTC for storage."""
-        if value is None:
-            return None
-        moment = value.astimezone(UTC)
-        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
-
-    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
-        """Give a stored time its zone, UTC."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
-
-
-def _text(name: str, **options: Any) -> "sa.Column[str]":
-    return sa.Column(name, sa.Text, nullable=False, **options)
-
-
-def _moment(name: str, *, optional: bool = False) -> "sa.Column[datetime]":
-    return sa.Column(name, UtcDateTime, nullable=optional)
-
-
-def _whole(name: str, default: int = 0, **options: Any) -> "sa.Column[int]":
-    return sa.Column(name, sa.BigInteger, nullable=False, default=default, **options)
-
-
-def _number(name: str) -> "sa.Column[float]":
-    return sa.Column(name, sa.Float, nullable=False)
-
-
-def _json(name: str, *, optional: bool = False) -> "sa.Column[Any]":
-    return sa.Column(name, sa.JSON(none_as_null=True), nullable=optional)
 
 
 def _resource(
@@ -138,6 +89,48 @@ datasets: "TypedTable[DatasetRow]" = _resource(
     sa.Column("came_safely", sa.Boolean, nullable=False, server_default=sa.false()),  # `hipaa.py`
     _json("error", optional=True),
     sa.Index("ix_datasets_status", "status"),
+)
+
+# Requests to be answered in the background, one after the other, and the files that they come from and go to.
+batches: "TypedTable[BatchRow]" = _resource(
+    "batches",
+    _text("endpoint"),
+    _text("input_file_id"),
+    _text("status"),
+    _json("caller"),  # who made it: each of its requests is answered as if that caller had sent it
+    _json("security_settings"),  # of what its requests have touched so far
+    _whole("total"),
+    _whole("completed"),
+    _whole("failed"),
+    _whole("prompt_tokens"),
+    _whole("completion_tokens"),
+    sa.Column("model", sa.Text),
+    _json("errors", optional=True),
+    sa.Column("output_file_id", sa.Text),
+    sa.Column("error_file_id", sa.Text),
+    _moment("expires_at"),
+    *(
+        _moment(f"{state}_at", optional=True)
+        for state in (
+            *("in_progress", "finalizing", "completed", "failed"),
+            *("expired", "cancelling", "cancelled"),
+        )
+    ),
+    sa.Index("ix_batches_status", "status"),
+)
+
+batch_files: "TypedTable[BatchFileRow]" = _resource(
+    "batch_files",
+    _text("name"),
+    _text("purpose"),
+    sa.Column("batch_id", sa.Text),  # null: somebody has uploaded it
+    _whole("position"),  # of a part: how many requests were answered before its first one
+    _text("blob"),
+    _text("sha256"),
+    _whole("bytes"),
+    sa.Column("came_safely", sa.Boolean, nullable=False),
+    _json("security_settings"),
+    sa.Index("ix_batch_files_batch_id_position", "batch_id", "position"),
 )
 
 jobs: "TypedTable[JobRow]" = _resource(
@@ -297,6 +290,7 @@ webhooks: "TypedTable[WebhookRow]" = _resource(
     _text("url"),
     _text("description"),
     _json("events"),
+    _text("profile", default="tuneship", server_default="tuneship"),  # the form of its deliveries
     sa.Column("active", sa.Boolean, nullable=False),
     sa.Column("secret", sa.LargeBinary, nullable=False),  # encrypted: it is needed to sign
     sa.Column("previous_secret", sa.LargeBinary),  # signs too until `previous_until`

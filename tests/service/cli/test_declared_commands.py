@@ -281,6 +281,17 @@ def test_text_is_generated_by_deployment_and_by_endpoint(fresh: Place) -> None:
     assert streamed.stdout == f"{ANSWER}\n"
 
 
+def test_texts_are_embedded_by_deployment_and_by_endpoint(fresh: Place) -> None:
+    texts = ("--set", "input.0=senile cataract", "--set", "input.1=asthma", "--pooling", "last")
+    for group, target in (
+        ("deployments", fresh.deployment),
+        ("endpoints", fresh.ids["endpoint_id"]),
+        ("canary", fresh.canary),
+    ):
+        assert len(fresh.json(group, "embed", target, *texts)["embeddings"]) == 2
+        assert fresh.service.engines.embedded[-1]["pooling"] == "last"
+
+
 def test_a_chat_in_a_pipe_answers_line_by_line(fresh: Place) -> None:
     deployment = fresh.service.deployment("base")
     asked = len(fresh.service.engines.prompts)

@@ -76,6 +76,8 @@ def test_reads_and_refusals_are_not_unless_somebody_asks_for_it(service: Service
         ("GET", "/v1/deployments/{id}/metrics", None, 200, "get_deployment_metrics"),
         ("POST", "/v1/deployments/{id}/generate", {"prompt": SECRET}, 200, "generate"),
         ("POST", "/v1/endpoints/{endpoint}/generate", {"prompt": SECRET}, 200, "generate_by_endpoint"),
+        ("POST", "/v1/deployments/{id}/embeddings", {"input": SECRET}, 200, "embed"),
+        ("POST", "/v1/endpoints/{endpoint}/embeddings", {"input": SECRET}, 200, "embed_by_endpoint"),
         ("PATCH", "/v1/deployments/{id}", {"max_replicas": 64}, 200, "update_deployment"),
         ("PATCH", "/v1/deployments/{id}", {"min_replicas": 3, "max_replicas": 2}, 422, "update_deployment"),
     ],
@@ -93,9 +95,10 @@ def test_whatever_touches_an_audited_deployment_leaves_one_row(
 
     (row,) = rows_added(service, ask)
     assert (row["action"], row["status"]) == (action, status)
-    is_text = "generate" in action
-    assert (row["prompt_tokens"] is not None) is is_text
-    assert (row["completion_tokens"] or 0) > 0 if is_text else row["completion_tokens"] is None
+    is_text, is_embedding = "generate" in action, "embed" in action
+    assert (row["prompt_tokens"] is not None) is (is_text or is_embedding)
+    written = row["completion_tokens"]
+    assert (written or 0) > 0 if is_text else written == (0 if is_embedding else None)
     assert fault(service) is None
 
 
@@ -136,6 +139,7 @@ def test_whatever_touches_the_model_of_an_audited_job_leaves_one_row(service: Se
         ("GET", f"{deployment_path}/logs", None),
         ("POST", f"{deployment_path}/generate", {"prompt": SECRET}),
         ("POST", f"/v1/endpoints/{endpoint}/generate", {"prompt": SECRET}),
+        ("POST", f"{deployment_path}/embeddings", {"input": SECRET}),
         ("PATCH", deployment_path, {"min_replicas": 3, "max_replicas": 2}),
         ("DELETE", f"/v1/models/{model}", None),
         ("DELETE", deployment_path, None),

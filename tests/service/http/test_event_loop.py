@@ -119,6 +119,8 @@ def _large_requests(service: Service) -> dict[str, list[tuple[str, str, dict[str
     turns = [{"role": ("user", "assistant")[n % 2], "content": "a"} for n in range(999)]
     bombs = [b"[" * MEBIBYTE, b'{"a":[' + b"[]," * 349_000 + b"[]]}", b"[" + b"1," * 500_000]
     unknown = {f"field_{number}": 1 for number in range(4000)}
+    boxes = {f"field {n}": {"anyOf": [{"type": "string"}, {"type": "null"}]} for n in range(160)}
+    form = {"type": "json_schema", "schema": {"type": "object", "properties": boxes}}
     return {
         "JSON bombs": [posted(path, bomb) for path in (generate, jobs) for bomb in bombs],
         "thousands of unknown fields": [posted(generate, prompts(**unknown))] * 4,
@@ -133,6 +135,7 @@ def _large_requests(service: Service) -> dict[str, list[tuple[str, str, dict[str
         ],
         "a thousand turns": [posted(generate, prompts(messages=turns))] * 4,
         "long stop texts": [posted(generate, prompts(prompt="a", stop=["Disease" * 34_000] * 4))],
+        "large schemas": [posted(generate, prompts(prompt="a", response_format=form))] * 4,
         "a long answer of an error": [
             ("POST", "/v1/datasets", _form(jsonl(*[{"x": 1}] * 5_000), "instruction"))
         ] * 2,

@@ -213,3 +213,14 @@ def test_a_network_of_ipv6_is_one_source() -> None:
     assert limits.failures(source_of("2001:db8:1:2:ffff::1")).exceeded
     assert not limits.failures(source_of("2001:db8:1:3::1")).exceeded
     assert source_of("::ffff:10.0.0.1") == source_of("10.0.0.1") == "10.0.0.1"
+
+
+def test_requests_of_batches_take_half_of_a_clients_limit_and_no_more() -> None:
+    limits = RateLimits(0, 10, SetClock())
+    assert [limits.take_spare("alice") for _ in range(7)] == [True] * 5 + [False] * 2
+    assert limits.take_spare("bob")
+    for _ in range(5):
+        window = limits.count("alice", "generate")
+        assert window is not None
+        assert not window.exceeded
+    assert RateLimits(0, 0, SetClock()).take_spare("alice")

@@ -14,13 +14,18 @@ import pytest
 from tests.service.openai.conftest import ENDPOINT
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers
-from tuneship.contract.openai.declaring import OPENAI, OpenAIOperation
+from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openai.ids import result_file_of, shown_id
 from tuneship.contract.scopes import SCOPES
 from tuneship.store.identifiers import new_id
 
 Declared = OpenAIOperation[..., Any]
 PLANTED = "zq planted text 7731"
+HOOK = {
+    "url": "https://93.184.215.14/hook",
+    "name": "one",
+    "event_types": ["batch.completed", "fine_tuning.job.failed"],
+}
 EVERY = pytest.mark.parametrize("operation", OPENAI, ids=lambda one: one.name)
 WITH_IDS = pytest.mark.parametrize(
     "operation", [one for one in OPENAI if one.path_parameters], ids=lambda one: one.name
@@ -40,9 +45,13 @@ LISTS = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service whose tenants both have a deployment, an endpoint, a dataset, a running job and a tuned model."""
-    with Service(
-        tmp_path_factory.mktemp("busy"), maximum_active_jobs=1000, concurrent_jobs=1000
-    ) as service:
+    room: dict[str, Any] = {
+        "maximum_active_jobs": 1000,
+        "concurrent_jobs": 1000,
+        "maximum_active_batches": 1000,
+        "maximum_webhooks": 1000,
+    }
+    with Service(tmp_path_factory.mktemp("busy"), **room) as service:
         for client in ("alice", "bob"):
             service.endpoint(ENDPOINT, service.deployment("answers", client), client)
             service.model(client)
@@ -50,10 +59,42 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def ids_of(service: Service, client: str) -> dict[str, str]:
-    """Make a dataset and a job, which the operations may end, and return the ids of what a client has."""
+    """Make a dataset, a job and a batch, which the operations may end, and return the ids of what a client has."""
     models = service.call("GET", "/v1/models?fine_tuned_only=true", client).json()["models"]
     dataset, job = service.dataset(client), service.job(client)
-    return {"file_id": shown_id(dataset), "job_id": shown_id(job), "model_id": models[0]["id"]}
+    return {
+        "file_id": shown_id(dataset),
+        "job_id": shown_id(job),
+        "model_id": models[0]["id"],
+        **batch_of(service, client),
+        "webhook_id": webhook_of(service, client),
+    }
+
+
+def webhook_of(service: Service, client: str) -> str:
+    headers = bare_headers(service, client)
+    made = service.call("POST", f"{PREFIX}webhook_endpoints", None, headers=headers, json=HOOK)
+    assert made.status_code == 200, made.text
+    return made.json()["id"]
+
+
+def batch_of(service: Service, client: str) -> dict[str, str]:
+    """Make a batch that waits for its turn, and return its id and that of its file."""
+    headers = bare_headers(service, client)
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    line["body"] = {"model": ENDPOINT, "prompt": PLANTED}  # type: ignore[assignment]
+    file = service.call(
+        "POST",
+        "/openai/v1/files",
+        None,
+        headers=headers,
+        data={"purpose": "batch"},
+        files={"file": ("night.jsonl", jsonl(line))},
+    ).json()["id"]
+    body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    made = service.call("POST", "/openai/v1/batches", None, headers=headers, json=body)
+    assert made.status_code == 200, made.text
+    return {"batch_id": made.json()["id"], "batch_file_id": file}
 
 
 def missing_ids() -> dict[str, str]:
@@ -62,6 +103,9 @@ def missing_ids() -> dict[str, str]:
         "file_id": shown_id(new_id("ds")),
         "job_id": shown_id(job),
         "model_id": f"ft:tuneship-tiny:m:{job[3:]}",
+        "batch_id": new_id("batch"),
+        "webhook_id": new_id("wh"),
+        "batch_file_id": shown_id(new_id("ds")),
     }
 
 
@@ -72,7 +116,17 @@ def options_of(operation: Declared, ids: dict[str, str]) -> dict[str, Any]:
             "messages": [{"role": "user", "content": PLANTED}],
         },
         "openai_create_completion": {"model": ENDPOINT, "prompt": PLANTED},
+        "openai_create_embeddings": {"model": ENDPOINT, "input": PLANTED},
         "openai_create_response": {"model": ENDPOINT, "input": PLANTED},
+        "openai_create_batch": {
+            "input_file_id": ids["batch_file_id"],
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        },
+        "openai_create_webhook": HOOK,
+        "openai_update_webhook": {"name": "another"},
+        "openai_rotate_webhook_secret": {},
+        "openai_test_webhook": {"event_type": "batch.completed"},
         "openai_create_job": {"model": "tuneship-tiny", "training_file": ids["file_id"]},
     }
     if operation.is_form:
@@ -142,6 +196,7 @@ def test_another_tenants_id_names_nothing(busy: Service, operation: Declared) ->
         job = busy.call("GET", "/v1/fine-tuning/jobs?status=completed", "bob").json()["jobs"][0]
         result = {"file_id": result_file_of(job["id"])}
         paths.append(path_of(operation, result))
+        paths.append(path_of(operation, {"file_id": theirs["batch_file_id"]}))
     answers = [call(busy, operation, path, **options) for path in paths]
     assert {answer.status_code for answer in answers} == {404}
     assert essence(answers[0]) == essence(answers[1])
@@ -154,8 +209,9 @@ def state_of_bob(service: Service) -> list[str]:
     return [re.sub(r'"(updated_at|status)":"[^"]*"', "", text) for text in texts]
 
 
-def test_another_tenants_file_in_a_job_names_nothing(busy: Service) -> None:
-    (operation,) = (one for one in OPENAI if one.name == "openai_create_job")
+@pytest.mark.parametrize("name", ["openai_create_job", "openai_create_batch"])
+def test_another_tenants_file_in_a_body_names_nothing(busy: Service, name: str) -> None:
+    (operation,) = (one for one in OPENAI if one.name == name)
     answers = [
         call(busy, operation, operation.path, **options_of(operation, ids))
         for ids in (ids_of(busy, "bob"), missing_ids())
@@ -174,7 +230,13 @@ def test_a_list_shows_nothing_of_another_tenant(busy: Service, operation: Declar
 
 @EVERY
 def test_planted_text_comes_back_nowhere(busy: Service, operation: Declared) -> None:
-    ids = {"file_id": "file-" + PLANTED, "job_id": "ftjob-" + PLANTED, "model_id": PLANTED}
+    ids = {
+        "file_id": "file-" + PLANTED,
+        "job_id": "ftjob-" + PLANTED,
+        "model_id": PLANTED,
+        "batch_id": "batch_" + PLANTED,
+        "webhook_id": "wh_" + PLANTED,
+    }
     options = options_of(operation, missing_ids())
     places: list[dict[str, Any]] = [
         {"params": {PLANTED: PLANTED}},
@@ -225,15 +287,19 @@ def test_a_bad_body_is_refused_in_openais_form(busy: Service, operation: Declare
 def test_a_change_is_recorded_under_its_own_name(busy: Service, operation: Declared) -> None:
     if operation.name == "openai_delete_model":
         busy.model()
+    if operation.name == "openai_cancel_batch":
+        busy.engines.may_answer.clear()  # else it would have ended
     ids = ids_of(busy, "alice")
     if operation.name == "openai_delete_file":
         ids["file_id"] = shown_id(busy.dataset())
     before = len(entries(busy))
     answer = call(busy, operation, path_of(operation, ids), **options_of(operation, ids))
+    busy.engines.may_answer.set()
     refused = {
         "openai_pause_job": 400,
         "openai_resume_job": 400,
         "openai_get_file_content": 403,
+        "openai_test_webhook": 400,
     }
     assert answer.status_code == refused.get(operation.name, 200), answer.text
     # The request for the entries is recorded, too.

@@ -3,12 +3,20 @@
 from typing import Any
 
 import pytest
-from openai.types import completion_create_params, file_create_params
+from openai.types import (
+    batch_create_params,
+    completion_create_params,
+    embedding_create_params,
+    file_create_params,
+)
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.fine_tuning import job_create_params as job_params
 from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
 from openai.types.responses import EasyInputMessageParam, ResponseTextConfigParam
 from openai.types.responses import response_create_params as response_params
+from openai.types.responses.response_format_text_json_schema_config_param import (
+    ResponseFormatTextJSONSchemaConfigParam,
+)
 from openai.types.responses.response_input_file_param import ResponseInputFileParam
 from openai.types.responses.response_input_image_param import ResponseInputImageParam
 from openai.types.responses.response_input_param import Message
@@ -16,9 +24,22 @@ from openai.types.responses.response_input_text_param import ResponseInputTextPa
 from openai.types.responses.response_output_message_param import ResponseOutputMessageParam
 from openai.types.responses.response_output_refusal_param import ResponseOutputRefusalParam
 from openai.types.responses.response_output_text_param import ResponseOutputTextParam
+from openai.types.shared_params.response_format_json_schema import (
+    JSONSchema,
+    ResponseFormatJSONSchema,
+)
+from openai.types.webhooks import (
+    webhook_create_params,
+    webhook_rotate_secret_params,
+    webhook_test_params,
+    webhook_update_params,
+)
 
-from tuneship.contract.openai.chat import ChatCompletionCreate
+from tuneship.contract.openai.answering import NamedSchema
+from tuneship.contract.openai.batches import BatchCreate
+from tuneship.contract.openai.chat import ChatCompletionCreate, ChatResponseFormat
 from tuneship.contract.openai.completions import TextCompletionCreate
+from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.contract.openai.fields import OpenAIRequest
 from tuneship.contract.openai.files import FileUpload
 from tuneship.contract.openai.jobs import (
@@ -31,13 +52,21 @@ from tuneship.contract.openai.responses import (
     InputPart,
     ResponseCreate,
     ResponseStreamOptions,
+    TextFormat,
     TextOptions,
+)
+from tuneship.contract.openai.webhooks import (
+    WebhookEndpointCreate,
+    WebhookEndpointTest,
+    WebhookEndpointUpdate,
+    WebhookSecretRotation,
 )
 
 TYPES: list[tuple[Any, type[OpenAIRequest]]] = [
     (chat_params.CompletionCreateParamsBase, ChatCompletionCreate),
     (completion_create_params.CompletionCreateParamsBase, TextCompletionCreate),
     (response_params.ResponseCreateParamsBase, ResponseCreate),
+    (embedding_create_params.EmbeddingCreateParams, EmbeddingsCreate),
 ]
 
 
@@ -47,8 +76,8 @@ def test_every_field_stands_in_one_list(sent: Any, read: type[OpenAIRequest]) ->
     known = set[str]().union(*lists)
     assert set(sent.__annotations__) - known == set()
     assert sum(map(len, lists)) == len(known)
-    # The client adds `stream` by itself.
-    assert known - set(sent.__annotations__) <= {"stream"}
+    # The client adds `stream` by itself; `pooling` is this service's own.
+    assert known - set(sent.__annotations__) <= {"stream", "pooling"}
 
 
 def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
@@ -65,8 +94,16 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
         (job_params.Hyperparameters, SupervisedHyperparameters),
         (SupervisedHyperparametersParam, SupervisedHyperparameters),
         (file_create_params.FileCreateParams, FileUpload),
+        (batch_create_params.BatchCreateParams, BatchCreate),
+        (webhook_create_params.WebhookCreateParams, WebhookEndpointCreate),
+        (webhook_update_params.WebhookUpdateParams, WebhookEndpointUpdate),
+        (webhook_rotate_secret_params.WebhookRotateSecretParams, WebhookSecretRotation),
+        (webhook_test_params.WebhookTestParams, WebhookEndpointTest),
         (response_params.StreamOptions, ResponseStreamOptions),
         (ResponseTextConfigParam, TextOptions),
+        (ResponseFormatTextJSONSchemaConfigParam, TextFormat),
+        (ResponseFormatJSONSchema, ChatResponseFormat),
+        (JSONSchema, NamedSchema),
         (EasyInputMessageParam, InputMessage),
         (Message, InputMessage),
         (ResponseOutputMessageParam, InputMessage),
@@ -79,5 +116,6 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
     ids=lambda one: one.__name__,
 )
 def test_every_field_of_the_parts_is_known(sent: Any, read: type[OpenAIRequest]) -> None:
-    known = {*read.model_fields, *read.neutral, *read.unsupported, "file"}
+    fields = {field.alias or name for name, field in read.model_fields.items()}
+    known = {*fields, *read.neutral, *read.unsupported, "file"}
     assert set(sent.__annotations__) - known == set()

@@ -78,7 +78,7 @@ def test_a_bad_line_is_refused_with_its_place_and_not_its_text(
 def test_other_purposes_and_expiry_are_refused_by_name(client: openai.OpenAI) -> None:
     file = ("x.jsonl", jsonl(*LINES))
     with pytest.raises(openai.BadRequestError) as caught:
-        client.files.create(file=file, purpose="batch")
+        client.files.create(file=file, purpose="vision")
     assert caught.value.param == "purpose"
     with pytest.raises(openai.BadRequestError) as caught:
         client.files.create(

@@ -161,11 +161,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"truncation": "auto"}, "unsupported_value", "truncation"),
     ({"reasoning": {"effort": "high"}}, "unsupported_value", "reasoning"),
     ({"include": ["message.output_text.logprobs"]}, "unsupported_value", "include"),
-    (
-        {"text": {"format": {"type": "json_schema", "name": SECRET, "schema": {}}}},
-        "unsupported_value",
-        "format",
-    ),
     ({"seed": 1}, "unknown_parameter", "seed"),
     ({"max_output_tokens": 10**6}, "invalid_value", "max_output_tokens"),
     ({"input": [{**ITEM, "role": "assistant"}]}, "invalid_value", "input"),

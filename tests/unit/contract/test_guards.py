@@ -54,8 +54,8 @@ def test_both_clients_have_exactly_one_verb_for_each_operation(
         if isinstance(verb, Verb)
     )
     # An endpoint's address does not show which kind of endpoint it is.
-    both_kinds_generate = {"generate_by_endpoint": 2}
-    assert verbs == Counter({one.name: 1 for one in DECLARED} | both_kinds_generate)
+    both_kinds_answer = {"generate_by_endpoint": 2, "embed_by_endpoint": 2}
+    assert verbs == Counter({one.name: 1 for one in DECLARED} | both_kinds_answer)
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -6,10 +6,15 @@ from typing import Any
 
 import jsonschema
 import pytest
-from openai.types import Completion, FileDeleted, FileObject, Model, ModelDeleted
+from openai.types import Batch, Completion, Embedding, FileDeleted, FileObject, Model, ModelDeleted
 from openai.types.chat import ChatCompletion
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.responses import Response
+from openai.types.webhooks import (
+    DeletedWebhookEndpoint,
+    WebhookEndpoint,
+    WebhookEndpointTestResult,
+)
 from typer.testing import CliRunner
 
 from tuneship.cli.main import app
@@ -24,9 +29,14 @@ DOCUMENT = openai_document()
 TYPES: dict[str, Any] = {
     "chat.completion": ChatCompletion,
     "text_completion": Completion,
+    "embedding": Embedding,
     "response": Response,
     "model": Model,
     "file": FileObject,
+    "batch": Batch,
+    "webhook_endpoint": WebhookEndpoint,
+    "webhook_endpoint.deleted": DeletedWebhookEndpoint,
+    "webhook_endpoint.test": WebhookEndpointTestResult,
     "fine_tuning.job": FineTuningJob,
     "fine_tuning.job.event": FineTuningJobEvent,
 }
@@ -55,7 +65,8 @@ def test_its_examples_pass(operation: OpenAIOperation[..., Any]) -> None:
     reply = operation.reply_type.validate_python(operation.example.reply)
     assert operation.reply_type.dump_python(reply, mode="json") == operation.example.reply
     shown = operation.example.reply
-    for one in shown.get("data", [shown]) if isinstance(shown, dict) else []:
+    entries = shown.get("data", [shown]) if isinstance(shown, dict) else []
+    for one in [one for one in entries if isinstance(one, dict)]:
         kind = {"openai_delete_file": FileDeleted, "openai_delete_model": ModelDeleted}.get(
             operation.name, TYPES[one["object"]]
         )

@@ -32,6 +32,7 @@ from tuneship.serving.replica_client import (
     ServingError,
     TokenScore,
     TokenStream,
+    UnusableGrammar,
 )
 
 pytestmark = pytest.mark.slow
@@ -160,6 +161,18 @@ def test_it_tells_log_probabilities_of_new_tokens_and_of_the_prompt(
         stopped = opened.link.generate(ask(10, 9, stop_tokens=(12,), logprobs=0))
         assert await tokens_of(stopped) == [11]
         assert stopped.scores == [TokenScore(11, -1.1, []), TokenScore(12, -1.2, [])]
+        await opened.link.aclose()
+        opened.worker.kill()
+
+    asyncio.run(run())
+
+
+def test_it_refuses_a_grammar_by_its_name(servers: PlayedServers) -> None:
+    async def run() -> None:
+        opened = await servers.open()
+        with pytest.raises(UnusableGrammar, match="engine"):
+            await tokens_of(opened.link.generate(ask(10, grammar="{}")))
+        assert servers.notes("asked") == []
         await opened.link.aclose()
         opened.worker.kill()
 

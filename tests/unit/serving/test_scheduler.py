@@ -238,3 +238,55 @@ def test_a_stop_token_ends_a_sequence_and_is_not_part_of_it() -> None:
     assert sequence.append(7) is None
     assert sequence.append(2) is FinishReason.STOP
     assert sequence.generated == [7]
+
+
+def background(name: str, owner: str = "") -> Sequence:
+    request = GenerateRequest((1,), max_tokens=9, owner=owner, is_background=True)
+    return Sequence(name, request, token_limit=9)
+
+
+def test_the_background_joins_only_while_nobody_else_waits() -> None:
+    scheduler = Scheduler(slots=8, prompt_tokens=1)
+    for name in "xy":
+        scheduler.add(background(name))
+    for name in "ab":
+        scheduler.add(waiting(name, prompt=1))
+    # The first step has room for two prompt tokens.
+    for expected in ("ab", "abxy"):
+        step(scheduler)
+        assert names(scheduler) == expected
+    assert scheduler.waiting == 0
+
+
+def test_the_background_leaves_half_of_the_slots_free() -> None:
+    scheduler = Scheduler(slots=8, prompt_tokens=100)
+    for number in range(20):
+        scheduler.add(background(str(number), owner=str(number % 2)))
+    step(scheduler)
+    assert len(scheduler.running) == 4
+    for number in range(8):
+        scheduler.add(of_owner("alice", "a", number))
+    step(scheduler)
+    # Eight slots and two for guests: those who come find all of them that the background has left.
+    assert len(scheduler.running) == 10
+    assert sum(one.request.is_background for one in scheduler.running) == 4
+
+
+def test_beside_others_the_background_has_the_share_of_one_owner() -> None:
+    scheduler = Scheduler(slots=8, prompt_tokens=100)
+    scheduler.add(of_owner("alice", "a", 0))
+    for number in range(20):
+        scheduler.add(background(str(number), owner="bob"))
+    step(scheduler)
+    assert sum(one.request.is_background for one in scheduler.running) == 2
+
+
+def test_a_background_sequence_that_waits_can_be_cancelled() -> None:
+    scheduler = Scheduler(slots=1, prompt_tokens=100)
+    first, second = background("a"), background("b")
+    scheduler.add(first)
+    scheduler.add(second)
+    step(scheduler)
+    scheduler.remove(second)
+    scheduler.release(first)
+    assert scheduler.idle

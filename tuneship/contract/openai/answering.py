@@ -1,11 +1,12 @@
 """Parts that chat completions and completions share: where an answer ends, who asks, and what it took."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply
-from tuneship.contract.generation import MAXIMUM_ANSWERS
+from tuneship.contract.generation import MAXIMUM_ANSWERS, SchemaOfAnswer
 from tuneship.contract.openai.fields import NeutralFields, OpenAIRequest
 
 Text = Annotated[str, Field(min_length=1)]
@@ -17,6 +18,42 @@ PENALTIES: NeutralFields = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
 }
+
+
+SchemaName = Annotated[
+    str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Has no effect on the answer.")
+]
+SchemaDescription = Annotated[
+    str | None, Field(description="Has no effect here: the model does not read the schema.")
+]
+Strict = Annotated[
+    bool | None,
+    Field(description="Every schema is followed strictly, whatever this says."),
+]
+
+
+class NamedSchema(OpenAIRequest):
+    """A schema that the answer shall fit."""
+
+    name: SchemaName
+    description: SchemaDescription = None
+    json_schema: Annotated[SchemaOfAnswer, Field(alias="schema")]
+    strict: Strict = None
+
+
+def refuse_other_fields(kind: str, given: dict[str, object], needed: tuple[str, ...]) -> None:
+    """Raise pydantic's error unless a `json_schema` has what it needs, and no other format has any of it."""
+    for name, value in given.items():
+        if kind == "json_schema" and name in needed and value is None:
+            raise PydanticCustomError("missing", "is required", {"below": f".{name}"})
+        if kind != "json_schema" and value is not None:
+            text = "needs the type json_schema"
+            raise PydanticCustomError("conflict", text, {"below": f".{name}"})
+
+
+def main_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+    """The form of an answer as the main API takes it."""
+    return {"type": kind, "schema": schema}
 
 
 class StreamOptions(OpenAIRequest):

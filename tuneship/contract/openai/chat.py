@@ -7,14 +7,22 @@ from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
-from tuneship.contract.generation import MAXIMUM_ALTERNATIVES, MAXIMUM_TURNS
+from tuneship.contract.generation import (
+    EXAMPLE_SCHEMA,
+    MAXIMUM_ALTERNATIVES,
+    MAXIMUM_TURNS,
+    FormatType,
+)
 from tuneship.contract.openai.answering import (
     PENALTIES,
     Answered,
     CompletionUsage,
     FinishReason,
+    NamedSchema,
     SampledRequest,
     Text,
+    main_format,
+    refuse_other_fields,
 )
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import ANY_VALUE, NeutralFields, OpenAIRequest
@@ -49,6 +57,23 @@ class ChatMessage(OpenAIRequest):
         return "".join(part.text for part in self.content)
 
 
+class ChatResponseFormat(OpenAIRequest):
+    """The form of the answer: any text, any JSON object, or JSON that fits a schema."""
+
+    type: FormatType
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_with_its_type(self) -> Self:
+        refuse_other_fields(self.type, {"json_schema": self.json_schema}, ("json_schema",))
+        return self
+
+    @property
+    def for_the_main_api(self) -> dict[str, Any]:
+        """The same as the main API takes it."""
+        return main_format(self.type, self.json_schema and self.json_schema.json_schema)
+
+
 class ChatCompletionCreate(SampledRequest):
     """A conversation that a model shall continue."""
 
@@ -57,7 +82,6 @@ class ChatCompletionCreate(SampledRequest):
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": ANY_VALUE,
-        "response_format": ({"type": "text"},),
         "store": (False,),
         "metadata": ANY_VALUE,
         "service_tier": ("auto", "default"),
@@ -87,6 +111,10 @@ class ChatCompletionCreate(SampledRequest):
     top_logprobs: Annotated[
         int | None,
         Field(ge=0, le=MAXIMUM_ALTERNATIVES, description="Above 0 it needs `logprobs`."),
+    ] = None
+    response_format: Annotated[
+        ChatResponseFormat | None,
+        Field(description="The answer is complete and fits, or it ends with `length`."),
     ] = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
@@ -202,7 +230,19 @@ EXAMPLE_CHAT_REPLY: dict[str, Any] = {
     "POST",
     "chat/completions",
     scope="generate",
-    example=Example({"chat": EXAMPLE_CHAT}, EXAMPLE_CHAT_REPLY),
+    example=Example(
+        {
+            "chat": EXAMPLE_CHAT,
+            "schema": {
+                **EXAMPLE_CHAT,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "chapter", "strict": True, "schema": EXAMPLE_SCHEMA},
+                },
+            },
+        },
+        EXAMPLE_CHAT_REPLY,
+    ),
 )
 def openai_create_chat_completion(request: ChatCompletionCreate) -> ChatCompletion:
     """Continue a conversation with a model, or with what an endpoint's split draws."""

@@ -1,13 +1,13 @@
 """Completions of OpenAI's API: texts or token ids that a model continues as they are, without a chat template."""
 
-from typing import Annotated, ClassVar, Literal, LiteralString, Self, cast
+from typing import Annotated, ClassVar, Literal, LiteralString, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
-from tuneship.contract.generation import MAXIMUM_ANSWERS, MAXIMUM_TOKEN_ID
+from tuneship.contract.generation import MAXIMUM_ANSWERS
 from tuneship.contract.openai.answering import (
     PENALTIES,
     Answered,
@@ -18,29 +18,7 @@ from tuneship.contract.openai.answering import (
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import NeutralFields
 from tuneship.contract.operation import Example
-
-Prompt = str | list[int]
-_TEXT = {"type": "string", "minLength": 1}
-_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_SEVERAL = {"minItems": 1, "maxItems": MAXIMUM_ANSWERS}
-
-
-def _is_prompt(value: object) -> bool:
-    if isinstance(value, list):
-        ids = cast("list[object]", value)
-        return bool(ids) and all(type(one) is int and 0 <= one < MAXIMUM_TOKEN_ID for one in ids)
-    return isinstance(value, str) and bool(value)
-
-
-def _prompts(value: object) -> list[Prompt]:
-    """Read one prompt or several, each a text or token ids."""
-    prompts = cast(
-        "list[object]", [value] if _is_prompt(value) or not isinstance(value, list) else value
-    )
-    if not prompts or not all(map(_is_prompt, prompts)):
-        text = "must be a text, token ids, or a list of either, none of them empty"
-        raise PydanticCustomError("prompt_type", text, {"param": "prompt"})
-    return cast("list[Prompt]", prompts)
+from tuneship.contract.token_inputs import TextOrIds, schema_of_texts, texts_or_ids
 
 
 class TextCompletionCreate(SampledRequest):
@@ -50,18 +28,13 @@ class TextCompletionCreate(SampledRequest):
     unsupported = frozenset({"suffix"})
 
     prompt: Annotated[
-        list[Prompt],
-        PlainValidator(_prompts),
+        list[TextOrIds],
+        PlainValidator(lambda value: texts_or_ids(value, "prompt")),
         WithJsonSchema(
-            {
-                "anyOf": [
-                    _TEXT,
-                    _TOKEN_IDS,
-                    {"type": "array", "items": _TEXT, **_SEVERAL},
-                    {"type": "array", "items": _TOKEN_IDS, **_SEVERAL},
-                ],
-                "description": "One prompt or several, as texts or token ids. No template is added.",
-            }
+            schema_of_texts(
+                MAXIMUM_ANSWERS,
+                "One prompt or several, as texts or token ids. No template is added.",
+            )
         ),
     ]
     max_tokens: Annotated[

@@ -7,13 +7,16 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from tuneship.contract.openai import (
+    batches,
     chat,
     completions,
+    embeddings,
     files,
     jobs,
     models,
     response_events,
     responses,
+    webhooks,
 )
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
@@ -22,10 +25,13 @@ from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
 SECTIONS = {
     chat: "Conversations that a model continues.",
     completions: "Texts that a model answers.",
+    embeddings: "Vectors of texts.",
     responses: "Texts and conversations that a model answers, without state.",
     models: "What can be asked.",
-    files: "Training data, and results of jobs.",
+    files: "Training data, results of jobs, and what batches read and write.",
     jobs: "Fine-tuning jobs, their events and checkpoints.",
+    batches: "Files of requests that are answered in the background.",
+    webhooks: "Receivers of the events in which jobs and batches end.",
 }
 FRAMES: dict[str, TypeAdapter[Any]] = {
     chat.openai_create_chat_completion.name: TypeAdapter(chat.ChatChunk),

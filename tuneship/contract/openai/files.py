@@ -1,4 +1,4 @@
-"""Files of OpenAI's API: training data, which are datasets, and results of jobs, which are made when they are read."""
+"""Files of OpenAI's API: training data, which are datasets, results of jobs, made when they are read, and batches."""
 
 from typing import Annotated, Any, BinaryIO, Literal, cast
 
@@ -13,13 +13,15 @@ from tuneship.contract.openai.ids import FileId
 from tuneship.contract.openai.lists import AfterId
 from tuneship.contract.operation import Example
 
+FilePurpose = Literal["fine-tune", "fine-tune-results", "batch", "batch_output"]
+
 
 class FileUpload(OpenAIRequest):
-    """The form of an upload, beside its `file`: JSON Lines."""
+    """The form of an upload, beside its `file`: JSON Lines of training data, or of requests for a batch."""
 
     unsupported = frozenset({"expires_after"})
 
-    purpose: Literal["fine-tune"]
+    purpose: Literal["fine-tune", "batch"]
     filename: SkipJsonSchema[str] = ""
     """The name in the head of the file's part; no part of its own."""
 
@@ -41,7 +43,7 @@ class FileObject(Reply):
     bytes: int
     created_at: int
     filename: str
-    purpose: Literal["fine-tune", "fine-tune-results"]
+    purpose: FilePurpose
     status: Literal["uploaded", "processed", "error"]
     status_details: str | None = None
     expires_at: None = None
@@ -88,7 +90,7 @@ EXAMPLE_LINE = (
     example=Example({"training": {"purpose": "fine-tune", "file": EXAMPLE_LINE}}, EXAMPLE_FILE),
 )
 def openai_create_file(form: FileUpload, file: BinaryIO) -> FileObject:
-    """Store a JSON Lines file as a dataset; one with a bad line is refused whole."""
+    """Store a JSON Lines file: of training data as a dataset, refused whole for a bad line; or for a batch."""
     raise NotImplementedError
 
 
@@ -102,9 +104,9 @@ def openai_list_files(
     after: AfterId | None = None,
     limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",
-    purpose: Literal["fine-tune", "fine-tune-results"] = "fine-tune",
+    purpose: FilePurpose = "fine-tune",
 ) -> FileObjects:
-    """List files, newest first: training data, or for `fine-tune-results` at most 100 results of jobs a page."""
+    """List files of one purpose, newest first; of results of jobs, a page has at most 100."""
     raise NotImplementedError
 
 
@@ -124,7 +126,7 @@ def openai_get_file(file_id: FileId) -> FileObject:
     example=Example(reply={"id": f"file-{SUFFIX}", "object": "file", "deleted": True}),
 )
 def openai_delete_file(file_id: FileId) -> FileDeleted:
-    """Remove a file of training data; 409 while a job that has not ended uses it."""
+    """Remove a file; 409 while a job or a batch that has not ended uses it."""
     raise NotImplementedError
 
 
@@ -135,5 +137,8 @@ def openai_delete_file(file_id: FileId) -> FileDeleted:
     example=Example(reply="c3RlcCx0cmFpbl9sb3Nz"),
 )
 def openai_get_file_content(file_id: FileId) -> str:
-    """Read the result file of a job, CSV in Base64, as text. Training data cannot be read back."""
+    """Read the result file of a job, CSV in Base64, or what a batch has answered, with the scope `generate` as well.
+
+    Neither training data nor the requests of a batch can be read back.
+    """
     raise NotImplementedError

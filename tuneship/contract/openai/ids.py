@@ -12,6 +12,8 @@ from tuneship.contract.common import JobId
 
 # OpenAI's prefix by tuneship's.
 PREFIXES = {"ds": "file", "ft": "ftjob", "gen": "chatcmpl"}
+# A file of a batch is `file_<x>` here; OpenAI's form does not tell it from a dataset.
+BATCH_FILE = "file_"
 RESULT_FILE = "file-res-"
 # Parts of the id of a tuned model that name its tenant or its best step, as OpenAI's ids do.
 CHECKPOINT = re.compile(r"ckpt-step-[0-9]{1,18}")
@@ -20,7 +22,7 @@ CHECKPOINT = re.compile(r"ckpt-step-[0-9]{1,18}")
 def shown_id(identifier: str, prefix: str | None = None) -> str:
     """OpenAI's form of an id, e.g. `ftjob-<x>` of `ft_<x>`; `prefix` replaces the usual one."""
     kind, _, rest = identifier.partition("_")
-    return f"{prefix or PREFIXES[kind]}-{rest}"
+    return f"{prefix or PREFIXES.get(kind, kind)}-{rest}"
 
 
 def new_form_id(identifier: str, prefix: str) -> str:
@@ -36,6 +38,11 @@ def own_id(identifier: str) -> str:
         if identifier.startswith(f"{shown}-"):
             return f"{own}_{identifier.removeprefix(f'{shown}-')}"
     return identifier
+
+
+def batch_file_of(file_id: str) -> str:
+    """The id that a file of a batch has, of the id of a file from a request, which looks like a dataset's."""
+    return BATCH_FILE + file_id.partition("_")[2]
 
 
 def job_of_result_file(identifier: str) -> str | None:
@@ -77,5 +84,5 @@ FineTuningJobId = Annotated[
 FileId = Annotated[
     str,
     BeforeValidator(_from_either_form),
-    WithJsonSchema({"type": "string", "pattern": "^(file-(res-)?|ds_)[0-9a-z]{20,32}$"}),
+    WithJsonSchema({"type": "string", "pattern": "^(file-(res-)?|ds_|file_)[0-9a-z]{20,32}$"}),
 ]

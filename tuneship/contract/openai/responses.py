@@ -1,13 +1,26 @@
 """Responses of OpenAI's API, without state: nothing is stored, so every request holds its whole conversation."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
-from tuneship.contract.generation import MAXIMUM_TURNS
-from tuneship.contract.openai.answering import AskedModel, Text
+from tuneship.contract.generation import (
+    EXAMPLE_SCHEMA,
+    MAXIMUM_TURNS,
+    FormatType,
+    SchemaOfAnswer,
+)
+from tuneship.contract.openai.answering import (
+    AskedModel,
+    SchemaDescription,
+    SchemaName,
+    Strict,
+    Text,
+    main_format,
+    refuse_other_fields,
+)
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import ANY_VALUE, NeutralFields, OpenAIRequest
 from tuneship.contract.operation import Example
@@ -59,13 +72,41 @@ class InputMessage(OpenAIRequest):
         return "".join(part.text for part in self.content)
 
 
-class TextOptions(OpenAIRequest):
-    """The form of the answer; only plain text is supported."""
+class TextFormat(OpenAIRequest):
+    """The form of the answer: any text, any JSON object, or JSON that fits a schema."""
 
-    neutral: ClassVar[NeutralFields] = {
-        "format": ({"type": "text"},),
-        "verbosity": ("medium",),
-    }
+    type: FormatType
+    name: SchemaName | None = None
+    description: SchemaDescription = None
+    json_schema: Annotated[SchemaOfAnswer | None, Field(alias="schema")] = None
+    strict: Strict = None
+
+    @model_validator(mode="after")
+    def _schema_with_its_type(self) -> Self:
+        given: dict[str, object] = {
+            "name": self.name,
+            "description": self.description,
+            "schema": self.json_schema,
+            "strict": self.strict,
+        }
+        refuse_other_fields(self.type, given, ("name", "schema"))
+        return self
+
+    @property
+    def for_the_main_api(self) -> dict[str, Any]:
+        """The same as the main API takes it."""
+        return main_format(self.type, self.json_schema)
+
+
+class TextOptions(OpenAIRequest):
+    """The form of the answer."""
+
+    neutral: ClassVar[NeutralFields] = {"verbosity": ("medium",)}
+
+    format: Annotated[
+        TextFormat | None,
+        Field(description="The answer is complete and fits, or it is `incomplete`."),
+    ] = None
 
 
 class ResponseStreamOptions(OpenAIRequest):
@@ -192,7 +233,14 @@ class ResponseFailure(Reply):
 class AnswerFormat(Reply):
     """The form of an answer."""
 
-    type: Literal["text"] = "text"
+    type: FormatType = "text"
+    name: Annotated[str | None, Field(exclude_if=absent)] = None
+    description: Annotated[str | None, Field(exclude_if=absent)] = None
+    json_schema: Annotated[
+        dict[str, Any] | None,
+        Field(alias="schema", exclude_if=absent, description="As it was sent."),
+    ] = None
+    strict: Annotated[bool | None, Field(exclude_if=absent)] = None
 
 
 class AnswerText(Reply):
@@ -301,7 +349,14 @@ EXAMPLE_RESPONSE: dict[str, Any] = {
                 "input": "senile cataract",
                 "max_output_tokens": 64,
                 "temperature": 0.0,
-            }
+            },
+            "schema": {
+                "model": MODEL,
+                "input": "senile cataract",
+                "text": {
+                    "format": {"type": "json_schema", "name": "chapter", "schema": EXAMPLE_SCHEMA}
+                },
+            },
         },
         EXAMPLE_RESPONSE,
     ),

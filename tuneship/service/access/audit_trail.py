@@ -30,12 +30,16 @@ class AuditTrail:
     """The id of the resource that the request created."""
     is_required: bool = False
     """Something that the request touched has `audit_logging`."""
+    touches_hipaa: bool = False
+    """Something that the request touched is in hipaa mode."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
     def touch(self, row: Mapping[str, Any]) -> None:
         """Note that a handler looked at this job or deployment, or at something made by this job."""
-        self.is_required = self.is_required or bool(row["security_settings"]["audit_logging"])
+        settings = row["security_settings"]
+        self.is_required = self.is_required or bool(settings["audit_logging"])
+        self.touches_hipaa = self.touches_hipaa or settings.get("compliance_mode") == "hipaa"
 
     def count(self, usage: Usage) -> None:
         """Note the tokens of a generation; called once for each."""

@@ -132,6 +132,13 @@ class CataloguedModel:
         return size if isinstance(size, int) else self.tokenizer.get_vocab_size()
 
     @cached_property
+    def hidden_size(self) -> int | None:
+        """The numbers of a hidden state; None where config.json does not say it."""
+        config = _object(self.path / "config.json")
+        size = config.get("hidden_size") or config.get("n_embd")
+        return size if isinstance(size, int) else None
+
+    @cached_property
     def longest_token(self) -> int | None:
         """The most characters of text that one token stands for; None where the tokenizer may remove text.
 

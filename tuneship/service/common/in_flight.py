@@ -29,6 +29,8 @@ class InFlightGeneration:
     endpoint_id: str = ""
     first_token: float | None = None
     """When its first token came (`time.perf_counter`)."""
+    is_background: bool = False
+    """It belongs to a batch."""
 
     def queued(self, now: datetime) -> None:
         """Note that it waits in a replica's queue, or for a replica to start."""
@@ -52,9 +54,11 @@ class InFlightGenerations:
         self._ended_now: set[str] = set()
 
     @contextmanager
-    def track(self, deployment_id: str) -> Generator[InFlightGeneration]:
+    def track(
+        self, deployment_id: str, *, is_background: bool = False
+    ) -> Generator[InFlightGeneration]:
         """Count one generation. Enter before its deployment's record is read, so that nothing is unloaded under it."""
-        generation = InFlightGeneration()
+        generation = InFlightGeneration(is_background=is_background)
         running = self._running.setdefault(deployment_id, set())
         running.add(generation)
         self._peaks[deployment_id] = max(self._peaks.get(deployment_id, 0), len(running))
@@ -84,6 +88,10 @@ class InFlightGenerations:
     def total(self) -> int:
         """How many generations of all deployments are in flight. May be called from any thread."""
         return sum(len(running) for running in list(self._running.values()))
+
+    def has_interactive(self) -> bool:
+        """Whether somebody waits for a generation that is in flight."""
+        return any(not one.is_background for running in self._running.values() for one in running)
 
     def take_demand(self, deployment_id: str, now: datetime) -> Demand:
         """The demand on a deployment since the last call, which resets the peak."""

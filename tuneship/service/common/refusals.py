@@ -52,8 +52,15 @@ def field_path(parts: Iterable[int | str], *, known: bool = True) -> str | None:
     return text or None
 
 
+def _field(problem: Any, *, known: bool = True) -> str | None:
+    """The field of a problem: its own path, or one that a validator names, whole or `below` that path."""
+    named = problem.get("ctx", {})
+    path = named.get("param") or field_path(problem["loc"], known=known)
+    return path if path is None else path + named.get("below", "")
+
+
 def _detail(problem: Any) -> ErrorDetail:
-    field = problem.get("ctx", {}).get("param") or field_path(problem["loc"])
+    field = _field(problem)
     # pydantic writes "Input should be ...": the API's messages begin with "must".
     text = str(problem["msg"]).removeprefix("Value error, ")
     text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
@@ -92,7 +99,7 @@ def _malformed(problems: list[Any], code: str, message: str) -> InvalidRequestEr
     is_known = code != "unknown_field"
     details = [
         ErrorDetail(
-            problem.get("ctx", {}).get("param") or field_path(problem["loc"], known=is_known),
+            _field(problem, known=is_known),
             code,
             message,
         )

@@ -5,15 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-BLOCK_BYTES = 1 << 20
+from tuneship.service.common.downloads import BLOCK_BYTES, Download
 
 
-class TarStream:
+class TarStream(Download):
     """The files of a folder, opened: they may be deleted while they are sent."""
+
+    media = "application/x-tar"
 
     def __init__(self, folder: Path, name: str) -> None:
         """`name` is the name of the archive without its ending, and of the folder in it. Raises `OSError`."""
-        self.name = name
+        self.file_name = f"{name}.tar"
         self._files: list[tuple[bytes, int, BinaryIO]] = []
         for path in sorted(folder.iterdir()):
             entry = tarfile.TarInfo(f"{name}/{path.name}")
@@ -21,7 +23,6 @@ class TarStream:
             self._files.append((entry.tobuf(tarfile.GNU_FORMAT), entry.size, path.open("rb")))
         content = sum(len(head) + size + -size % tarfile.BLOCKSIZE for head, size, _ in self._files)
         self.length = content + 2 * tarfile.BLOCKSIZE
-        """Bytes of the whole archive."""
 
     def blocks(self) -> Iterator[bytes]:
         """The bytes of the archive in order, never none at a time. Raises `OSError`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tuneship.contract.operation import Operation
+from tuneship.service.common.downloads import Download
 from tuneship.service.common.streaming import Stream
 from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.context import Context
@@ -45,6 +46,11 @@ class Bind(Protocol[P, R]):
 
     @overload
     def __call__(
+        self, handler: Callable[Concatenate[Context, P], bytes | Download], /
+    ) -> Callable[Concatenate[Context, P], bytes | Download]: ...
+
+    @overload
+    def __call__(
         self, handler: Callable[Concatenate[Context, P], R | Stream], /
     ) -> Callable[Concatenate[Context, P], R | Stream]: ...
 
@@ -52,6 +58,11 @@ class Bind(Protocol[P, R]):
     def __call__(
         self, handler: Callable[Concatenate[Context, P], Awaitable[R | Stream]], /
     ) -> Callable[Concatenate[Context, P], Awaitable[R | Stream]]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Context, P], Awaitable[bytes]], /
+    ) -> Callable[Concatenate[Context, P], Awaitable[bytes]]: ...
 
     @overload
     def __call__(
@@ -69,7 +80,7 @@ def serves(
 
     A plain function runs in a worker thread and owns one transaction; with `is_long` it may work on whole files, for
     seconds or minutes. A coroutine function runs on the event loop: for waiting, not for work. Instead of the reply a
-    handler may return a stream or an archive, and a plain one the reply as JSON, where it is too long for models.
+    handler may return a stream, an archive, or the reply as JSON, where it is too long for models.
     """
 
     def bind(handler: Any) -> Any:

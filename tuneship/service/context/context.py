@@ -121,6 +121,8 @@ class Context:
     wants_whole_lists: bool = False
     """The profile's lists have no pages, and the caller did not request one."""
     last_event_id: str | None = None
+    is_background: bool = False
+    """Nobody waits for the answer: it is a request of a batch, which gives way to all others."""
     scopes: frozenset[str] = frozenset()
     """The scopes of the caller's key; the boundary has checked the one of the operation."""
     accept: str = ""
@@ -162,7 +164,7 @@ class Context:
         return ALL_ROWS if self.wants_whole_lists else limit
 
     def touch(self, *resources: Row) -> None:
-        """Note that a handler looked at these jobs or deployments.
+        """Note that a handler looked at these jobs, deployments, batches or files of batches.
 
         A row may require an audit entry, or refuse this caller. Raises 400 or 403.
         """
@@ -177,8 +179,8 @@ class Context:
             self.trail.touch(job)
 
     def touch_by_id(self, connection: sa.Connection, identifier: str) -> None:
-        """Note that a replayed answer is about the job or deployment with this id."""
-        for table in (tables.jobs, tables.deployments):
+        """Note that a replayed answer is about the job, deployment or batch with this id."""
+        for table in (tables.jobs, tables.deployments, tables.batches):
             row = rows.fetch(connection, table, identifier, client_id=self.client_id)
             if row is not None:
                 self.touch_models(connection, [row.get("model_name", "")])

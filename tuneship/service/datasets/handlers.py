@@ -36,6 +36,7 @@ from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFa
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
+from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.service.models.handlers import base_of
@@ -180,26 +181,9 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
 
     A file that a kill leaves without a row is set aside later.
     """
-    blobs = context.parts.blobs
-    undo = partial(_remove_unless_stored, context.parts, row["id"])
-    context.after_rollback.append(undo)
-    try:
-        # Before the transaction, for which other writers would wait.
-        blobs.keep(staged, row["blob"])
-    except BlobsAway:
-        # The removal would wait for the same store; the supervisor finds what the upload may have left.
-        context.after_rollback.remove(undo)
-        raise
-
-    settings = context.parts.settings
-    number, size = dataset_records.usage_of(context.transaction, context.client_id)
-    if number >= settings.maximum_datasets:
-        most = settings.maximum_datasets
-        raise QuotaExceeded(f"this client has {most} datasets, the most it may have")
-    if size + staged.size > settings.maximum_dataset_bytes:
-        most = settings.maximum_dataset_bytes
-        raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
-
+    keep_file(context, tables.datasets, row, staged)
+    check_quota(context, tables.datasets, context.parts.settings.maximum_datasets, "datasets")
+    check_bytes(context, staged)
     row = {**row, "sha256": staged.sha256, "bytes": staged.size}
     stored = rows.insert(context.transaction, tables.datasets, row)
     context.parts.keyring.add(
@@ -211,13 +195,33 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     return fields(stored)
 
 
-def _remove_unless_stored(parts: Parts, dataset_id: str) -> None:
-    """Remove the file of a dataset without a row. A commit that failed may have succeeded, so the row is looked for."""
+def keep_file(context: Context, table: sa.Table, row: Row, staged: StagedFile) -> None:
+    """Store an uploaded file as the blob of a row that the request is going to insert into `table`."""
+    undo = partial(remove_unless_stored, context.parts, table, row)
+    context.after_rollback.append(undo)
+    try:
+        # Before the transaction, for which other writers would wait.
+        context.parts.blobs.keep(staged, row["blob"])
+    except BlobsAway:
+        # The removal would wait for the same store; the supervisor finds what the upload may have left.
+        context.after_rollback.remove(undo)
+        raise
+
+
+def check_bytes(context: Context, staged: StagedFile) -> None:
+    """Raises `QuotaExceeded` when the client's files would have too many bytes together."""
+    most = context.parts.settings.maximum_dataset_bytes
+    if dataset_records.bytes_of(context.transaction, context.client_id) + staged.size > most:
+        raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
+
+
+def remove_unless_stored(parts: Parts, table: sa.Table, row: Row) -> None:
+    """Remove a file without a row. A commit that failed may have succeeded, so the row is looked for."""
     # A transaction for writing waits for a commit that the database has not ended yet.
     with parts.database.write() as connection:
-        is_stored = rows.count(connection, tables.datasets, tables.datasets.c.id == dataset_id) > 0
+        is_stored = rows.count(connection, table, table.c.id == row["id"]) > 0
     if not is_stored:
-        parts.blobs.delete(object_of({"id": dataset_id}))
+        parts.blobs.delete(str(row["blob"]).rpartition("/")[0])
 
 
 def object_of(row: Row) -> str:

@@ -71,6 +71,10 @@ class GenerationAccount:
             is_empty=written.is_empty,
         )
 
+    def embedded(self, tokens: int) -> None:
+        """Count a request for embeddings, which has no text that could be empty, with the tokens of its texts."""
+        self._count(RequestOutcome.SUCCESS, prompt_tokens=tokens)
+
     def cancelled(self) -> None:
         """Count a caller who disconnected before the answer ended."""
         self._count(RequestOutcome.CANCELLED)

@@ -15,6 +15,7 @@ from tuneship.service.generation.accounting import WrittenAnswer
 from tuneship.service.generation.completion_text import Completion
 from tuneship.service.generation.token_logprobs import AnswerLogprobs, logprob_of, prompt_logprobs
 from tuneship.service.models.handlers import ServedModel
+from tuneship.serving.grammar import accepts
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, TokenStream
 
 # Log probabilities beyond which naming their tokens would hold up the event loop: a thousand take some milliseconds.
@@ -91,7 +92,9 @@ class AnswerRun:
             if text.is_stopped:
                 break
         self._pass_on(text.finish(), logprobs, is_last=not text.is_stopped)
-        reason = "stop" if text.is_stopped else str(generation.finish_reason)
+        reason = str(generation.finish_reason)
+        if text.is_stopped:
+            reason = "stop" if await self._is_whole(text.text) else "length"
         if logprobs is None:
             return WrittenAnswer(text.text, reason, text.tokens)
         is_ended = not text.is_stopped and len(generation.scores) > text.tokens
@@ -103,6 +106,11 @@ class AnswerRun:
             end=logprob_of(base.token_texts, generation.scores[text.tokens]) if is_ended else None,
             prompt_logprobs=await self._of_the_prompt(generation),
         )
+
+    async def _is_whole(self, text: str) -> bool:
+        """Whether a text that a stop text ended fits what the request asks for."""
+        grammar, owner = self._prepared.grammar, self._prepared.owner
+        return grammar is None or await self._parts.threads.texts.run(owner, accepts, grammar, text)
 
     async def _of_the_prompt(self, generation: TokenStream) -> list[TokenLogprob] | None:
         alternatives, tokens = self._prepared.prompt_logprobs, self._prepared.tokens

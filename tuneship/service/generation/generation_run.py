@@ -1,7 +1,7 @@
 """One generation, from the choice of its deployment's model to the recorded answer, whole or streamed.
 
-A caller who disconnects cancels it. Next: `prompts.py` (the request to the replica), `accounting.py` (how it ended),
-`text_stream.py` (the text while it is generated).
+A caller who disconnects cancels it. Next: `routed_run.py` (what embeddings share), `prompts.py` (the request to the
+replica), `accounting.py` (how it ended), `text_stream.py` (the text while it is generated).
 """
 
 import asyncio
@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
-from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
 from tuneship.contract.generation import (
     Generate,
     GeneratedChoice,
@@ -19,52 +17,33 @@ from tuneship.contract.generation import (
     TokenLogprob,
     Usage,
 )
-from tuneship.runtime.replica_protocol import NoReplica
-from tuneship.service.common.fault_injection import Faults, drawn, faults_of, shortened
-from tuneship.service.common.in_flight import InFlightGeneration
-from tuneship.service.common.refusals import refused
+from tuneship.contract.token_inputs import TextOrIds
+from tuneship.service.common.fault_injection import drawn, shortened
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
-from tuneship.service.deployments.handlers import shown_deployment
-from tuneship.service.generation.accounting import (
-    GenerationAccount,
-    WrittenAnswer,
-    WrittenAnswers,
-)
+from tuneship.service.generation.accounting import WrittenAnswer, WrittenAnswers
+from tuneship.service.generation.answer_grammar import answer_grammar
 from tuneship.service.generation.answer_run import AnswerRun, Emit
 from tuneship.service.generation.prompts import (
     PromptTooLong,
-    RawPrompt,
     is_long_prompt,
     prompt_param,
     raw_prompts,
     replica_requests,
 )
-from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
+from tuneship.service.generation.routed_run import RoutedRun
+from tuneship.service.generation.routing import RoutingTarget
 from tuneship.service.generation.span import note_answer, note_request
 from tuneship.service.generation.text_stream import TextStream
-from tuneship.service.models.handlers import ServedModel, served_model
-from tuneship.service.models.safeguards import SafeguardLost, check_served, is_within_reach
-from tuneship.serving.replica_client import (
-    GenerateRequest,
-    ReplicaLost,
-    RequestTooLarge,
-    ServingError,
-)
-from tuneship.store import job_records, tables
+from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.identifiers import new_id
-from tuneship.store.queries import Row
-
-BEING_DELETED = "the deployment is being deleted"
 
 
-class GenerationRun:
+class GenerationRun(RoutedRun):
     """One request for a completion. Its methods stand in the order in which they run."""
 
-    _deployment: Row
-    _served: ServedModel
-    _faults: Faults
-    _in_flight: InFlightGeneration
+    work = "generation"
+    too_large_param = "max_tokens"
     written: WrittenAnswers
     """The answers, known after `answer` has returned or the stream has ended."""
 
@@ -74,17 +53,14 @@ class GenerationRun:
         target: RoutingTarget,
         request: Generate,
         started: float,
-        prompts: Sequence[RawPrompt] = (),
+        prompts: Sequence[TextOrIds] = (),
     ) -> None:
         """Begin with nothing but the request; `started` is when it came, by `time.perf_counter`.
 
         `prompts` without a template take the place of the request's own.
         """
-        self._context = context
-        self._parts = context.parts
-        self._target = target
+        super().__init__(context, target, started)
         self._request = request
-        self._started = started
         self._prompts = prompts or raw_prompts(request)
         self._text: TextStream | None = None
 
@@ -95,24 +71,11 @@ class GenerationRun:
 
     async def answer(self) -> Generation:
         """Run from the routing to the record. Raises the contract's errors."""
-        context, target = self._context, self._target
-        with self._parts.in_flight.track(target.deployment_id) as self._in_flight:
-            await self._route()
-            account = GenerationAccount(
-                context, target.deployment_id, target.endpoint_id, self._started
-            )
-            context.headers["X-Deployment-ID"] = target.deployment_id
-            try:
-                self._check_can_serve()
-                written = await self._run(await self._render())
-            except asyncio.CancelledError:
-                account.cancelled()
-                raise
-            except Exception as error:
-                account.failed(error)
-                raise
-            account.succeeded(written, self._in_flight.first_token)
-            note_answer(context.span, written, self._started, self._in_flight.first_token)
+        async with self._accounted() as account:
+            written = await self._run(await self._render())
+            first_token = self._in_flight.first_token
+            account.succeeded(written, first_token)
+            note_answer(self._context.span, written, self._started, first_token)
 
         usage = Usage(
             prompt_tokens=written.prompt_tokens,
@@ -144,55 +107,10 @@ class GenerationRun:
             usage=usage,
         )
 
-    async def _route(self) -> None:
-        """Read the deployment and its model. Raises `ResourceNotFound` for what this caller may not use."""
-        context, target = self._context, self._target
-        row = await cached_row(context, tables.deployments, target.deployment_id)
-        if row is not None:
-            # A job's `audit_logging` also holds for the answers of its model.
-            names = [row["model_name"]]
-            jobs = await cached(
-                context,
-                ("safeguards behind", row["model_name"]),
-                lambda connection: job_records.security_settings_of(
-                    connection, context.client_id, names
-                ),
-            )
-            for job in jobs:
-                context.trail.touch(job)
+    def _note_request(self) -> None:
+        note_request(self._context.span, self._target, self._served, self._request)
 
-        self._deployment = shown_deployment(context, row)
-        if not is_within_reach(context, self._deployment):
-            kind = "endpoint" if target.endpoint_id else "deployment"
-            raise ResourceNotFound(f"there is no such {kind}")
-        model = self._deployment["model_name"]
-        self._served = await cached(
-            context,
-            ("model", model),
-            lambda connection: served_model(connection, self._parts, context.client_id, model),
-        )
-        # Only now is the deployment known to be the caller's, so the metrics may show this request as in flight.
-        self._in_flight.accepted, self._in_flight.endpoint_id = self._started, target.endpoint_id
-        note_request(context.span, target, self._served, self._request)
-
-    def _check_can_serve(self) -> None:
-        status = DeploymentStatus(self._deployment["status"])
-        if status is DeploymentStatus.CREATING:
-            text = "the deployment is still being created"
-            raise DeploymentError(text, status=503, retry_after=1)
-        if status not in SERVING:
-            raise DeploymentError(BEING_DELETED if status in GONE else "the deployment has failed")
-        # After a restart requests come before the reconciler has checked every deployment, and each of them loads
-        # its model.
-        try:
-            check_served(self._parts, self._deployment["security_settings"], self._served)
-        except SafeguardLost as error:
-            raise DeploymentError(f"the model cannot be served: {error}") from error
-        self._faults = faults_of(
-            self._deployment["tags"], allowed=self._parts.settings.allow_fault_injection
-        )
-
-    def text_of(self, prompt: RawPrompt) -> str:
+    def text_of(self, prompt: TextOrIds) -> str:
         """The text of a prompt without a template, special tokens included. Only after the answer."""
         if isinstance(prompt, str):
             return prompt
@@ -214,6 +132,13 @@ class GenerationRun:
             )
         else:
             prepared = replica_requests(self._deployment, self._served, request, self._prompts)
+        if request.response_format is not None and request.response_format.type != "text":
+            grammar = await self._parts.threads.texts.run(
+                context.client_id, answer_grammar, request.response_format
+            )
+            prepared = [replace(one, grammar=grammar) for one in prepared]
+        if context.is_background:
+            prepared = [replace(one, is_background=True) for one in prepared]
 
         # A drill refuses the longest prompts, in the words of a prompt that is too long.
         lengths, length = self._parts.prompt_lengths, max(len(one.tokens) for one in prepared)
@@ -224,23 +149,15 @@ class GenerationRun:
 
     async def _run(self, prepared: list[GenerateRequest]) -> WrittenAnswers:
         """Generate within the time limit, with the deployment's injected faults."""
-        in_flight, faults, text = self._in_flight, self._faults, self._text
+        faults, text = self._faults, self._text
         is_emptied, is_cut = drawn(faults.empty_rate), drawn(faults.short)
         if is_emptied or is_cut:
             self._text = None  # the caller must not read what is taken away below
-        try:
-            async with asyncio.timeout(self._parts.settings.generate_timeout_s) as in_flight.limit:
-                await asyncio.sleep(faults.delay_ms / 1000)
-                if drawn(faults.error_rate):
-                    raise InternalError("an injected fault of this deployment")
-                if drawn(faults.hang):
-                    await asyncio.get_running_loop().create_future()
-                answers = await self._run_all(prepared)
-        except (TimeoutError, ServingError) as error:
-            raise self._contract_error(error) from None
-        finally:
-            in_flight.limit = None
+        async with self._limited():
+            answers = await self._run_all(prepared)
 
+        if (is_emptied or is_cut) and prepared[0].grammar is not None:
+            answers = [replace(answer, finish_reason="length") for answer in answers]
         if is_emptied:
             answers = [replace(answer, completion="", logprobs=None) for answer in answers]
         elif is_cut:
@@ -290,22 +207,6 @@ class GenerationRun:
             text.emit(GeneratedText(text=piece, index=index, logprobs=logprobs))
 
         return emit
-
-    def _contract_error(self, error: Exception) -> ApiError:
-        """Turn an error of the replicas, or the end of the time, into one of the contract's."""
-        if isinstance(error, TimeoutError):
-            if self._in_flight.is_ended:
-                return DeploymentError(BEING_DELETED)
-            return InternalError("the generation took too long")
-        if isinstance(error, NoReplica):
-            text = "no replica of the model can answer now"
-            return InternalError(text, status=503, retry_after=1)
-        if isinstance(error, ReplicaLost):
-            text = "the model's process ended during the generation"
-            return InternalError(text, status=503, retry_after=1)
-        if isinstance(error, RequestTooLarge):
-            return refused("max_tokens", f"asks for too much: {error}", "out_of_range")
-        return InternalError("the model could not generate")
 
     async def _audit(self, usage: Usage) -> None:
         """Count the tokens in the audit chain.

@@ -13,6 +13,7 @@ from typing import Any
 from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.errors import ErrorDetail, ValidationRefused
 from tuneship.contract.generation import Generate
+from tuneship.contract.token_inputs import TextOrIds
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.models.handlers import ServedModel
@@ -29,18 +30,14 @@ TURN_CHARACTERS = 50
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
 
-# A prompt without a template.
-RawPrompt = str | list[int]
-
-
-def raw_prompts(request: Generate) -> Sequence[RawPrompt]:
+def raw_prompts(request: Generate) -> Sequence[TextOrIds]:
     """The prompt of a request that wants no template; none of one that does."""
     if request.prompt_token_ids is not None:
         return (request.prompt_token_ids,)
     return (request.prompt,) if request.raw and request.prompt is not None else ()
 
 
-def is_long_prompt(request: Generate, raw: Sequence[RawPrompt]) -> bool:
+def is_long_prompt(request: Generate, raw: Sequence[TextOrIds]) -> bool:
     """Whether rendering and tokenizing take too long for the event loop."""
     turns = request.messages or ()
     characters = sum(len(turn.content) + TURN_CHARACTERS for turn in turns)
@@ -49,7 +46,7 @@ def is_long_prompt(request: Generate, raw: Sequence[RawPrompt]) -> bool:
 
 
 def replica_requests(
-    deployment: Row, served: ServedModel, request: Generate, raw: Sequence[RawPrompt]
+    deployment: Row, served: ServedModel, request: Generate, raw: Sequence[TextOrIds]
 ) -> list[GenerateRequest]:
     """A request for each of the `raw` prompts, or without one for the prompt that the model's template renders.
 
@@ -58,7 +55,7 @@ def replica_requests(
     """
     context_length, param = deployment["generation"]["context_length"], prompt_param(request)
     if raw:
-        found = [_raw_tokens(served.base, prompt, context_length, param) for prompt in raw]
+        found = [raw_tokens(served.base, prompt, context_length, param) for prompt in raw]
     else:
         messages: list[Any] = [turn.model_dump() for turn in request.messages or ()]
         if request.prompt is not None:
@@ -70,8 +67,8 @@ def replica_requests(
     return [_replica_request(deployment, served, request, tokens) for tokens in found]
 
 
-def _raw_tokens(
-    base: CataloguedModel, prompt: RawPrompt, context_length: int, param: str
+def raw_tokens(
+    base: CataloguedModel, prompt: TextOrIds, context_length: int, param: str
 ) -> list[int]:
     """Token ids of a prompt without a template. Raises `ValidationRefused`."""
     if isinstance(prompt, str):
@@ -111,10 +108,15 @@ def _replica_request(
         seed=request.seed,
         stop_tokens=served.base.stop_tokens,
         queue=deployment["id"],
-        owner=hashlib.sha256(deployment["client_id"].encode()).hexdigest()[:16],
+        owner=owner_of(deployment),
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.prompt_logprobs else None,
     )
+
+
+def owner_of(deployment: Row) -> str:
+    """The owner of a deployment, as replicas know it: owners take turns there, and no tenant is named."""
+    return hashlib.sha256(deployment["client_id"].encode()).hexdigest()[:16]
 
 
 def prompt_param(request: Generate) -> str:

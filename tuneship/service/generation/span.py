@@ -3,6 +3,8 @@
 The name of a tuned model was chosen by somebody, so the span has its base model and the id of its job.
 """
 
+from collections.abc import Mapping
+
 from tuneship.contract.generation import Generate
 from tuneship.service.common.tracing import AttributeValue, SpanNotes
 from tuneship.service.generation.accounting import WrittenAnswers
@@ -17,23 +19,45 @@ def note_request(
 ) -> None:
     """Note what was asked for, and of which model."""
     kind = "text_completion" if request.messages is None else "chat"
-    notes.name = f"{kind} {served.base.id}"
-    # The files of a tuned model are named by its job.
-    job = "" if served.files is None else served.files.prefix.rpartition("/")[2]
-    asked: dict[str, AttributeValue | None] = {
-        "gen_ai.operation.name": kind,
-        "gen_ai.provider.name": "tuneship",
-        "gen_ai.request.model": served.base.id,
+    is_json = request.response_format is not None and request.response_format.type != "text"
+    asked = {
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.temperature,
         "gen_ai.request.top_p": request.top_p,
         "gen_ai.request.stream": request.stream,
-        "gen_ai.output.type": "text",
+        "gen_ai.output.type": "json" if is_json else "text",
+    }
+    _note(notes, kind, target, served, asked)
+
+
+def note_embedding(
+    notes: SpanNotes, target: RoutingTarget, served: ServedModel, dimensions: int | None
+) -> None:
+    """Note that texts shall be embedded, and by which model."""
+    asked = {"gen_ai.embeddings.dimension.count": dimensions}
+    _note(notes, "embeddings", target, served, asked)
+
+
+def _note(
+    notes: SpanNotes,
+    kind: str,
+    target: RoutingTarget,
+    served: ServedModel,
+    asked: Mapping[str, AttributeValue | None],
+) -> None:
+    notes.name = f"{kind} {served.base.id}"
+    # The files of a tuned model are named by its job.
+    job = "" if served.files is None else served.files.prefix.rpartition("/")[2]
+    noted: dict[str, AttributeValue | None] = {
+        "gen_ai.operation.name": kind,
+        "gen_ai.provider.name": "tuneship",
+        "gen_ai.request.model": served.base.id,
+        **asked,
         "tuneship.deployment_id": target.deployment_id,
         "tuneship.endpoint_id": target.endpoint_id or None,
         "tuneship.job_id": job or None,
     }
-    notes.attributes |= {name: value for name, value in asked.items() if value is not None}
+    notes.attributes |= {name: value for name, value in noted.items() if value is not None}
 
 
 def note_answer(

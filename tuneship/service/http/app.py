@@ -33,8 +33,8 @@ from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.hipaa import Caller
+from tuneship.service.common.downloads import Download
 from tuneship.service.common.streaming import Stream
-from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.http import openai as openai_form
@@ -205,7 +205,7 @@ class _OperationEndpoint:
                 if isinstance(reply, Stream):
                     # A model works on it already: close it when the audit entry cannot be written.
                     begun.push_async_callback(reply.frames.aclose)
-                elif isinstance(reply, TarStream):
+                elif isinstance(reply, Download):
                     begun.callback(reply.close)
                 await _commit_audit_entry(context, operation.status)
                 begun.pop_all()
@@ -217,7 +217,7 @@ class _OperationEndpoint:
             streams = self._boundary.streams
             slot = nullcontext() if is_held else streams.slot(context.client_id)
             return StreamResponse(context, reply, slot)
-        if isinstance(reply, TarStream):
+        if isinstance(reply, Download):
             return DownloadResponse(context, reply)
         return reply_response(self._operation, reply, context)
 

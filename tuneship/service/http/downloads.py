@@ -1,4 +1,4 @@
-"""Sends a `TarStream`: block by block from a thread, as fast as its reader takes them."""
+"""Sends a `Download`: block by block from a thread, as fast as its reader takes them."""
 
 import asyncio
 from contextlib import AbstractContextManager, nullcontext
@@ -6,30 +6,28 @@ from contextlib import AbstractContextManager, nullcontext
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tuneship.service.common.tar_stream import TarStream
+from tuneship.service.common.downloads import Download
 from tuneship.service.context.context import Context
 from tuneship.service.http.disconnect import send_while_connected
 
-MEDIA = "application/x-tar"
-
 
 class DownloadResponse(Response):
-    """The answer to one request for an archive."""
+    """The answer to one request for an archive or a file."""
 
-    def __init__(self, context: Context, archive: TarStream) -> None:
-        """The archive is closed with the last byte, or when its reader has gone."""
-        self._archive = archive
+    def __init__(self, context: Context, download: Download) -> None:
+        """The download is closed with the last byte, or when its reader has gone."""
+        self._download = download
         self.slot: AbstractContextManager[object] = nullcontext()
-        """Held until the archive is closed."""
+        """Held until the download is closed."""
         headers = {
-            "Content-Disposition": f'attachment; filename="{archive.name}.tar"',
+            "Content-Disposition": f'attachment; filename="{download.file_name}"',
             "Cache-Control": "no-store",
         }
-        super().__init__(headers={**context.headers, **headers}, media_type=MEDIA)
-        self.headers["content-length"] = str(archive.length)
+        super().__init__(headers={**context.headers, **headers}, media_type=download.media)
+        self.headers["content-length"] = str(download.length)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the archive until it ends or its reader disconnects."""
+        """Send it until it ends or its reader disconnects."""
         try:
             with self.slot:
                 await send(
@@ -37,10 +35,10 @@ class DownloadResponse(Response):
                 )
                 await send_while_connected(self._send(send), receive)
         finally:
-            self._archive.close()
+            self._download.close()
 
     async def _send(self, send: Send) -> None:
-        blocks = self._archive.blocks()
+        blocks = self._download.blocks()
         while block := await asyncio.to_thread(next, blocks, b""):
             await send({"type": "http.response.body", "body": block, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

@@ -114,7 +114,7 @@ class EntryMiddleware:
             connection.show_key(is_valid=True)
         request.state.principal = principal
         path: str = request.scope["path"]
-        is_generating = path.endswith("/generate") or path in openai.GENERATING
+        is_generating = path.endswith(("/generate", "/embeddings")) or path in openai.GENERATING
         kind = "generate" if is_generating else "control"
         request.state.window = limits.count(principal.client_id, kind)
         if openai.is_openai(request.scope):

@@ -17,7 +17,9 @@ from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, openai_refu
 VERSION = "2020-10-01"
 RETRY_COUNT = re.compile(r"[0-9]{1,4}")
 JOBS = f"{PREFIX}fine_tuning/jobs"
-GENERATING = tuple(PREFIX + one for one in ("chat/completions", "completions", "responses"))
+GENERATING = tuple(
+    PREFIX + one for one in ("chat/completions", "completions", "responses", "embeddings")
+)
 # The headers that may name the client, and the variables from which OpenAI's clients take them.
 TENANT_HEADERS = {
     "OpenAI-Organization": "OPENAI_ORG_ID",

@@ -65,6 +65,14 @@ class RateLimits:
         limit = self._limits[kind]
         return None if limit == 0 else self._hit(kind, client_id, limit)
 
+    def take_spare(self, client_id: str) -> bool:
+        """Count a generation that nobody waits for, unless the client has used half of its limit; False if it has."""
+        limit = self._limits["generate"]
+        if limit and self._window("generate", client_id, limit).remaining <= limit // 2:
+            return False
+        self.count(client_id, "generate")
+        return True
+
     def failures(self, source: str) -> RateWindow:
         """The window of an address's failed authentications."""
         return self._window("failed", source, FAILURES_PER_MINUTE)

@@ -1,4 +1,4 @@
-"""Handlers of files: datasets, and the result files of jobs."""
+"""Handlers of files: datasets, the result files of jobs, and the files of batches (`batch_files.py`)."""
 
 import re
 from typing import BinaryIO, Literal, cast
@@ -7,11 +7,32 @@ from tuneship.contract import strict_json
 from tuneship.contract.datasets import DatasetStatus, DatasetUpload
 from tuneship.contract.errors import DatasetError, ErrorDetail, PermissionDenied, ResourceNotFound
 from tuneship.contract.openai import files as contract
-from tuneship.contract.openai.files import FileDeleted, FileObject, FileObjects, FileUpload
-from tuneship.contract.openai.ids import RESULT_FILE, job_of_result_file, own_id, shown_id
+from tuneship.contract.openai.files import (
+    FileDeleted,
+    FileObject,
+    FileObjects,
+    FilePurpose,
+    FileUpload,
+)
+from tuneship.contract.openai.ids import (
+    RESULT_FILE,
+    batch_file_of,
+    job_of_result_file,
+    own_id,
+    shown_id,
+)
+from tuneship.service.common.downloads import Download
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import handlers as datasets
 from tuneship.service.jobs.handlers import own_job
+from tuneship.service.openai.batch_files import (
+    batch_file_content,
+    delete_batch_file,
+    find_batch_file,
+    list_batch_files,
+    shown_file,
+    upload_batch_file,
+)
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.result_files import has_result_file, result_content, result_file
@@ -34,8 +55,13 @@ RESULTS_IN_A_PAGE = 100
 
 @serves_openai(contract.openai_create_file, is_long=True)
 def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> FileObject:
-    """Store the file as a dataset of its name, in the format of its first line."""
+    """Store the file: for a batch as it is, else as a dataset of its name, in the format of its first line."""
     name = NOT_IN_A_NAME.sub("_", form.filename).lstrip("._- ")[:128] or "training.jsonl"
+    if form.purpose == "batch":
+        shown = upload_batch_file(context, name, cast("StagedFile", file))
+        context.trail.created_id = batch_file_of(own_id(shown.id))
+        context.headers["Location"] = f"/openai/v1/files/{shown.id}"
+        return shown
     upload = DatasetUpload(name=name, format=_format_of(cast("StagedFile", file)))
     made = datasets.upload_dataset(context, upload, file)
     # The main API's answer to a create names what was made; the record of a repeated request needs it.
@@ -66,14 +92,17 @@ def openai_list_files(
     after: str | None = None,
     limit: int = 10_000,
     order: Literal["asc", "desc"] = "desc",
-    purpose: Literal["fine-tune", "fine-tune-results"] = "fine-tune",
+    purpose: FilePurpose = "fine-tune",
 ) -> FileObjects:
-    """Return a page of datasets, or of the results of completed jobs."""
+    """Return a page of datasets, of the results of completed jobs, or of files of batches."""
     is_rising = order == "asc"
     if purpose == "fine-tune":
         place = None if after is None else own_id(after)
         page, has_more = page_behind(context, DATASETS, [], place, limit, is_rising=is_rising)
         return FileObjects(data=[_shown(row) for row in page], has_more=has_more)
+
+    if purpose != "fine-tune-results":
+        return list_batch_files(context, after, limit, purpose, is_rising=is_rising)
 
     place = None if after is None else job_of_result_file(after) or after
     completed = [tables.jobs.c.completed_at.is_not(None)]
@@ -88,25 +117,33 @@ def openai_list_files(
 def openai_get_file(context: Context, file_id: str) -> FileObject:
     """Return one file."""
     job = _job_with_results(context, file_id)
-    return (
-        _shown(datasets.own_dataset(context, file_id)) if job is None else result_file(context, job)
-    )
+    if job is not None:
+        return result_file(context, job)
+    row = find_batch_file(context, file_id)
+    return _shown(datasets.own_dataset(context, file_id)) if row is None else shown_file(row)
 
 
 @serves_openai(contract.openai_delete_file)
 def openai_delete_file(context: Context, file_id: str) -> FileDeleted:
-    """Delete a dataset as the main API does."""
+    """Delete a dataset as the main API does, or a file of a batch."""
     if file_id.startswith(RESULT_FILE):
         raise ResourceNotFound("a result file belongs to its job, and cannot be deleted")
-    deleted = datasets.delete_dataset(context, file_id)
-    return FileDeleted(id=shown_id(deleted.id))
+    row = find_batch_file(context, file_id)
+    if row is None:
+        deleted = datasets.delete_dataset(context, file_id)
+        return FileDeleted(id=shown_id(deleted.id))
+    delete_batch_file(context, row)
+    return FileDeleted(id=shown_id(row["id"]))
 
 
 @serves_openai(contract.openai_get_file_content)
-def openai_get_file_content(context: Context, file_id: str) -> bytes:
-    """Return the result file of a job; training data stays in the service."""
+def openai_get_file_content(context: Context, file_id: str) -> bytes | Download:
+    """Return the result file of a job, or the answers of a batch; what was uploaded stays in the service."""
     job = _job_with_results(context, file_id)
     if job is None:
+        row = find_batch_file(context, file_id)
+        if row is not None:
+            return batch_file_content(context, row)
         datasets.own_dataset(context, file_id)
         raise PermissionDenied("Not allowed to download files of purpose: fine-tune")
     context.headers["Content-Type"] = "text/plain; charset=us-ascii"

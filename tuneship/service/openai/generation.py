@@ -8,8 +8,9 @@ from tuneship.contract.openai import chat as chat_contract
 from tuneship.contract.openai import completions as completions_contract
 from tuneship.contract.openai.answering import SampledRequest
 from tuneship.contract.openai.chat import ChatCompletion, ChatCompletionCreate
-from tuneship.contract.openai.completions import Prompt, TextCompletion, TextCompletionCreate
+from tuneship.contract.openai.completions import TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.ids import shown_id
+from tuneship.contract.token_inputs import TextOrIds
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
@@ -45,11 +46,17 @@ async def openai_create_chat_completion(
         if most is None and deployment is not None:
             most = deployment["generation"]["max_output_tokens"]
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        form = request.response_format
         return generation_of(
-            request, messages=turns_of(request.messages), max_tokens=most, logprobs=logprobs
+            request,
+            messages=turns_of(request.messages),
+            max_tokens=most,
+            logprobs=logprobs,
+            response_format=None if form is None else form.for_the_main_api,
         )
 
-    with with_names({"max_tokens": name}):
+    schema = {"response_format.schema": "response_format.json_schema.schema"}
+    with with_names({"max_tokens": name, **schema}):
         head, run = await _begun(context, request, prepared, "chatcmpl")
         if request.stream:
             return await _streamed(request, run, chat_pieces(head, request.n))
@@ -86,7 +93,7 @@ async def _begun(
     request: SampledRequest,
     prepared: Callable[[DeploymentRow | None], Generate],
     prefix: str,
-    prompts: Sequence[Prompt] = (),
+    prompts: Sequence[TextOrIds] = (),
 ) -> tuple[AnswerHead, GenerationRun]:
     """Find what answers, and make the head of its answer and its run."""
     started = time.perf_counter()

@@ -31,6 +31,7 @@ FIELD_CODES = {
     "wrong_type": "invalid_type",
     "unsupported_parameter": "unsupported_parameter",
     "unsupported_value": "unsupported_value",
+    "unsupported_operation": "unsupported_operation",
 }
 # Type and code where the kind of the error decides; a subclass stands before its base.
 KINDS: Mapping[type[ApiError], tuple[str, str]] = {
@@ -120,14 +121,24 @@ def _codes(error: ApiError) -> tuple[str, str]:
 
 @contextmanager
 def with_names(names: Mapping[str, str]) -> Generator[None]:
-    """Say refused fields by the names that OpenAI's clients sent: the main API's names, with OpenAI's."""
+    """Say refused fields by the names that OpenAI's clients sent: the main API's names, with OpenAI's.
+
+    A name stands for what is below it, too, unless that has a name of its own.
+    """
     try:
         yield
     except ApiError as error:
-        name = names.get(error.param or "")
+        name = _renamed(error.param or "", names)
         if name is not None and error.param is not None:
             if error.message.startswith(f"{error.param} "):
                 error.message = name + error.message.removeprefix(error.param)
             error.param = name
             error.details = ()
         raise
+
+
+def _renamed(param: str, names: Mapping[str, str]) -> str | None:
+    for name in sorted(names, key=len, reverse=True):
+        if param == name or param.startswith((f"{name}.", f"{name}[")):
+            return names[name] + param.removeprefix(name)
+    return None

@@ -20,6 +20,8 @@ from tuneship.contract.openai.response_events import (
     TextDoneEvent,
 )
 from tuneship.contract.openai.responses import (
+    AnswerFormat,
+    AnswerText,
     IncompleteDetails,
     InputMessage,
     OutputMessage,
@@ -40,7 +42,11 @@ from tuneship.service.openai.refusals import openai_refusal, with_names
 from tuneship.service.openai.targets import deployment_of, target_of
 from tuneship.store.identifiers import new_id
 
-NAMES = {"max_tokens": "max_output_tokens", "messages": "input"}
+NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+}
 
 
 @serves_openai(contract.openai_create_response)
@@ -81,6 +87,7 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
         messages = [InputMessage(role="user", content=messages)]
     if request.instructions is not None:
         messages = [InputMessage(role="system", content=request.instructions), *messages]
+    form = None if request.text is None else request.text.format
     try:
         return Generate(
             messages=turns_of(messages),  # pyright: ignore[reportArgumentType]
@@ -88,6 +95,7 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
             temperature=request.temperature,
             top_p=request.top_p,
             stream=request.stream,
+            response_format=None if form is None else form.for_the_main_api,  # pyright: ignore[reportArgumentType]
         )
     except ValidationError as error:
         raise refusal(error) from None
@@ -107,9 +115,17 @@ def _begun(
         safety_identifier=request.safety_identifier,
         temperature=settings.get("default_temperature", 1) if temperature is None else temperature,
         top_p=settings.get("default_top_p", 1) if top_p is None else top_p,
+        text=_text_of(request),
         user=request.user,
         **head,
     )
+
+
+def _text_of(request: ResponseCreate) -> AnswerText:
+    form = None if request.text is None else request.text.format
+    if form is None:
+        return AnswerText()
+    return AnswerText(format=AnswerFormat(**form.model_dump(by_alias=True)))
 
 
 def _message(begun: ResponseObject, status: ResponseStatus, *texts: str) -> OutputMessage:

@@ -1,0 +1,74 @@
+"""How many requests of batches may be in flight at once."""
+
+from contextlib import ExitStack
+
+from tuneship.service.batches.pace import MOST_AT_ONCE, BatchPace, BatchShare
+from tuneship.service.common.in_flight import InFlightGenerations
+
+
+def pace_of(in_flight: InFlightGenerations) -> BatchPace:
+    return BatchPace(in_flight, lambda _: True)
+
+
+def taken(share: BatchShare) -> int:
+    """Take all that may be taken, and return how many that were."""
+    number = 0
+    while share.take():
+        number += 1
+    return number
+
+
+def warmed_up(share: BatchShare) -> None:
+    for _ in range(2 * MOST_AT_ONCE):
+        assert share.take()
+        share.give_back()
+
+
+def test_it_grows_by_one_with_each_answer_up_to_its_limit() -> None:
+    with pace_of(InFlightGenerations()).joined("alice") as share:
+        assert taken(share) == 1
+        share.give_back()
+        assert taken(share) == 2
+        for _ in range(100):
+            share.give_back()
+            taken(share)
+        assert share.take() is False
+        for _ in range(MOST_AT_ONCE):
+            share.give_back()
+        assert taken(share) == MOST_AT_ONCE
+
+
+def test_somebody_who_waits_leaves_each_batch_one_and_it_begins_anew_after_that() -> None:
+    in_flight = InFlightGenerations()
+    with ExitStack() as joined:
+        pace = pace_of(in_flight)
+        shares = [joined.enter_context(pace.joined(client)) for client in ("alice", "bob")]
+        warmed_up(shares[0])
+        with in_flight.track("dep"):
+            assert [taken(share) for share in shares] == [1, 1]
+        for share in shares:
+            share.give_back()
+        assert [taken(share) for share in shares] == [1, 1]
+
+
+def test_a_request_of_a_batch_is_nobody_who_waits() -> None:
+    in_flight = InFlightGenerations()
+    with pace_of(in_flight).joined("alice") as share:
+        warmed_up(share)
+        with in_flight.track("dep", is_background=True):
+            assert taken(share) == MOST_AT_ONCE
+
+
+def test_tenants_share_and_then_the_batches_of_each() -> None:
+    with ExitStack() as joined:
+        pace = pace_of(InFlightGenerations())
+        alice = joined.enter_context(pace.joined("alice"))
+        warmed_up(alice)
+        others = [joined.enter_context(pace.joined(client)) for client in ("alice", "bob")]
+        assert [taken(share) for share in (alice, *others)] == [4, 4, 8]
+
+
+def test_a_tenant_without_room_in_its_limit_sends_nothing() -> None:
+    pace = BatchPace(InFlightGenerations(), lambda client: client == "bob")
+    with pace.joined("alice") as alice, pace.joined("bob") as bob:
+        assert (taken(alice), taken(bob)) == (0, 1)

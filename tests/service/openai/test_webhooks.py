@@ -1,0 +1,149 @@
+"""A program of the `openai` package registers a receiver, and unwraps what the service sends to it."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, cast
+
+import openai
+import pytest
+from openai.types.webhooks import BatchCompletedWebhookEvent
+
+from tests.support.batches import batch, ended, request
+from tests.support.fakes.webhook_receiver import Received, Receiver, listening
+from tests.support.in_process import Service
+from tests.support.openai_clients import blocking
+from tuneship.contract.openai.webhooks import EVENT_TYPES
+from tuneship.events.delivery import DeliveryTiming
+
+pytestmark = pytest.mark.both_databases
+
+LOCAL: dict[str, Any] = {
+    "webhook_allow_cidrs": ["127.0.0.0/8"],
+    "webhook_allow_http_hosts": ["127.0.0.1"],
+}
+ENDS: list[Any] = ["fine_tuning.job.succeeded", "fine_tuning.job.cancelled", "batch.completed"]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A service that delivers webhooks, a receiver that it may call, and a client."""
+
+    service: Service
+    receiver: Receiver
+    client: openai.OpenAI
+
+    def events(self, secret: str) -> list[Any]:
+        """The events that were received, as the client unwraps them."""
+        return [unwrapped(self.client, one, secret) for one in self.receiver.received]
+
+
+def unwrapped(client: openai.OpenAI, received: Received, secret: str) -> Any:
+    return client.webhooks.unwrap(received.body, received.headers, secret=secret)
+
+
+@pytest.fixture
+def told(start: Callable[..., Service]) -> Iterator[Told]:
+    service, stack = start(**LOCAL), AsyncExitStack()
+    service.start_deliveries(DeliveryTiming())
+    service.listen()
+    receiver = service.run(stack.enter_async_context(listening()))
+    with blocking(service) as client:
+        yield Told(service, cast("Receiver", receiver), client)
+    service.run(stack.aclose())
+
+
+def test_the_ends_of_jobs_and_batches_arrive_as_the_client_unwraps_them(told: Told) -> None:
+    service, client = told.service, told.client
+    made = client.webhooks.create(event_types=ENDS, name="mine", url=told.receiver.url("/hook"))
+    job = service.job()
+    trainer = service.trainer_of(job)
+    trainer.start_of(2)
+    trainer.complete()
+    cancelled = service.job()
+    service.call("POST", f"/v1/fine-tuning/jobs/{cancelled}/cancel")
+    batch_id = batch(service, request("a", service.deployment("answers")))
+    done = ended(service, batch_id)
+    service.until(lambda: len(told.receiver.received) == 3)
+    found = {event.type: event for event in told.events(made.signing_secret)}
+    assert set(found) == set(ENDS)
+    assert found["fine_tuning.job.succeeded"].data.id == job.replace("ft_", "ftjob-")
+    assert found["fine_tuning.job.cancelled"].data.id == cancelled.replace("ft_", "ftjob-")
+    event = found["batch.completed"]
+    assert isinstance(event, BatchCompletedWebhookEvent)
+    assert (event.data.id, event.object) == (batch_id, "event")
+    assert abs(event.created_at - done["completed_at"]) <= 1
+    bodies = [json.loads(one.body) for one in told.receiver.received]
+    assert {tuple(body) for body in bodies} == {("id", "object", "created_at", "type", "data")}
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        unwrapped(client, told.receiver.received[0], "whsec_" + "A" * 44)
+
+
+def test_a_receiver_is_registered_changed_and_deleted(told: Told) -> None:
+    client, service = told.client, told.service
+    assert client.webhooks.event_types.list().data == [*EVENT_TYPES]
+    made = client.webhooks.create(event_types=ENDS, name="mine", url=told.receiver.url())
+    assert made.signing_secret.startswith("whsec_")
+    shown = client.webhooks.retrieve(made.id)
+    assert (shown.name, shown.event_types, shown.url) == ("mine", ENDS, made.url)
+    assert "whsec_" not in shown.to_json()
+    changed = client.webhooks.update(made.id, name="ours", event_types=ENDS[:1])
+    assert (changed.name, changed.event_types, changed.url) == ("ours", ENDS[:1], made.url)
+    with pytest.raises(openai.BadRequestError):
+        client.webhooks.update(made.id)
+
+    again = client.webhooks.rotate_secret(made.id, keep_old_secret_active_for_24_hours=True)
+    assert again.signing_secret != made.signing_secret
+    job = service.job()
+    trainer = service.trainer_of(job)
+    trainer.start_of(2)
+    trainer.complete()
+    service.until(lambda: len(told.receiver.received) == 1)
+    for secret in (made.signing_secret, again.signing_secret):
+        assert told.events(secret)[0].type == "fine_tuning.job.succeeded"
+
+    second = client.webhooks.create(event_types=ENDS, name="second", url=told.receiver.url())
+    # The main API's own webhooks have another form, and are not listed here.
+    hook = {"url": told.receiver.url(), "events": ["*"]}
+    other = service.call("POST", "/v1/webhooks", json=hook).json()["id"]
+    assert [one.id for one in client.webhooks.list(limit=1)] == [second.id, made.id]
+    with pytest.raises(openai.NotFoundError):
+        client.webhooks.retrieve(other)
+    with blocking(service, "bob") as bob, pytest.raises(openai.NotFoundError):
+        bob.webhooks.delete(made.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.webhooks.test(made.id, event_type="batch.completed")
+    assert caught.value.code == "unsupported_operation"
+    assert client.webhooks.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.webhooks.retrieve(made.id)
+
+
+def test_bad_receivers_are_refused_by_openais_names(told: Told) -> None:
+    good: dict[str, Any] = {"event_types": ENDS, "name": "n", "url": told.receiver.url()}
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"event_types": ["response.completed"]}, "event_types[0]"),
+        ({"event_types": []}, "event_types"),
+        ({"name": "a\nb"}, "name"),
+        ({"url": "http://zq-planted.example/"}, "url"),
+        ({"url": "https://169.254.169.254/"}, "url"),
+    ]
+    for fields, param in bad:
+        with pytest.raises(openai.BadRequestError) as caught:
+            told.client.webhooks.create(**{**good, **fields})
+        assert (caught.value.code, caught.value.param) == ("invalid_value", param)
+        assert "planted" not in json.dumps(caught.value.body)
+
+
+def test_a_failed_and_a_cancelled_batch_are_told_apart(told: Told) -> None:
+    service = told.service
+    kinds: list[Any] = ["batch.failed", "batch.cancelled"]
+    made = told.client.webhooks.create(event_types=kinds, name="n", url=told.receiver.url())
+    failed = batch(service, {"custom_id": "a"})
+    service.spare = lambda _: False
+    cancelled = batch(service, request("a", "tuneship-tiny"))
+    told.client.batches.cancel(cancelled)
+    service.until(lambda: len(told.receiver.received) == 2)
+    found = {event.type: event.data.id for event in told.events(made.signing_secret)}
+    assert found == {"batch.failed": failed, "batch.cancelled": cancelled}

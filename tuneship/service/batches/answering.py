@@ -1,0 +1,149 @@
+"""Answers one request of a batch as if its caller had sent it, through the handler of its operation.
+
+The audit chain and the metrics record it like any other. What may pass by itself is tried again before it becomes the
+answer.
+"""
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from tuneship.contract.common import SERVICE
+from tuneship.contract.errors import ApiError, InternalError
+from tuneship.contract.openai import chat, completions, responses
+from tuneship.contract.openai.declaring import OpenAIOperation
+from tuneship.service.access.audit_trail import AuditTrail
+from tuneship.service.access.hipaa import Caller
+from tuneship.service.batches.input_lines import RequestLine
+from tuneship.service.common.refusals import refusal, refused
+from tuneship.service.context.context import Context, Parts
+from tuneship.service.openai.bindings import OPENAI_SERVED
+from tuneship.service.openai.refusals import openai_refusal
+from tuneship.store.identifiers import new_id
+from tuneship.store.row_types import BatchRow
+
+logger = logging.getLogger(__name__)
+
+Body = chat.ChatCompletionCreate | completions.TextCompletionCreate | responses.ResponseCreate
+# The operation of each address, and the model of its body.
+OPERATIONS: dict[str, tuple[OpenAIOperation[..., Any], type[Body]]] = {
+    "/v1/chat/completions": (chat.openai_create_chat_completion, chat.ChatCompletionCreate),
+    "/v1/completions": (completions.openai_create_completion, completions.TextCompletionCreate),
+    "/v1/responses": (responses.openai_create_response, responses.ResponseCreate),
+}
+# The pauses before a request is tried again; after the last one its error is the answer.
+RETRY_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# OpenAI's codes of requests that were not answered.
+UNANSWERED = {
+    "batch_cancelled": "This request was not executed before the batch was cancelled.",
+    "batch_expired": ("This request could not be executed before the completion window expired."),
+}
+
+
+@dataclass(frozen=True)
+class RequestAnswer:
+    """A line of the output file, or of the error file."""
+
+    line: bytes
+    is_success: bool
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    model: str | None = None
+    has_audit: bool = False
+    """It touched something with `audit_logging`."""
+    is_hipaa: bool = False
+    """It touched something in hipaa mode."""
+
+
+def unanswered(request: RequestLine, code: str) -> RequestAnswer:
+    """The line of a request that is not answered any more."""
+    error = {"code": code, "message": UNANSWERED[code]}
+    fields = {"id": f"batch_{new_id('req')}"}
+    line = {**fields, "custom_id": request.custom_id, "response": None, "error": error}
+    return RequestAnswer(json.dumps(line).encode() + b"\n", is_success=False)
+
+
+async def answer(parts: Parts, batch: BatchRow, request: RequestLine) -> RequestAnswer:
+    """Answer a request, with several tries where an error may pass."""
+    pauses = iter(RETRY_AFTER_S)
+    while True:
+        context = _context_of(parts, batch)
+        try:
+            status, body = 200, await _handled(context, batch, request)
+        except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
+            refusal_ = _openai_error(context, error)
+            pause = next(pauses, None) if refusal_.retryable else None
+            if pause is not None:
+                await asyncio.sleep(pause)
+                continue
+            status = refusal_.status
+            body = json.dumps(refusal_.as_json(None)).encode()
+        if context.trail.requires_entry(status):
+            await asyncio.to_thread(context.commit_audit_entry, status)
+        return _line(context, request, status, body)
+
+
+async def _handled(context: Context, batch: BatchRow, request: RequestLine) -> bytes:
+    operation, model = OPERATIONS[batch["endpoint"]]
+    try:
+        sent = model.model_validate(request.body, context=SERVICE, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise refusal(error) from None
+    if sent.stream:
+        raise refused("stream", "is not supported in a batch", "unsupported_value")
+    reply = await OPENAI_SERVED[operation.name].handler(context, sent)
+    return operation.reply_type.dump_json(reply, by_alias=True)
+
+
+def _context_of(parts: Parts, batch: BatchRow) -> Context:
+    kept = batch["caller"]
+    lifetime_s = kept["key_lifetime_s"]
+    caller = Caller(
+        is_private=kept["is_private"],
+        is_address_known=kept["is_address_known"],
+        key_lifetime=None if lifetime_s is None else timedelta(seconds=lifetime_s),
+    )
+    operation, _ = OPERATIONS[batch["endpoint"]]
+    trail = AuditTrail(
+        key_id=kept["key_id"],
+        address=kept["address"],
+        action=operation.name,
+        path_id=batch["id"],
+    )
+    return Context(
+        parts, batch["client_id"], new_id("req"), caller=caller, trail=trail, is_background=True
+    )
+
+
+def _openai_error(context: Context, error: Exception) -> ApiError:
+    if not isinstance(error, ApiError):
+        logger.error("%s of a batch failed", context.request_id, exc_info=error)
+        error = InternalError("the service failed unexpectedly")
+    return openai_refusal(error)
+
+
+def _line(context: Context, request: RequestLine, status: int, body: bytes) -> RequestAnswer:
+    identifier = f"batch_{context.request_id}"
+    head = {"id": identifier, "custom_id": request.custom_id}
+    text = (
+        json.dumps(head).encode()[:-1]
+        + (
+            f', "response": {{"status_code": {status}, "request_id": "{context.request_id}", "body": '
+        ).encode()
+    )
+    line = text + body + b'}, "error": null}\n'
+    trail = context.trail
+    return RequestAnswer(
+        line,
+        is_success=status == 200,
+        prompt_tokens=trail.prompt_tokens or 0,
+        completion_tokens=trail.completion_tokens or 0,
+        model=json.loads(body)["model"] if status == 200 else None,
+        has_audit=trail.is_required,
+        is_hipaa=trail.touches_hipaa,
+    )

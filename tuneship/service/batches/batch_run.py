@@ -1,0 +1,260 @@
+"""One batch, from the check of its file to its end. A restarted service begins it again from its row.
+
+Requests are answered several at a time and stored in their order. A batch that is cancelled, or whose time is up, goes
+on in the same way: each request that is left gets an error instead of an answer.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from tuneship.contract.openai.batches import BatchStatus
+from tuneship.host.thread_pools import Threads
+from tuneship.host.waiting import wait_for_event
+from tuneship.service.batches.answering import RequestAnswer, answer, unanswered
+from tuneship.service.batches.input_lines import (
+    InputReading,
+    RequestLine,
+    check_input,
+    requests_of,
+)
+from tuneship.service.batches.pace import BatchPace, BatchShare
+from tuneship.service.batches.stored_answers import (
+    change_state,
+    end_batch,
+    store_answers,
+)
+from tuneship.service.context.context import Parts
+from tuneship.service.openai.batch_files import open_batch_file
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.row_types import BatchRow
+
+POLL_S = 0.05
+# Requests that were begun and are not stored: one that takes long holds up no more than these.
+BEGUN_AT_MOST = 256
+READ_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class StoringTiming:
+    """When answers are stored: a batch of slow answers must not consist of thousands of parts."""
+
+    soon_s: float = 2.0
+    """After this time, as soon as there are `enough`."""
+    enough: int = 64
+    late_s: float = 30.0
+    """After this time, as many as there are."""
+
+
+@dataclass
+class _Begun:
+    """A request, and the task that answers it; None for one that is not answered any more."""
+
+    request: RequestLine
+    task: "asyncio.Task[RequestAnswer] | None"
+
+    @property
+    def is_done(self) -> bool:
+        return self.task is None or self.task.done()
+
+    def result(self, why_not: str) -> RequestAnswer:
+        """The answer, or where it was cancelled the error `why_not`."""
+        if self.task is None or self.task.cancelled():
+            return unanswered(self.request, why_not)
+        return self.task.result()
+
+
+class BatchRun:
+    """The work on one batch."""
+
+    _share: BatchShare
+
+    def __init__(
+        self,
+        parts: Parts,
+        batch: BatchRow,
+        pace: BatchPace,
+        threads: Threads,
+        timing: StoringTiming,
+    ) -> None:
+        """`batch` is its row as it was just read."""
+        self._parts = parts
+        self._batch = batch
+        self._pace = pace
+        self._threads = threads
+        self._timing = timing
+        self._changed = asyncio.Event()
+        self._begun: deque[_Begun] = deque()
+        self._answers: list[RequestAnswer] = []
+        """The next answers to be stored."""
+        self._stored_at = asyncio.get_running_loop().time()
+        self._why_not = ""
+        """The code for requests that are left; empty while requests are answered."""
+        if batch["status"] == BatchStatus.CANCELLING:
+            self._why_not = "batch_cancelled"
+        elif batch["expired_at"] is not None:
+            self._why_not = "batch_expired"
+
+    def cancel_requests(self, code: str) -> None:
+        """Answer no further request, and cancel those in flight; `code` stands in the error file for each."""
+        if self._why_not:
+            return
+        self._why_not = code
+        for one in self._begun:
+            if one.task is not None:
+                one.task.cancel()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Work until the batch has ended. Raises `BatchLost`, `OSError` and SQLAlchemy's errors."""
+        with ExitStack() as opened:
+            if self._batch["status"] == BatchStatus.VALIDATING and not await self._is_valid():
+                return
+            # One that was cancelled before its file was checked has nothing to go through.
+            if self._batch["status"] != BatchStatus.FINALIZING and self._batch["total"]:
+                source = await self._threads.run(self._open)
+                opened.callback(source.close)
+                skipped = self._batch["completed"] + self._batch["failed"]
+                lines = requests_of(source, self._batch["endpoint"], skipped)
+                self._share = opened.enter_context(self._pace.joined(self._batch["client_id"]))
+                try:
+                    await self._answer_all(lines)
+                finally:
+                    await self._end_requests()
+        await self._finish()
+
+    def _open(self) -> BinaryIO:
+        with self._parts.database.read() as connection:
+            file = rows.fetch(
+                connection,
+                tables.batch_files,
+                self._batch["input_file_id"],
+                client_id=self._batch["client_id"],
+            )
+        if file is None:
+            raise FileNotFoundError("the file of a batch has no row")
+        return open_batch_file(self._parts, file)
+
+    async def _is_valid(self) -> bool:
+        """Check the file; one with a problem ends the batch."""
+        reading = await self._threads.run(self._read)
+        before = [BatchStatus.VALIDATING]
+        if reading.errors:
+            errors = [one.model_dump() for one in reading.errors]
+            await self._threads.run(
+                end_batch, self._parts, self._batch, BatchStatus.FAILED, before, errors=errors
+            )
+            return False
+        self._batch = await self._threads.run(
+            change_state,
+            self._parts,
+            self._batch,
+            before,
+            status=BatchStatus.IN_PROGRESS,
+            in_progress_at=self._parts.clock(),
+            total=reading.requests,
+        )
+        return True
+
+    def _read(self) -> InputReading:
+        with self._open() as source:
+            return check_input(source, self._batch["endpoint"])
+
+    async def _answer_all(self, lines: Iterator[RequestLine]) -> None:
+        """Answer and store every request that `lines` gives."""
+        waiting: deque[RequestLine] = deque()
+        has_more = True
+        while has_more or waiting or self._begun or self._answers:
+            while self._begun and self._begun[0].is_done:
+                self._answers.append(self._begun.popleft().result(self._why_not))
+            is_last = not (has_more or waiting or self._begun)
+            if self._answers and (is_last or self._is_time_to_store()):
+                await self._store()
+            if has_more and not waiting:
+                waiting.extend(await self._threads.run(_next_of, lines))
+                has_more = bool(waiting)
+            if await self._has_expired() or not self._begin_next(waiting):
+                await self._wait()
+
+    def _begin_next(self, waiting: "deque[RequestLine]") -> bool:
+        """Begin the next request if it may begin; returns whether it did."""
+        if not waiting or len(self._begun) + len(self._answers) >= BEGUN_AT_MOST:
+            return False
+        if self._why_not:
+            self._begun.append(_Begun(waiting.popleft(), None))
+            return True
+        if self._parts.drain.has_begun or not self._share.take():
+            return False
+        request = waiting.popleft()
+        task = asyncio.create_task(answer(self._parts, self._batch, request))
+        task.add_done_callback(self._note_end)
+        self._begun.append(_Begun(request, task))
+        return True
+
+    def _note_end(self, _: object) -> None:
+        self._share.give_back()
+        self._changed.set()
+
+    async def _wait(self) -> None:
+        if not (self._begun and self._begun[0].is_done):
+            await wait_for_event(self._changed, POLL_S)
+        self._changed.clear()
+
+    def _is_time_to_store(self) -> bool:
+        if self._parts.drain.has_begun or len(self._answers) >= BEGUN_AT_MOST // 2:
+            return True
+        since, timing = asyncio.get_running_loop().time() - self._stored_at, self._timing
+        is_enough = len(self._answers) >= timing.enough and since >= timing.soon_s
+        return is_enough or since >= timing.late_s
+
+    async def _store(self) -> None:
+        answers, self._answers = self._answers, []
+        self._batch = await self._threads.run(store_answers, self._parts, self._batch, answers)
+        self._stored_at = asyncio.get_running_loop().time()
+
+    async def _has_expired(self) -> bool:
+        """Note once that the time of the batch is up."""
+        now = self._parts.clock()
+        if self._why_not or now < self._batch["expires_at"]:
+            return False
+        self.cancel_requests("batch_expired")
+        before = [BatchStatus.IN_PROGRESS]
+        self._batch = await self._threads.run(
+            change_state, self._parts, self._batch, before, expired_at=now
+        )
+        return True
+
+    async def _end_requests(self) -> None:
+        """Cancel the requests in flight where the work breaks off: whoever goes on from the row sends them again."""
+        tasks = [one.task for one in self._begun if one.task is not None and not one.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish(self) -> None:
+        """Make the files of a batch whose requests are all answered, and end it."""
+        batch, before = self._batch, [BatchStatus.FINALIZING]
+        status = BatchStatus.COMPLETED
+        if batch["status"] == BatchStatus.CANCELLING:
+            status, before = BatchStatus.CANCELLED, [BatchStatus.CANCELLING]
+        elif batch["status"] != BatchStatus.FINALIZING:
+            self._batch = batch = await self._threads.run(
+                change_state,
+                self._parts,
+                batch,
+                [BatchStatus.IN_PROGRESS],
+                status=BatchStatus.FINALIZING,
+                finalizing_at=self._parts.clock(),
+            )
+        if batch["expired_at"] is not None and status is BatchStatus.COMPLETED:
+            status = BatchStatus.EXPIRED
+        await self._threads.run(end_batch, self._parts, batch, status, before)
+
+
+def _next_of(lines: Iterator[RequestLine]) -> list[RequestLine]:
+    """The next requests, none at the end."""
+    return [line for _, line in zip(range(READ_AT_ONCE), lines, strict=False)]

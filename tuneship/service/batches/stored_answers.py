@@ -1,0 +1,159 @@
+"""Stores the answers of a batch: in sealed parts while it runs, and in an output and an error file at its end.
+
+Each part is stored in one transaction with the numbers of the batch, which say from where a restarted service goes on.
+So an answer is either stored and counted, or its request is sent again. Called from threads.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract.openai.batches import BatchStatus
+from tuneship.service.batches.answering import RequestAnswer
+from tuneship.service.context.context import Parts
+from tuneship.service.datasets.handlers import remove_unless_stored
+from tuneship.service.openai.batch_files import (
+    insert_file,
+    new_file,
+    object_of,
+    open_batch_file,
+    remove_file,
+)
+from tuneship.store import batch_records, tables
+from tuneship.store import queries as rows
+from tuneship.store.batch_records import ANSWERS_PART, ERRORS_PART, OUTPUT
+from tuneship.store.blobs import StagedFile
+from tuneship.store.outbox import emit
+from tuneship.store.row_types import BatchFileRow, BatchRow
+
+COPIED_BYTES = 1 << 20
+# The names of the two files, behind the id of their batch.
+NAMES = {ANSWERS_PART: "output.jsonl", ERRORS_PART: "error.jsonl"}
+COLUMNS = {ANSWERS_PART: "output_file_id", ERRORS_PART: "error_file_id"}
+
+
+# Rows of files that are not inserted yet, with their content.
+NewFiles = list[tuple[dict[str, Any], StagedFile]]
+
+
+class BatchLost(Exception):
+    """Somebody else has changed the batch: whoever worked on it stops and looks at its row again."""
+
+
+def store_answers(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer]) -> BatchRow:
+    """Store the next answers of a batch, in the order of its requests; returns its row. Raises `BatchLost`."""
+    now = parts.clock()
+    changes = _counted(batch, answers)
+    position = batch["completed"] + batch["failed"]
+    with ExitStack() as staging:
+        files: NewFiles = []
+        for purpose, is_success in ((ANSWERS_PART, True), (ERRORS_PART, False)):
+            lines = [one.line for one in answers if one.is_success is is_success]
+            if lines:
+                row = new_file(batch["client_id"], NAMES[purpose], purpose, now)
+                row |= {"batch_id": batch["id"], "position": position}
+                staged = staging.enter_context(parts.blobs.staged())
+                staged.write(b"".join(lines))
+                files.append((row, staged))
+        with _kept(parts, files), parts.database.write() as connection:
+            if not batch_records.advance(connection, batch, now, changes):
+                raise BatchLost(batch["id"])
+            for row, staged in files:
+                insert_file(parts, connection, row, staged)
+            return _row(connection, batch["id"])
+
+
+@contextmanager
+def _kept(parts: Parts, files: NewFiles) -> Generator[None]:
+    """Store blobs before the transaction in the block, and remove them again if it fails."""
+    try:
+        for row, staged in files:
+            parts.blobs.keep(staged, row["blob"])
+        yield
+    except Exception:
+        # What cannot be removed now is set aside later, as after a kill.
+        for row, _ in files:
+            with suppress(Exception):
+                remove_unless_stored(parts, tables.batch_files, row)
+        raise
+
+
+def _counted(batch: BatchRow, answers: Sequence[RequestAnswer]) -> dict[str, Any]:
+    """The numbers of a batch with more answers, and the safeguards of what they have touched."""
+    succeeded = sum(one.is_success for one in answers)
+    safeguards = dict(batch["security_settings"])
+    safeguards["audit_logging"] |= any(one.has_audit for one in answers)
+    if any(one.is_hipaa for one in answers):
+        safeguards["compliance_mode"] = "hipaa"
+    first = next((one.model for one in answers if one.model is not None), None)
+    return {
+        "completed": batch["completed"] + succeeded,
+        "failed": batch["failed"] + len(answers) - succeeded,
+        "prompt_tokens": batch["prompt_tokens"] + sum(one.prompt_tokens for one in answers),
+        "completion_tokens": batch["completion_tokens"]
+        + sum(one.completion_tokens for one in answers),
+        "model": batch["model"] or first,
+        "security_settings": safeguards,
+    }
+
+
+def change_state(
+    parts: Parts, batch: BatchRow, before: Sequence[BatchStatus], **values: Any
+) -> BatchRow:
+    """Change a batch that is in one of these states, and return its row. Raises `BatchLost`."""
+    with parts.database.write() as connection:
+        if not batch_records.move(connection, batch["id"], before, parts.clock(), **values):
+            raise BatchLost(batch["id"])
+        return _row(connection, batch["id"])
+
+
+def end_batch(
+    parts: Parts, batch: BatchRow, status: BatchStatus, before: Sequence[BatchStatus], **values: Any
+) -> None:
+    """Join the parts of a batch to its files, and end it with an event. Raises `BatchLost`.
+
+    One that has failed has no files.
+    """
+    now = parts.clock()
+    with parts.database.read() as connection:
+        found = batch_records.parts_of(connection, batch["id"])
+    with ExitStack() as staging:
+        files: NewFiles = []
+        for purpose, name in NAMES.items():
+            of_purpose = [part for part in found if part["purpose"] == purpose]
+            if of_purpose and status is not BatchStatus.FAILED:
+                row = new_file(batch["client_id"], f"{batch['id']}_{name}", OUTPUT, now)
+                row |= {"batch_id": batch["id"], "security_settings": batch["security_settings"]}
+                staged = staging.enter_context(parts.blobs.staged())
+                _copy(parts, of_purpose, staged)
+                files.append((row, staged))
+                values[COLUMNS[purpose]] = row["id"]
+        with _kept(parts, files), parts.database.write() as connection:
+            values |= {"status": status, f"{status}_at": now}
+            if not batch_records.move(connection, batch["id"], before, now, **values):
+                raise BatchLost(batch["id"])
+            for row, staged in files:
+                insert_file(parts, connection, row, staged)
+            for part in found:
+                remove_file(parts, connection, part["id"])
+            numbers = {name: batch[name] for name in ("total", "completed", "failed")}
+            emit(connection, f"batch.{status}", _row(connection, batch["id"]), now, **numbers)
+    for part in found:
+        # A blob that stays, e.g. after a kill, has neither row nor key, and is set aside later.
+        parts.blobs.delete(object_of(part["id"]))
+
+
+def _copy(parts: Parts, found: Sequence[BatchFileRow], target: StagedFile) -> None:
+    for part in found:
+        with open_batch_file(parts, part) as source:
+            while block := source.read(COPIED_BYTES):
+                target.write(block)
+
+
+def _row(connection: sa.Connection, batch_id: str) -> BatchRow:
+    row = rows.fetch(connection, tables.batches, batch_id, client_id=None)
+    if row is None:
+        raise BatchLost(batch_id)
+    return row

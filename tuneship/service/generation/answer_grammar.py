@@ -1,0 +1,39 @@
+"""Makes the grammar of a structured answer, and refuses a schema that cannot be followed.
+
+It takes a few milliseconds, and about a second for the largest schemas, so it runs in a thread.
+"""
+
+from functools import lru_cache
+
+from tuneship.contract.answer_schemas import AnswerSchema, read_schema
+from tuneship.contract.generation import ResponseFormat
+from tuneship.contract.schema_keywords import SUBSCHEMAS
+from tuneship.service.common.refusals import refused
+from tuneship.serving.grammar import grammar_of, is_usable
+
+FIELD = "response_format.schema"
+UNUSABLE = "cannot be followed: nothing fits it, options of a oneOf overlap, or a pattern or number is too complex"
+# Grammars whose check is remembered; a program asks with the same schema again and again.
+REMEMBERED = 256
+_is_usable = lru_cache(REMEMBERED)(is_usable)
+
+
+def answer_grammar(form: ResponseFormat) -> str:
+    """The grammar of answers in this form, which is no free text. Raises `ValidationRefused`."""
+    read = read_schema({"type": "object"} if form.json_schema is None else form.json_schema)
+    try:
+        grammar = grammar_of(read.schema)
+    except ValueError:  # a number or a text that JSON holds in no portable way
+        raise refused(FIELD, "holds a value that is not supported") from None
+    if not _is_usable(grammar):
+        raise refused(FIELD + _culprit(read), UNUSABLE)
+    return grammar
+
+
+def _culprit(read: AnswerSchema) -> str:
+    """The place of the first schema without others in it that cannot be followed by itself."""
+    inner = {"$ref", *SUBSCHEMAS}
+    for place, part in read.parts.items():
+        if part and not inner & part.keys() and not is_usable(grammar_of(part)):
+            return place
+    return ""

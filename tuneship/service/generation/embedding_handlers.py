@@ -1,0 +1,44 @@
+"""Handlers of embeddings: by a deployment, or by the deployment that an endpoint's split draws."""
+
+import time
+from collections.abc import Sequence
+
+from tuneship.contract import embeddings as contract
+from tuneship.contract.embeddings import Embed, Embeddings
+from tuneship.contract.generation import Usage
+from tuneship.service.context.bindings import serves
+from tuneship.service.context.context import Context
+from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
+from tuneship.service.generation.routing import RoutingTarget, cached_row, choose_by_split
+from tuneship.store import tables
+
+
+@serves(contract.embed)
+async def embed(context: Context, deployment_id: str, request: Embed) -> bytes:
+    """Embed with this deployment."""
+    return await _embedded(context, RoutingTarget(deployment_id), request, time.perf_counter())
+
+
+@serves(contract.embed_by_endpoint)
+async def embed_by_endpoint(context: Context, endpoint_id: str, request: Embed) -> bytes:
+    """Embed with the deployment that the split draws for this request."""
+    started = time.perf_counter()
+    endpoint = await cached_row(context, tables.endpoints, endpoint_id)
+    return await _embedded(context, choose_by_split(context, endpoint), request, started)
+
+
+async def _embedded(
+    context: Context, target: RoutingTarget, request: Embed, started: float
+) -> bytes:
+    run = EmbeddingRun(context, target, request, started)
+    vectors = await run.vectors()
+    # Writing a million numbers as JSON takes about a second.
+    return await context.parts.threads.texts.run(
+        context.client_id, _as_json, target.deployment_id, vectors, run.usage
+    )
+
+
+def _as_json(deployment_id: str, vectors: Sequence[str], usage: Usage) -> bytes:
+    numbers = [numbers_of(vector) for vector in vectors]
+    reply = Embeddings(deployment_id=deployment_id, embeddings=numbers, usage=usage)
+    return reply.model_dump_json().encode()

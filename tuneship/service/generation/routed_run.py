@@ -1,0 +1,162 @@
+"""Routes a request to a deployment, limits its time, injects the faults of drills, and records how it ends.
+
+`generation_run.py` and `embedding_run.py` do the work in between.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
+from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
+from tuneship.runtime.replica_protocol import NoReplica
+from tuneship.service.common.fault_injection import Faults, drawn, faults_of
+from tuneship.service.common.in_flight import InFlightGeneration
+from tuneship.service.common.refusals import refused
+from tuneship.service.context.context import Context
+from tuneship.service.deployments.handlers import shown_deployment
+from tuneship.service.generation.accounting import GenerationAccount
+from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
+from tuneship.service.models.handlers import ServedModel, served_model
+from tuneship.service.models.safeguards import SafeguardLost, check_served, is_within_reach
+from tuneship.serving.replica_client import (
+    ReplicaLost,
+    RequestTooLarge,
+    ServingError,
+    UnusableGrammar,
+)
+from tuneship.store import job_records, tables
+from tuneship.store.queries import Row
+
+BEING_DELETED = "the deployment is being deleted"
+
+
+class RoutedRun(ABC):
+    """One request that a deployment answers."""
+
+    work: ClassVar[str]
+    """The word for what the model does, in errors."""
+    too_large_param: ClassVar[str]
+    """The field that a request too large for the memory of a replica is refused by."""
+    _deployment: Row
+    _served: ServedModel
+    _faults: Faults
+    _in_flight: InFlightGeneration
+
+    def __init__(self, context: Context, target: RoutingTarget, started: float) -> None:
+        """`started` is when the request came, by `time.perf_counter`."""
+        self._context = context
+        self._parts = context.parts
+        self._target = target
+        self._started = started
+
+    @abstractmethod
+    def _note_request(self) -> None:
+        """Note for the span what was asked for."""
+
+    @asynccontextmanager
+    async def _accounted(self) -> AsyncGenerator[GenerationAccount]:
+        """Route, then record how the work inside ends; the work itself records its success."""
+        context, target = self._context, self._target
+        tracked = self._parts.in_flight.track(
+            target.deployment_id, is_background=context.is_background
+        )
+        with tracked as self._in_flight:
+            await self._route()
+            account = GenerationAccount(
+                context, target.deployment_id, target.endpoint_id, self._started
+            )
+            context.headers["X-Deployment-ID"] = target.deployment_id
+            try:
+                self._check_can_serve()
+                yield account
+            except asyncio.CancelledError:
+                account.cancelled()
+                raise
+            except Exception as error:
+                account.failed(error)
+                raise
+
+    async def _route(self) -> None:
+        """Read the deployment and its model. Raises `ResourceNotFound` for what this caller may not use."""
+        context, target = self._context, self._target
+        row = await cached_row(context, tables.deployments, target.deployment_id)
+        if row is not None:
+            # A job's `audit_logging` also holds for the answers of its model.
+            names = [row["model_name"]]
+            jobs = await cached(
+                context,
+                ("safeguards behind", row["model_name"]),
+                lambda connection: job_records.security_settings_of(
+                    connection, context.client_id, names
+                ),
+            )
+            for job in jobs:
+                context.trail.touch(job)
+
+        self._deployment = shown_deployment(context, row)
+        if not is_within_reach(context, self._deployment):
+            kind = "endpoint" if target.endpoint_id else "deployment"
+            raise ResourceNotFound(f"there is no such {kind}")
+        model = self._deployment["model_name"]
+        self._served = await cached(
+            context,
+            ("model", model),
+            lambda connection: served_model(connection, self._parts, context.client_id, model),
+        )
+        # Only now is the deployment known to be the caller's, so the metrics may show this request as in flight.
+        self._in_flight.accepted, self._in_flight.endpoint_id = self._started, target.endpoint_id
+        self._note_request()
+
+    def _check_can_serve(self) -> None:
+        status = DeploymentStatus(self._deployment["status"])
+        if status is DeploymentStatus.CREATING:
+            text = "the deployment is still being created"
+            raise DeploymentError(text, status=503, retry_after=1)
+        if status not in SERVING:
+            raise DeploymentError(BEING_DELETED if status in GONE else "the deployment has failed")
+        # After a restart requests come before the reconciler has checked every deployment, and each of them loads
+        # its model.
+        try:
+            check_served(self._parts, self._deployment["security_settings"], self._served)
+        except SafeguardLost as error:
+            raise DeploymentError(f"the model cannot be served: {error}") from error
+        self._faults = faults_of(
+            self._deployment["tags"], allowed=self._parts.settings.allow_fault_injection
+        )
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncGenerator[None]:
+        """Give the work inside a time limit, after the deployment's injected faults. Raises the contract's errors."""
+        in_flight, faults = self._in_flight, self._faults
+        try:
+            async with asyncio.timeout(self._parts.settings.generate_timeout_s) as in_flight.limit:
+                await asyncio.sleep(faults.delay_ms / 1000)
+                if drawn(faults.error_rate):
+                    raise InternalError("an injected fault of this deployment")
+                if drawn(faults.hang):
+                    await asyncio.get_running_loop().create_future()
+                yield
+        except (TimeoutError, ServingError) as error:
+            raise self._contract_error(error) from None
+        finally:
+            in_flight.limit = None
+
+    def _contract_error(self, error: Exception) -> ApiError:
+        """Turn an error of the replicas, or the end of the time, into one of the contract's."""
+        if isinstance(error, TimeoutError):
+            if self._in_flight.is_ended:
+                return DeploymentError(BEING_DELETED)
+            return InternalError(f"the {self.work} took too long")
+        if isinstance(error, NoReplica | ReplicaLost):
+            text = f"the model's process ended during the {self.work}"
+            if isinstance(error, NoReplica):
+                text = "no replica of the model can answer now"
+            return InternalError(text, status=503, retry_after=1)
+        if isinstance(error, RequestTooLarge):
+            return refused(self.too_large_param, f"asks for too much: {error}", "out_of_range")
+        if isinstance(error, UnusableGrammar):
+            return refused("response_format", str(error))
+        return InternalError(f"the model failed during the {self.work}")

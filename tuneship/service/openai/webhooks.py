@@ -1,0 +1,145 @@
+"""Handlers of webhooks: those of the main API, whose deliveries have OpenAI's form."""
+
+from typing import Any, NoReturn
+
+from tuneship.contract.errors import ResourceNotFound
+from tuneship.contract.openai import webhooks as contract
+from tuneship.contract.openai.webhooks import (
+    EVENT_TYPES,
+    OPENAI_PROFILE,
+    WebhookEndpointCreate,
+    WebhookEndpointDeleted,
+    WebhookEndpointObject,
+    WebhookEndpointObjects,
+    WebhookEndpointSecret,
+    WebhookEndpointTest,
+    WebhookEndpointUpdate,
+    WebhookEventTypes,
+    WebhookSecretRotation,
+)
+from tuneship.contract.webhooks import SecretRotation, WebhookCreate, WebhookUpdate
+from tuneship.service.context.context import Context
+from tuneship.service.events import webhooks
+from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.lists import page_behind
+from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.list_counters import WEBHOOKS
+from tuneship.store.row_types import WebhookRow
+
+# OpenAI's names of the main API's fields.
+NAMES = {"events": "event_types", "description": "name"}
+OVERLAP_HOURS = 24
+
+
+@serves_openai(contract.openai_create_webhook)
+def openai_create_webhook(
+    context: Context, webhook: WebhookEndpointCreate
+) -> WebhookEndpointSecret:
+    """Register a webhook of the main API, and note the form of its deliveries."""
+    wanted = WebhookCreate.model_validate(
+        {"url": webhook.url, "events": webhook.event_types, "description": webhook.name}
+    )
+    with with_names(NAMES):
+        made = webhooks.create_webhook(context, wanted)
+    change = {"profile": OPENAI_PROFILE}
+    rows.change(context.transaction, tables.webhooks, made.id, context.now, **change)
+    context.trail.created_id = made.id
+    context.headers["Location"] = f"/openai/v1/webhook_endpoints/{made.id}"
+    return _with_secret(context, made.id, made.secret)
+
+
+def _own(context: Context, webhook_id: str) -> WebhookRow:
+    with context.read() as connection:
+        row = rows.fetch(connection, tables.webhooks, webhook_id, client_id=context.client_id)
+    if row is None or row["profile"] != OPENAI_PROFILE:
+        raise ResourceNotFound("there is no such webhook endpoint")
+    return row
+
+
+def _fields(row: WebhookRow) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "created_at": int(row["created_at"].timestamp()),
+        "updated_at": int(row["updated_at"].timestamp()),
+        "event_types": row["events"],
+        "name": row["description"],
+        "url": row["url"],
+    }
+
+
+def _with_secret(context: Context, webhook_id: str, secret: str) -> WebhookEndpointSecret:
+    return WebhookEndpointSecret(**_fields(_own(context, webhook_id)), signing_secret=secret)
+
+
+@serves_openai(contract.openai_list_webhooks)
+def openai_list_webhooks(
+    context: Context, after: str | None = None, limit: int = 20
+) -> WebhookEndpointObjects:
+    """Return a page of the webhooks that were made here."""
+    of_this_form = [tables.webhooks.c.profile == OPENAI_PROFILE]
+    page, has_more = page_behind(context, WEBHOOKS, of_this_form, after, limit)
+    return WebhookEndpointObjects(
+        data=[WebhookEndpointObject(**_fields(row)) for row in page],
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=has_more,
+    )
+
+
+@serves_openai(contract.openai_get_webhook)
+def openai_get_webhook(context: Context, webhook_id: str) -> WebhookEndpointObject:
+    """Return the record, without its secret."""
+    return WebhookEndpointObject(**_fields(_own(context, webhook_id)))
+
+
+@serves_openai(contract.openai_update_webhook)
+def openai_update_webhook(
+    context: Context, webhook_id: str, update: WebhookEndpointUpdate
+) -> WebhookEndpointObject:
+    """Change the webhook as the main API does."""
+    _own(context, webhook_id)
+    sent = {"url": update.url, "events": update.event_types, "description": update.name}
+    changes = {name: value for name, value in sent.items() if value is not None}
+    with with_names(NAMES):
+        webhooks.update_webhook(context, webhook_id, WebhookUpdate.model_validate(changes))
+    return openai_get_webhook(context, webhook_id)
+
+
+@serves_openai(contract.openai_delete_webhook)
+def openai_delete_webhook(context: Context, webhook_id: str) -> WebhookEndpointDeleted:
+    """Delete the webhook as the main API does."""
+    _own(context, webhook_id)
+    webhooks.delete_webhook(context, webhook_id)
+    return WebhookEndpointDeleted(id=webhook_id)
+
+
+@serves_openai(contract.openai_rotate_webhook_secret)
+def openai_rotate_webhook_secret(
+    context: Context, webhook_id: str, rotation: WebhookSecretRotation
+) -> WebhookEndpointSecret:
+    """Replace the secret as the main API does."""
+    _own(context, webhook_id)
+    hours = OVERLAP_HOURS if rotation.keep_old_secret_active_for_24_hours else 0
+    wanted = SecretRotation(overlap_hours=hours)
+    made = webhooks.rotate_webhook_secret(context, webhook_id, wanted)
+    return _with_secret(context, webhook_id, made.secret)
+
+
+@serves_openai(contract.openai_test_webhook)
+def openai_test_webhook(
+    context: Context,
+    webhook_id: str,
+    test: WebhookEndpointTest,  # noqa: ARG001 - it is refused whatever it names
+) -> NoReturn:
+    """Refuse by name: its answer would have to wait for the receiver."""
+    _own(context, webhook_id)
+    text = "tests are sent by the main API, which lists what became of them: POST /v1/webhooks/{id}/test"
+    raise OpenAIRefusal(text, 400, (INVALID, "unsupported_operation"))
+
+
+@serves_openai(contract.openai_list_webhook_event_types)
+def openai_list_webhook_event_types(context: Context) -> WebhookEventTypes:  # noqa: ARG001 - the same for everybody
+    """Return the kinds of events."""
+    return WebhookEventTypes(data=[*EVENT_TYPES])

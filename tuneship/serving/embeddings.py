@@ -1,0 +1,233 @@
+"""Embeddings: the hidden states of a text's tokens after the final norm, pooled to one vector of length 1.
+
+A pass takes as many tokens as a step may prefill, so that the sequences that decode between two passes wait no longer
+than for a prefill. It has a KV cache of its own and leaves the prefixes of generations alone.
+"""
+
+import base64
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+
+from tuneship.serving.batch import FlatBatch
+from tuneship.serving.embed_request import EmbedRequest, Pooling
+from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
+from tuneship.serving.kv_cache import SlotCache
+from tuneship.serving.sequence import GenerateRequest, Sequence
+
+NOT_FINITE = "the model's output is not finite"
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One request, and how far it is."""
+
+    id: str
+    request: EmbedRequest
+    left: int
+    """Texts that have no vector yet."""
+    begun: int = 0
+    """Texts that are or were in a pass; the others wait."""
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    """One text of a pass, or the part of a long one that was read so far."""
+
+    job: _Job
+    number: int
+    sequence: Sequence
+    pooled: Tensor | None = None
+    """Sum of the hidden states so far, or the newest one [hidden size]."""
+
+    def take(self, states: Tensor) -> None:
+        """Pool the hidden states [chunk, hidden size] of its next tokens."""
+        self.sequence.cached += len(states)
+        if self.job.request.pooling is Pooling.LAST:
+            self.pooled = states[-1]
+        else:
+            total = states.sum(0)
+            self.pooled = total if self.pooled is None else self.pooled + total
+
+    def vector(self) -> Tensor:
+        """The embedding [dimensions]. The length is made 1, so a sum has the direction of the mean."""
+        if self.pooled is None:
+            raise ValueError("no state of the text was pooled")
+        return F.normalize(self.pooled[: self.job.request.dimensions], dim=0)
+
+
+@dataclass(slots=True)
+class PassResult:
+    """The outcome of one pass."""
+
+    vectors: list[tuple[str, int, str]] = field(default_factory=list)
+    """Request id, number of the text, and its vector as float32 numbers in Base64."""
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    """Request id and error message."""
+
+
+class Embedder:
+    """The texts that wait for their embeddings, and the passes over them."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Share the engine's model and adapters; one of the adapters stays loaded while a request uses it."""
+        self._model = engine.model
+        self._lora = engine.lora
+        self._pass_tokens = engine.limits.prompt_tokens
+        facts, cache_bytes = engine.model.facts, engine.limits.cache_bytes
+        self._text_tokens = facts.context_length
+        if cache_bytes is not None:
+            self._text_tokens = min(self._text_tokens, cache_bytes // facts.cache.token_bytes)
+        self._jobs: dict[str, _Job] = {}
+        self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
+        """Jobs with waiting texts, by owner, in the order of their turns."""
+        self._unfinished: _Text | None = None
+        """A text that is longer than a pass."""
+        self._cache: SlotCache | None = None
+        """The keys and values of the unfinished text."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no text waits."""
+        return not self._jobs
+
+    @property
+    def requests(self) -> list[str]:
+        """Ids of all requests in flight."""
+        return list(self._jobs)
+
+    def submit(self, identifier: str, request: EmbedRequest) -> None:
+        """Queue a request. Raises `RequestRefused`."""
+        facts = self._model.facts
+        if identifier in self._jobs:
+            raise RequestRefused("a request with this id is in flight already")
+        if request.adapter is not None and request.adapter not in self._lora:
+            raise RequestRefused("no adapter of this name is loaded")
+        if not request.texts or not all(request.texts):
+            raise RequestRefused("there is no text, or an empty one")
+        longest = max(map(len, request.texts))
+        if longest > facts.context_length:
+            raise RequestRefused(f"{longest} tokens, the context holds {facts.context_length}")
+        if longest > self._text_tokens:
+            text = f"{longest} tokens of a text, the memory for them holds {self._text_tokens}"
+            raise SequenceTooLarge(text)
+        lowest, highest = min(map(min, request.texts)), max(map(max, request.texts))
+        if lowest < 0 or highest >= facts.vocabulary:
+            raise RequestRefused("a token is not in the vocabulary")
+        if request.dimensions is not None and not 1 <= request.dimensions <= facts.hidden_size:
+            raise RequestRefused(f"dimensions must be from 1 to {facts.hidden_size}")
+        if request.adapter is not None:
+            self._lora.acquire(request.adapter)
+        job = self._jobs[identifier] = _Job(identifier, request, len(request.texts))
+        self._queues.setdefault(request.owner, deque()).append(job)
+
+    def cancel(self, identifier: str) -> None:
+        """Drop a request; an unknown id belongs to one that has ended already."""
+        job = self._jobs.get(identifier)
+        if job is None:
+            return
+        if self._unfinished is not None and self._unfinished.job is job:
+            self._unfinished = self._cache = None
+        self._end(job)
+
+    @torch.inference_mode()
+    def step(self) -> PassResult:
+        """Run one pass, if a text waits."""
+        texts = self._choose()
+        if not texts:
+            return PassResult()
+        chunks = [min(self._pass_tokens, text.sequence.uncached) for text in texts]
+        batch = FlatBatch.of([text.sequence for text in texts], chunks)
+        adapters = [text.job.request.adapter for text in texts]
+        routes = self._lora.route(
+            [],
+            [
+                (adapter, prefill.start, prefill.stop)
+                for adapter, prefill in zip(adapters, batch.prefills, strict=True)
+            ],
+        )
+        cache = self._cache or self._cache_for(
+            max(len(one.sequence.request.tokens) for one in texts)
+        )
+        states = self._model.hidden(batch, cache, self._lora, routes)
+        for text, chunk in zip(texts, states.split(chunks), strict=True):
+            text.take(chunk)
+        # Only a text that is alone in its passes may be unfinished.
+        is_finished = not texts[0].sequence.is_prefilling
+        self._unfinished, self._cache = (None, None) if is_finished else (texts[0], cache)
+        return self._finish(texts) if is_finished else PassResult()
+
+    def _choose(self) -> list[_Text]:
+        """Choose the texts of the next pass, those of one adapter side by side.
+
+        A text that is longer than a pass is alone in its passes, and nothing comes between them.
+        """
+        if self._unfinished is not None:
+            return [self._unfinished]
+        chosen: list[_Text] = []
+        room = self._pass_tokens
+        for owner in list(self._queues):
+            for text in self._waiting_of(owner):
+                length = len(text.sequence.request.tokens)
+                if chosen and length > room:
+                    break
+                room -= length
+                chosen.append(text)
+                text.job.begun += 1
+                self._queues.move_to_end(owner)  # the others have their turns first
+            self._forget_begun(owner)
+        chosen.sort(key=lambda text: text.job.request.adapter or "")
+        return chosen
+
+    def _waiting_of(self, owner: str) -> Iterator[_Text]:
+        """Yield the texts of an owner that were in no pass yet."""
+        for job in self._queues[owner]:
+            for number in range(job.begun, len(job.request.texts)):
+                prompt = GenerateRequest(job.request.texts[number], 0, job.request.adapter, seed=0)
+                # All texts of a pass share slot 0: only a text that is alone in its passes reads what it stores.
+                yield _Text(job, number, Sequence(job.id, prompt, token_limit=0, slot=0))
+
+    def _forget_begun(self, owner: str) -> None:
+        """Drop the jobs of an owner that have no waiting texts from its queue."""
+        queue = self._queues[owner]
+        while queue and queue[0].begun == len(queue[0].request.texts):
+            queue.popleft()
+        if not queue:
+            del self._queues[owner]
+
+    def _cache_for(self, tokens: int) -> SlotCache:
+        cache = SlotCache(self._model.facts.cache, slots=1, length=tokens)
+        cache.resize(1, tokens)
+        return cache
+
+    def _finish(self, texts: list[_Text]) -> PassResult:
+        result = PassResult()
+        for text in texts:
+            job = text.job
+            if job.id not in self._jobs:  # another of its texts has just failed
+                continue
+            vector = text.vector()
+            if not bool(vector.isfinite().all()):
+                result.failed.append((job.id, NOT_FINITE))
+                self._end(job)
+                continue
+            content = base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+            result.vectors.append((job.id, text.number, content))
+            job.left -= 1
+            if not job.left:
+                self._end(job)
+        return result
+
+    def _end(self, job: _Job) -> None:
+        del self._jobs[job.id]
+        queue = self._queues.get(job.request.owner)
+        if queue is not None and job in queue:
+            queue.remove(job)
+            if not queue:
+                del self._queues[job.request.owner]
+        if job.request.adapter is not None:
+            self._lora.release(job.request.adapter)

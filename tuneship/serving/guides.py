@@ -1,0 +1,99 @@
+"""Guides the answers that have to follow a grammar: compiles it, masks logits, and follows the chosen tokens.
+
+`replica` compiles in a thread of its own while the engine goes on; `engine` masks each guided row before a token is
+chosen.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from torch import Tensor
+
+from tuneship.serving.grammar import LIMITS
+
+# Compiled grammars that are kept; the next answer of the same schema starts at once.
+KEPT_GRAMMARS = 64
+
+
+class GrammarRefused(Exception):
+    """The grammar cannot be compiled or followed with this model.
+
+    The message goes on behind the name of the field that asks for it, and quotes nothing of it.
+    """
+
+
+class Guide:
+    """The state of one answer in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+        """Take over the matcher; `vocabulary` is the width of the logits."""
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._mask = np.zeros((vocabulary + 31) // 32, dtype=np.int32)
+
+    def restrict(self, logits: Tensor) -> None:
+        """Set the logits [vocabulary] of all tokens that cannot come next to minus infinity, in place.
+
+        End tokens can come only where the answer is complete.
+        """
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        bits = np.unpackbits(
+            self._mask.view(np.uint8), count=self._vocabulary, bitorder="little"
+        ).view(np.bool_)
+        np.copyto(logits.numpy(), -np.inf, where=~bits)
+
+    def take(self, token: int) -> bool:
+        """Follow the chosen token; return whether the answer is complete and nothing can follow it."""
+        return (
+            self._matcher.consume_token(token) and self._matcher.is_stopped() and self.is_complete
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what was written is an answer, even if more may follow."""
+        return self._matcher.is_accepting()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the grammar was too complex for a step."""
+        return self._matcher.is_error()
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model, and keeps the last ones. Used by one thread at a time."""
+
+    def __init__(self, base: Path, vocabulary: int) -> None:
+        """`base` is the model's directory, whose tokenizer is read at the first grammar."""
+        self._file = base / "tokenizer.json"
+        self._vocabulary = vocabulary
+        self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
+        self._compiled: OrderedDict[tuple[str, tuple[int, ...]], LLMatcher] = OrderedDict()
+
+    def guide(self, grammar: str, stop_tokens: tuple[int, ...]) -> Guide:
+        """A guide at the start of an answer. Raises `GrammarRefused`."""
+        key = (grammar, stop_tokens)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(grammar, stop_tokens)
+            if len(self._compiled) > KEPT_GRAMMARS:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return Guide(self._compiled[key].deep_copy(), self._vocabulary)
+
+    def _compile(self, grammar: str, stop_tokens: tuple[int, ...]) -> LLMatcher:
+        if stop_tokens not in self._tokenizers:
+            try:
+                self._tokenizers[stop_tokens] = LLTokenizer(
+                    self._file.read_text(encoding="utf-8"),
+                    n_vocab=self._vocabulary,
+                    eos_token=list(stop_tokens),
+                )
+            except (OSError, ValueError) as error:
+                raise GrammarRefused(
+                    "cannot be followed with the tokenizer of this model"
+                ) from error
+        matcher = LLMatcher(self._tokenizers[stop_tokens], grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise GrammarRefused("cannot be compiled for this model")
+        return matcher
