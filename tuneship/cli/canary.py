@@ -1,6 +1,5 @@
 """`tuneship canary status`: the split of canary endpoints, with the health and the last hour of each deployment."""
 
-from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,14 +53,12 @@ def status(
                 write(f"{chr(10) if number else ''}{_headline(report)}")
                 show_rows(report["deployments"], COLUMNS)
         else:
-            show_rows(_members(reports), ("endpoint", "lease_ends_at", *COLUMNS))
-
-
-def _members(reports: Iterable[Row]) -> Iterator[Row]:
-    """A row for each deployment of each endpoint."""
-    for report in reports:
-        for member in report["deployments"]:
-            yield {"endpoint": report["id"], "lease_ends_at": report["lease_ends_at"], **member}
+            rows = (
+                {"endpoint": report["id"], "lease_ends_at": report["lease_ends_at"], **member}
+                for report in reports
+                for member in report["deployments"]
+            )
+            show_rows(rows, ("endpoint", "lease_ends_at", *COLUMNS))
 
 
 def report_on(client: "Client", endpoint: "CanaryEndpoint") -> Row:
