@@ -76,7 +76,13 @@ def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
         body = arguments.get(operation.body_parameter[0]) if operation.body_parameter else None
         with connected(**options) as client:
             if given.get("follow"):
-                _follow(client, verb, arguments, as_json)
+                if "limit" in arguments:
+                    raise BadField("--limit: does not bound a stream, leave it out with --follow")
+                # A wrong address or id is told at once; only a connection that worked is waited for.
+                client.call(operation, **arguments, limit=1)
+                patient = client.with_options(tries=FOLLOWING_TRIES)
+                with closing(patient.follow_job(**arguments)) as entries:
+                    show_entries(entries, as_json)
             elif getattr(body, "stream", False):
                 with closing(client.stream(operation, **arguments)) as pieces:
                     show_generation(pieces, as_json)
@@ -118,16 +124,6 @@ def _download(
         show_json({"folder": str(folder), "files": files})
     else:
         write(f"{len(files)} files in {folder}")
-
-
-def _follow(client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], as_json: bool) -> None:
-    if "limit" in arguments:
-        raise BadField("--limit: does not bound a stream, leave it out with --follow")
-    # A wrong address or id is told at once; only a connection that worked is waited for.
-    client.call(verb.operation, **arguments, limit=1)
-    patient = client.with_options(tries=FOLLOWING_TRIES)
-    with closing(patient.follow_job(**arguments)) as entries:
-        show_entries(entries, as_json)
 
 
 def show_reply(verb: DeclaredVerb, reply: Any, as_json: bool) -> None:

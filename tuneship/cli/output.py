@@ -102,19 +102,16 @@ def for_people(value: Any) -> str:
 
 def show_rows(rows: Iterable[Row], columns: Sequence[str]) -> None:
     """A table; in a pipe a line of names, and then each row as soon as it comes."""
-    if is_terminal():
-        _show_table([[for_people(row.get(name)) for name in columns] for row in rows], columns)
+    if not is_terminal():
+        write("\t".join(columns))
+        for row in rows:
+            write("\t".join(one_line(row.get(name)) for name in columns))
         return
-    write("\t".join(columns))
-    for row in rows:
-        write("\t".join(one_line(row.get(name)) for name in columns))
-
-
-def _show_table(cells: list[list[str]], columns: Sequence[str]) -> None:
     from rich.console import Console  # noqa: PLC0415 - starts slowly
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    cells = [[for_people(row.get(name)) for name in columns] for row in rows]
     if not cells:
         note("none")
         return
@@ -127,8 +124,8 @@ def _show_table(cells: list[list[str]], columns: Sequence[str]) -> None:
             columns[number], no_wrap=True, overflow="fold" if whole else "ellipsis",
             min_width=_width(cells, columns, number) if whole else None,
         )  # fmt: skip
-    for row in cells:
-        table.add_row(*(Text(row[number]) for number in shown))
+    for texts in cells:
+        table.add_row(*(Text(texts[number]) for number in shown))
     console.print(table)
     if left_out:
         note(f"not shown: {', '.join(left_out)} (--json has everything)")
