@@ -52,12 +52,20 @@ def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
     if hasattr(given, "read"):
         return _from_json_lines(given, "the file", columns)
     if hasattr(given, "itertuples"):
-        return _from_frame(given, columns)
+        chosen = _chosen("the frame", list(given.columns), columns)
+        # Column by column, as choosing several at once would copy them.
+        cells = [given[column] for column in chosen.values()]
+        return _from_columns("the frame", chosen, [cells])
     if isinstance(given, Mapping):
         message = "a mapping is not rows; of a DatasetDict choose one split, as in data['train']"
         raise SourceError(message)
     if getattr(given, "column_names", None) is not None:
-        return _from_dataset(given, columns)
+        chosen = _chosen("the dataset", list(given.column_names), columns)
+        # Neither arrays of another library nor, for columns that nobody asked for, decoded pictures.
+        plain = given.with_format(None).select_columns([*set(chosen.values())])
+        batches = plain.iter(batch_size=ROWS_AT_A_TIME)
+        cells = ([batch[column] for column in chosen.values()] for batch in batches)
+        return _from_columns("the dataset", chosen, cells)
     if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
         return _from_mappings(cast("Iterable[object]", given), columns)
     kinds = "a path, an open file, a frame, a dataset or an iterable of mappings"
@@ -239,22 +247,6 @@ def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterato
     except (pyarrow.ArrowException, OSError, ValueError):
         # Its messages quote what they found.
         raise SourceError(f"{name}: cannot be read as Parquet") from None
-
-
-def _from_frame(frame: Any, columns: Columns | None) -> Iterator[Record]:
-    chosen = _chosen("the frame", list(frame.columns), columns)
-    # Column by column, as choosing several at once would copy them.
-    cells = [frame[column] for column in chosen.values()]
-    return _from_columns("the frame", chosen, [cells])
-
-
-def _from_dataset(dataset: Any, columns: Columns | None) -> Iterator[Record]:
-    chosen = _chosen("the dataset", list(dataset.column_names), columns)
-    # Neither arrays of another library nor, for columns that nobody asked for, decoded pictures.
-    plain = dataset.with_format(None).select_columns([*set(chosen.values())])
-    batches = plain.iter(batch_size=ROWS_AT_A_TIME)
-    cells = ([batch[column] for column in chosen.values()] for batch in batches)
-    return _from_columns("the dataset", chosen, cells)
 
 
 def _from_columns(
