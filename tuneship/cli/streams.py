@@ -1,7 +1,6 @@
 """Streams on a terminal: the log and the steps of a job, the text of a generation."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from tuneship.cli.output import is_terminal, note, one_line, readable, show_json, write
 from tuneship.contract.common import render_time_ms
@@ -33,7 +32,7 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
     whole, last = "", None
     for piece in pieces:
         if as_json:
-            show_json(_dumped(piece), is_stream=True)
+            show_json(piece.model_dump(mode="json"), is_stream=True)
         if not isinstance(piece, GeneratedText):
             last = piece
         elif not piece.index:  # the other answers follow at the end
@@ -62,7 +61,3 @@ def _show_end(generation: Generation) -> None:
 def _shown(text: str) -> str:
     # A file or another program gets the text as it is.
     return readable(text) if is_terminal() else text
-
-
-def _dumped(piece: Any) -> dict[str, Any]:
-    return piece.model_dump(mode="json")
