@@ -164,7 +164,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"seed": 1}, "unknown_parameter", "seed"),
     ({"max_output_tokens": 10**6}, "invalid_value", "max_output_tokens"),
     ({"input": [{**ITEM, "role": "assistant"}]}, "invalid_value", "input"),
-    ({"input": [{"type": "function_call", "name": SECRET}]}, "missing_required_parameter", "input"),
+    (
+        {"input": [{"type": "function_call", "name": SECRET}]},
+        "missing_required_parameter",
+        "input[0].call_id",
+    ),
     ({"input": [{"type": "reasoning", "summary": SECRET}]}, "unsupported_value", "type"),
     (
         {"input": [{**ITEM, "content": [{"type": "input_image", "image_url": SECRET}]}]},

@@ -128,15 +128,21 @@ class InputResult(OpenAIRequest):
 
 def _kind_of_item(item: Any) -> str:
     kind: object = cast("dict[str, Any]", item).get("type") if isinstance(item, dict) else None
-    return str(kind) if kind in ("function_call", "function_call_output") else "message"
+    return f"~{kind}" if kind in ("function_call", "function_call_output") else "~message"
 
 
-# Told apart by `type`, so that an item is refused for what it lacks, and not for what it is not.
+# Told apart before they are read, so that an item is refused for what it lacks, and not for what it is not. Names of
+# branches that begin so are left out of the places in refusals.
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputResult, Tag("function_call_output")],
+    Annotated[InputMessage, Tag("~message")]
+    | Annotated[InputCall, Tag("~function_call")]
+    | Annotated[InputResult, Tag("~function_call_output")],
     Discriminator(_kind_of_item),
+]
+Input = Annotated[
+    Annotated[Text, Tag("~text")]
+    | Annotated[list[InputItem], Field(min_length=1, max_length=MAXIMUM_TURNS), Tag("~items")],
+    Discriminator(lambda sent: "~items" if isinstance(sent, list) else "~text"),
 ]
 
 
@@ -259,7 +265,7 @@ class ResponseCreate(OpenAIRequest):
     )
 
     model: AskedModel
-    input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAXIMUM_TURNS)]
+    input: Input
     instructions: Annotated[
         Text | None, Field(description="Stands before the conversation, as its system turn.")
     ] = None

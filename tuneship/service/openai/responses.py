@@ -67,7 +67,10 @@ async def openai_create_response(
     deployment = await deployment_of(context, target)
     # Without a row the run below refuses the request.
     settings: Mapping[str, Any] = {} if deployment is None else deployment["generation"]
-    with with_names(NAMES):
+    flat = {
+        f"tools[{place}].function": f"tools[{place}]" for place in range(len(request.tools or ()))
+    }
+    with with_names(NAMES | flat):
         run = GenerationRun(context, target, _generate_of(request, settings), started)
         begun = _begun(
             request,
