@@ -120,7 +120,7 @@ def _called(count: int) -> dict[str, Any]:
 
 
 def _around_text(render: Renders) -> tuple[str, str]:
-    """What the template writes before and behind an answer of plain text."""
+    """The text that a template writes before and behind an answer of plain text."""
     turns = [{"role": "user", "content": "zqask"}]
     answer = {"role": "assistant", "content": "zqresult"}
     tools = [_tool("zqfunction")]

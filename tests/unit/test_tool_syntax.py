@@ -1,4 +1,4 @@
-"""Functions, calls and results in chat templates: as transformers renders them, and with the syntax that each template has."""
+"""Functions, calls and results in chat templates: as transformers renders them, and in each template's own syntax."""
 
 import json
 from pathlib import Path

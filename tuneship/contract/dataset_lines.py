@@ -192,7 +192,7 @@ def _content(fields: Mapping[str, Any], field: str, key: str, *, may_be_empty: b
 
 
 def _result(fields: Mapping[str, Any], field: str) -> Message:
-    """What the turn of a function's result has beside its text."""
+    """The fields of a function's result beside its text."""
     more: dict[str, Any] = {}
     identifier = call_id(fields.get("tool_call_id"), f"{field}.tool_call_id")
     if identifier is not None:

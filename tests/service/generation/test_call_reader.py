@@ -1,6 +1,7 @@
 """Calls are read out of an answer alike, however it is cut into pieces."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -34,7 +35,7 @@ def written(calls: list[tuple[str, dict[str, object]]], syntax: CallSyntax) -> s
 
 def cut(text: str, places: list[int]) -> list[str]:
     edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(edges)]
 
 
 def read_in(reader: CallReader, pieces: list[str]) -> tuple[str, list[WrittenCall]]:
@@ -123,13 +124,16 @@ CITY = {
 }
 FUNCTIONS = {"f": EMPTY, "look_up": CITY}
 ONE = written([("f", {})], HERMES)
+WRONG = [
+    written([call], HERMES) for call in [("g", {}), ("f", dict[str, object](a=1)), ("look_up", {})]
+]
 TWO = written([("f", {}), ("look_up", {"city": "<tool_call>"})], HERMES)
 
 
 @pytest.mark.parametrize(
     ("otherwise", "is_parallel", "taken", "refused"),
     [
-        ("text", True, ["", "hi", ONE, "hi\n" + TWO], [ONE + " hi", "hi <tool_call>", written([("g", {})], HERMES), written([("f", {"a": 1})], HERMES), written([("look_up", {})], HERMES)]),
+        ("text", True, ["", "hi", ONE, "hi\n" + TWO], [ONE + " hi", "hi <tool_call>", *WRONG]),
         ("text", False, ["hi", ONE], [TWO]),
         (None, True, [ONE, TWO], ["", "hi", "hi " + ONE]),
         (CITY, True, [ONE, '{"city": "a"}'], ["hi", '{"city": 1}', '{"city": "a"}' + ONE]),

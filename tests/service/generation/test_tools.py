@@ -68,7 +68,8 @@ def test_an_answer_is_text_or_ends_with_calls(
     )
     assert [call["function"]["name"] for call in calls] == names
     assert [call["type"] for call in calls] == ["function"] * len(names)
-    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"code": "H25"}, {}][: len(names)]  # fmt: skip
+    arguments = [json.loads(call["function"]["arguments"]) for call in calls]
+    assert arguments == [{"code": "H25"}, {}][: len(names)]
     assert len({call["id"] for call in calls}) == len(names)
     pieces = [piece for kind, piece in events if kind == "token"]
     assert not stream or "".join(piece["text"] for piece in pieces) == text
@@ -181,7 +182,8 @@ def test_no_text_of_a_function_is_a_special_token(service: Service) -> None:
     asked = [{"type": "function", **tool}]
     call = {"name": "f", "arguments": json.dumps({mark: mark})}
     called = [{"id": "c", "type": "function", "function": call}]
-    messages = [HISTORY[0], {**HISTORY[1], "tool_calls": called}, {**HISTORY[2], "tool_call_id": "c", "content": mark}]  # fmt: skip
+    result = {**HISTORY[2], "tool_call_id": "c", "content": mark}
+    messages = [HISTORY[0], {**HISTORY[1], "tool_calls": called}, result]
     assert ask(service, {"tools": asked, "messages": messages}).status_code == 200
     tokenizer: Any = service.parts.catalogue.default.tokenizer
     prompt = list(service.engines.prompts[0])
@@ -223,6 +225,13 @@ def called(**function: Any) -> tuple[int, dict[str, Any]]:
 
 
 HERE = "tools[0].function"
+UNFOLLOWED = {
+    "type": "object",
+    "properties": {PLANTED: {"type": "string", "pattern": "(?=a)"}},
+    "required": [PLANTED],
+}
+MANY = {"type": "object", "properties": {str(number): {} for number in range(200)}}
+LONG = {"type": "object", "properties": {"a": {"const": "x" * 40_000}}}
 REFUSED: list[tuple[Any, int, str]] = [
     ({"tools": [TOOL, TOOL]}, 422, "tools[1]"),
     ({"tools": [tool() | {"type": PLANTED}]}, 422, "tools[0].type"),
@@ -232,10 +241,10 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"tools": [tool(parameters={"type": "string"})]}, 422, f"{HERE}.parameters.type"),
     ({"tools": [tool(parameters={})]}, 422, f"{HERE}.parameters.type"),
     ({"tools": [tool(parameters={"type": "object", "minProperties": 1})]}, 422, f"{HERE}.parameters.minProperties"),
-    ({"tools": [tool(parameters={"type": "object", "properties": {PLANTED: {"type": "string", "pattern": "(?=a)"}}, "required": [PLANTED]})]}, 422, f"{HERE}.parameters.properties[0]"),
+    ({"tools": [tool(parameters=UNFOLLOWED)]}, 422, f"{HERE}.parameters.properties[0]"),
     ({"tools": [tool(name=f"f{number}") for number in range(129)]}, 422, "tools"),
-    ({"tools": [tool(name=f"f{number}", parameters={"type": "object", "properties": {str(one): {} for one in range(200)}}) for number in range(3)]}, 422, "tools"),
-    ({"tools": [tool(name=f"f{number}", parameters={"type": "object", "properties": {"a": {"const": "x" * 40_000}}}) for number in range(2)]}, 422, "tools"),
+    ({"tools": [tool(name=f"f{number}", parameters=MANY) for number in range(3)]}, 422, "tools"),
+    ({"tools": [tool(name=f"f{number}", parameters=LONG) for number in range(2)]}, 422, "tools"),
     ({"tool_choice": PLANTED}, 422, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, 422, "tool_choice"),
     ({"allowed_tools": ["look_up", "nothing"]}, 422, "allowed_tools[1]"),

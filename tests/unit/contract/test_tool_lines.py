@@ -62,6 +62,9 @@ def test_arguments_become_objects_in_their_order() -> None:
 
 
 CALLED = ["messages", 1, "tool_calls"]
+CALLED_FUNCTION = [*CALLED, 0, "function"]
+IN_CALL = "messages[1].tool_calls[0].function"
+OLDER = {"role": "assistant", "content": None, "function_call": {}}
 
 
 @pytest.mark.parametrize(
@@ -103,13 +106,13 @@ REFUSED: list[tuple[Any, str, str]] = [
     (changed([*CALLED, 0, "id"], 3), "wrong_type", "messages[1].tool_calls[0].id"),
     (changed([*CALLED, 0, "id"], ""), "invalid_tool_call", "messages[1].tool_calls[0].id"),
     (changed([*CALLED, 0, "type"], "custom"), "invalid_tool_call", "messages[1].tool_calls[0].type"),
-    (changed([*CALLED, 0, "function", "name"], "other"), "invalid_tool_call", "messages[1].tool_calls[0].function.name"),
-    (changed([*CALLED, 0, "function", "arguments"], ...), "missing_field", "messages[1].tool_calls[0].function.arguments"),
+    (changed([*CALLED_FUNCTION, "name"], "other"), "invalid_tool_call", f"{IN_CALL}.name"),
+    (changed([*CALLED_FUNCTION, "arguments"], ...), "missing_field", f"{IN_CALL}.arguments"),
     *(
-        (changed([*CALLED, 0, "function", "arguments"], text), "invalid_tool_call", "messages[1].tool_calls[0].function.arguments")
+        (changed([*CALLED_FUNCTION, "arguments"], text), "invalid_tool_call", f"{IN_CALL}.arguments")
         for text in ('{"a": ', "[1]", '{"a": 1, "a": 2}', '{"a": NaN}', "", 3, "[" * 5000)
     ),
-    (changed(["messages", 1], {"role": "assistant", "content": None, "function_call": {}}), "invalid_tool_call", "messages[1].function_call"),
+    (changed(["messages", 1], OLDER), "invalid_tool_call", "messages[1].function_call"),
     (changed(["messages", 1], {"role": "assistant", "content": None}), "wrong_type", "messages[1].content"),
     (changed(["messages", 2, "tool_call_id"], SECRET), "invalid_tool_call", "messages[2].tool_call_id"),
     (changed(["messages", 2, "tool_call_id"], 3), "wrong_type", "messages[2].tool_call_id"),

@@ -200,7 +200,7 @@ class ChatCompletionCreate(SampledRequest):
 
     @property
     def chosen(self) -> ChosenTools:
-        """What `tool_choice` asks for."""
+        """The meaning of `tool_choice`."""
         choice = self.tool_choice
         if not isinstance(choice, ChatToolChoice):
             return ChosenTools(choice, None)

@@ -302,7 +302,7 @@ class ResponseCreate(OpenAIRequest):
 
     @property
     def chosen(self) -> ChosenTools:
-        """What `tool_choice` asks for."""
+        """The meaning of `tool_choice`."""
         choice = self.tool_choice
         if not isinstance(choice, ResponseToolChoice):
             return ChosenTools(choice, None)

@@ -1,4 +1,4 @@
-"""What requests of OpenAI's clients ask of functions, in both forms of its API. Pure."""
+"""The meaning of `tool_choice`, and texts in parts, in both forms of OpenAI's API. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def text_of_parts(content: str | Sequence[TextPart] | None) -> str:
 
 @dataclass(frozen=True)
 class ChosenTools:
-    """What a `tool_choice` asks for."""
+    """The functions that may or must be called."""
 
     mode: ToolMode | None
     names: list[str] | None

@@ -45,7 +45,7 @@ NO_TOOL: list[dict[str, Any]] = [{"type": "function", "function": {"name": ""}}]
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
-class Example(NamedTuple):
+class ReadExample(NamedTuple):
     """A good line: its number, its turns, and the functions that it lists, as text."""
 
     line: int
@@ -130,9 +130,9 @@ def read_dataset(file: BinaryIO, size: int, plan: Plan) -> DatasetReading:
     return reading
 
 
-def _batches(examples: Iterator[Example | None]) -> Iterator[list[Example]]:
+def _batches(examples: Iterator[ReadExample | None]) -> Iterator[list[ReadExample]]:
     """Group examples: about `CHARACTERS_AT_ONCE` characters, or those of `LINES_AT_ONCE` lines."""
-    batch: list[Example] = []
+    batch: list[ReadExample] = []
     size = lines = 0
     for example in examples:
         lines += 1
@@ -147,7 +147,7 @@ def _batches(examples: Iterator[Example | None]) -> Iterator[list[Example]]:
 
 def _examples(
     file: BinaryIO, reading: DatasetReading, seen: SeenExamples
-) -> Iterator[Example | None]:
+) -> Iterator[ReadExample | None]:
     """Yield the example of each line, None for a line without one."""
     plan = reading.plan
     hints = TextHints(plan.format, plan.base.tokenizer if plan.base else None)
@@ -169,7 +169,7 @@ def _examples(
 
         reading.other_names.update(other_names(fields, plan.format))
         listed = json.dumps(tools, ensure_ascii=False) if tools else ""
-        example = Example(number, messages, listed)
+        example = ReadExample(number, messages, listed)
         for warning in hints.warnings(number, messages, listed):
             reading.warn(warning)
         if seen.add(messages, listed):
@@ -215,10 +215,10 @@ class _Tally:
         self._counting = counting
         self._base = reading.plan.base
         self._counter = None if self._base is None else TokenCounter(self._base.tokenizer)
-        self._in_flight: deque[tuple[list[Example], Future[list[int]]]] = deque()
+        self._in_flight: deque[tuple[list[ReadExample], Future[list[int]]]] = deque()
         self._overheads: dict[tuple[str, ...], int] = {}
 
-    def add(self, batch: list[Example]) -> None:
+    def add(self, batch: list[ReadExample]) -> None:
         """Begin to count a batch; wait where too many are in flight."""
         reading = self._reading
         reading.num_examples += len(batch)
@@ -254,7 +254,7 @@ class _Tally:
         self._reading.response_tokens += answers
         self._reading.prompt_tokens += whole - answers
 
-    def _check_length(self, example: Example, tokens: int) -> None:
+    def _check_length(self, example: ReadExample, tokens: int) -> None:
         base = self._base
         if base is None:
             return

@@ -163,7 +163,7 @@ class AnswerRun:
         is_end: bool = False,
         is_last: bool = False,
     ) -> None:
-        """Emit the next piece of the text. `is_end`: no text follows it; `is_last`: nor was any taken away."""
+        """Emit the next piece of the text. `is_end`: no text follows it; `is_last`: nor did a stop text cut any off."""
         released = None if logprobs is None else logprobs.release(text, is_last=is_last)
         reader = self._reader
         piece = ReadPiece(text) if reader is None else reader.feed(text, is_last=is_end)

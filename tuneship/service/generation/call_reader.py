@@ -14,7 +14,7 @@ from tuneship.tool_syntax import NAME_CHARACTER, CallSyntax
 
 @dataclass
 class ReadPiece:
-    """What a piece of an answer holds: text outside of calls, and pieces of calls."""
+    """The content of a piece of an answer: text outside of calls, and pieces of calls."""
 
     text: str = ""
     calls: list[WrittenCall] = field(default_factory=list[WrittenCall])
@@ -155,7 +155,7 @@ class CallReader:
         return len(self._rest)
 
     def _behind(self, is_last: bool) -> bool:
-        """What stands behind a call: another one, or the end."""
+        """The text behind a call, which leads to another one or ends the answer."""
         between, end = self._syntax.between, self._syntax.end
         self.is_complete = self._rest == end
         if between and self._rest.startswith(between):
