@@ -50,6 +50,14 @@ def test_the_model_reads_the_functions_as_they_were_sent(service: Service) -> No
     assert text.endswith("<|assistant|>")
 
 
+def test_a_prompt_that_is_rendered_may_come_with_functions(service: Service) -> None:
+    body = {"prompt": "Is H25 valid?", "tools": ASKED["tools"], "tool_choice": "required"}
+    reply = ask(service, body, CALL).json()
+    assert [call["function"]["name"] for call in reply["tool_calls"]] == ["look_up"]
+    assert ask(service, ASKED).status_code == 200
+    assert service.engines.prompts[0] == service.engines.prompts[1]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("answer", "text", "names"),
