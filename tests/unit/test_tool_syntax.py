@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tuneship.contract.dataset_lines import parse_example, tools_of
-from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.template import BUILT_IN_TEMPLATE, PromptTemplate, TemplateFailed
 from tuneship.tool_syntax import CallSyntax
 from tuneship.training.objective import conversation_segments
 
@@ -85,6 +85,7 @@ SOURCES = {
     "knows": (TEMPLATES / "qwen2_5.jinja").read_text(),
     "shipped": (TINY / "chat_template.jinja").read_text(),
     "of tests": CHAT_TEMPLATE,
+    "built in": BUILT_IN_TEMPLATE,
 }
 HERMES = CallSyntax(
     begin='<tool_call>\n{"name": "',
