@@ -51,26 +51,11 @@ def grammar_of_calls(
     def literal(text: str) -> str:
         return _literal(text, special_tokens)
 
-    begin, marker = syntax.begin, syntax.marker
-    lines = ["%llguidance {}", "start: answer"]
-    calls = f"{literal(begin)} calls"
-    if otherwise is None:
-        lines.append(f"answer: {calls}")
-    elif not isinstance(otherwise, str):
-        lines += [f"answer: {calls} | other", f"other: %json {_with_options(otherwise)}"]
-    elif not marker:
-        first = re.escape(begin[0])
-        lines += [f"answer: {calls} | OTHER", f"OTHER: /([^{first}](.|\\n)*)?/"]
-    else:
-        lines += [
-            f"answer: TEXT | trigger {literal(begin[len(marker) :])} calls",
-            "TEXT: /(.|\\n)*/",
-        ]
-        is_special = any(one in marker for one in special_tokens)
-        # Text ends at the first marker; a special token is no text anyway.
-        lines.append(f"trigger{'' if is_special else '[lazy]'}: TEXT {literal(marker)}")
     more = f" ({literal(syntax.between)} call)*" if is_parallel and syntax.between else ""
-    lines += [
+    lines = [
+        "%llguidance {}",
+        "start: answer",
+        *_rules_of_answers(syntax, special_tokens, otherwise),
         f"calls: call{more} {literal(syntax.end)}",
         "call: " + " | ".join(f"call_{number}" for number in range(len(functions))),
     ]
@@ -79,6 +64,30 @@ def grammar_of_calls(
         for number, (name, schema) in enumerate(functions.items())
     ]
     return "\n".join(lines) + "\n"
+
+
+def _rules_of_answers(
+    syntax: CallSyntax,
+    special_tokens: Mapping[str, int],
+    otherwise: Mapping[str, Any] | str | None,
+) -> list[str]:
+    """The rules of an answer, up to the name in its first call."""
+    begin, marker = syntax.begin, syntax.marker
+    calls = f"{_literal(begin, special_tokens)} calls"
+    if otherwise is None:
+        return [f"answer: {calls}"]
+    if not isinstance(otherwise, str):
+        return [f"answer: {calls} | other", f"other: %json {_with_options(otherwise)}"]
+    if not marker:
+        first = re.escape(begin[0])
+        return [f"answer: {calls} | OTHER", f"OTHER: /([^{first}](.|\\n)*)?/"]
+    # Text ends at the first marker, or it could hold one; a special token is no text anyway.
+    is_special = any(one in marker for one in special_tokens)
+    return [
+        f"answer: TEXT | trigger {_literal(begin[len(marker) :], special_tokens)} calls",
+        "TEXT: /(.|\\n)*/",
+        f"trigger{'' if is_special else '[lazy]'}: TEXT {_literal(marker, special_tokens)}",
+    ]
 
 
 def _with_options(schema: Mapping[str, Any]) -> str:

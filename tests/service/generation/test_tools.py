@@ -10,6 +10,7 @@ from tests.service.generation.test_generation_streams import events_of
 from tests.service.generation.test_structured import encoded
 from tests.support.in_process import ANSWER, Service
 from tuneship.serving.grammar import accepts
+from tuneship.template import PromptTemplate
 
 PLANTED = "zq planted text 7731"
 PARAMETERS = {
@@ -300,3 +301,31 @@ def test_a_replicas_refusal_of_a_grammar_names_the_functions(
     answer = ask(service, {**ASKED, "stream": stream})
     assert answer.status_code == 422, answer.text
     assert answer.json()["error"]["message"] == "tools cannot be compiled for this model"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_template_whose_calls_cannot_be_read_refuses_functions_by_name(
+    service: Service, stream: bool
+) -> None:
+    # Played trainings leave a template that writes the first turn's content and nothing else.
+    deployment = service.deployment("tuned", model_name=service.model())
+    body = {**ASKED, "stream": stream}
+    answer = service.call("POST", path_of(deployment), json=body)
+    assert answer.status_code == 422, answer.text
+    (detail,) = answer.json()["error"]["details"]
+    assert (detail["field"], detail["code"]) == ("tools", "unsupported_parameter")
+    none = service.call("POST", path_of(deployment), json={**body, "tool_choice": "none"})
+    assert none.status_code == 200
+
+
+def test_a_conversation_that_the_template_refuses_is_the_callers_to_mend(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = service.parts.catalogue.default
+    refusing = "{{ raise_exception('no') if messages[-1].role == 'tool' else messages[0].content }}"
+    monkeypatch.setitem(vars(base), "template", PromptTemplate(refusing, {}))
+    body = {"messages": [*HISTORY[:1], {"role": "tool", "content": PLANTED}]}
+    answer = ask(service, body)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["param"] == "messages"
+    assert PLANTED not in answer.text

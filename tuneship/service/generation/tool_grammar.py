@@ -76,8 +76,9 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
 def _schemas(request: Generate) -> dict[str, Any]:
     """The schemas of the arguments of each function that may be called. Raises `ValidationRefused`."""
     schemas: dict[str, Any] = {}
+    callable_names = {tool.function.name for tool in request.callable_tools}
     for number, tool in enumerate(request.tools or ()):
-        if tool not in request.callable_tools:
+        if tool.function.name not in callable_names:
             continue
         read = read_schema(tool.function.parameters or NO_PARAMETERS)
         check_schema(read, f"tools[{number}].function.parameters")
