@@ -6,6 +6,7 @@ from tuneship.cli.output import is_terminal, note, one_line, readable, show_json
 from tuneship.contract.common import render_time_ms
 from tuneship.contract.generation import GeneratedText, Generation
 from tuneship.contract.job_reports import JobLogEntry, JobStep
+from tuneship.contract.tools import WrittenCall
 
 
 def show_entries(entries: Iterable[JobLogEntry | JobStep], as_json: bool) -> None:
@@ -44,7 +45,7 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
         whole = last.completion
         if not as_json:
             write(_shown(whole), end="")
-    if not as_json and not whole.endswith("\n"):
+    if not as_json and not whole.endswith("\n") and (whole or not (last and last.tool_calls)):
         write("")
     if last is not None and not as_json:
         _show_end(last)
@@ -52,10 +53,17 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
 
 
 def _show_end(generation: Generation) -> None:
-    """The other answers, where there are several, and the number of tokens."""
+    """The calls, the other answers where there are several, and the number of tokens."""
+    _show_calls(generation.tool_calls)
     for other in (generation.choices or ())[1:]:
         write("\n" + _shown(other.completion))
+        _show_calls(other.tool_calls)
     note(f"({generation.usage.completion_tokens} tokens, {one_line(generation.finish_reason)})")
+
+
+def _show_calls(calls: Iterable[WrittenCall] | None) -> None:
+    for call in calls or ():
+        write(_shown(f"{call.function.name} {call.function.arguments}"))
 
 
 def _shown(text: str) -> str:
