@@ -1,4 +1,4 @@
-"""promptfoo and Open WebUI, which take gigabytes, get the model's answers over OpenAI's API."""
+"""promptfoo, Open WebUI and LlamaIndex's engine, which take gigabytes, call the service over OpenAI's API."""
 
 import json
 import subprocess
@@ -16,6 +16,9 @@ from tests.support.waiting import free_port, until
 
 pytestmark = [pytest.mark.soak, pytest.mark.long]
 
+PROGRAMS = Path(__file__).with_name("openai_programs")
+# A package that is no longer maintained: it imports a name that the next mistralai lacks.
+LLAMA_INDEX = ("llama-index-finetuning==0.4.2", "llama-index-llms-openai-like", "mistralai<2")
 PROMPTFOO, OPEN_WEBUI = "promptfoo@0.123", "open-webui==0.12.4"
 READY_WITHIN_S = 600.0
 
@@ -51,12 +54,27 @@ def test_promptfoo_evaluates_over_three_apis(asked: Asked, node_22: Path, tmp_pa
     assert all(one["tokenUsage"]["total"] > 0 for one in found.values())
 
 
+def pinned_torch() -> str:
+    """The version that keeps pip from libraries for GPUs."""
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    (torch,) = [line for line in pinned if line.startswith("torch==")]
+    return torch
+
+
+def test_llamaindex_tunes_a_model_and_asks_it(asked: Asked, tmp_path: Path) -> None:
+    commands = environment(tmp_path / "env", *LLAMA_INDEX, pinned_torch())
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red"}]
+    (tmp_path / "colours.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 20)
+    script = PROGRAMS / "llamaindex_engine.py"
+    found = json.loads(asked.run(commands / "python", script, cwd=tmp_path).splitlines()[-1])
+    assert found["status"] == "succeeded"
+    assert found["model"].startswith(f"ft:{MODEL}:")
+
+
 @contextmanager
 def open_webui(asked: Asked, folder: Path) -> Iterator[httpx.Client]:
     """Install and start Open WebUI, and sign in."""
-    pinned = (ROOT / "constraints.txt").read_text().splitlines()
-    (torch,) = [line for line in pinned if line.startswith("torch==")]
-    commands = environment(folder / "env", OPEN_WEBUI, torch)
+    commands = environment(folder / "env", OPEN_WEBUI, pinned_torch())
     variables = asked.variables | {
         "DATA_DIR": str(folder),
         "WEBUI_AUTH": "False",
