@@ -2,7 +2,7 @@
 
 A pass takes as many tokens as a step may prefill, so that the sequences that decode between two passes wait no longer
 than for a prefill. It has a KV cache of its own and leaves the prefixes of generations alone. Requests in the
-background have passes while no other texts wait, and beside sequences only every few steps.
+background have small passes while no other texts wait, and beside sequences only every few steps.
 """
 
 import base64
@@ -22,6 +22,8 @@ from tuneship.serving.sequence import GenerateRequest, Sequence
 
 # Between two passes over texts in the background, sequences have so many steps to themselves.
 STEPS_BETWEEN_BACKGROUND_PASSES = 8
+# Part of a pass that one in the background may have: whoever comes meanwhile waits for its end.
+BACKGROUND_PASS_SHARE = 1 / 8
 NOT_FINITE = "the model's output is not finite"
 
 
@@ -161,7 +163,8 @@ class Embedder:
         texts = self._choose()
         if not texts:
             return PassResult()
-        chunks = [min(self._pass_tokens, text.sequence.uncached) for text in texts]
+        most = self._tokens_of_a_pass(is_background=texts[0].job.request.is_background)
+        chunks = [min(most, text.sequence.uncached) for text in texts]
         batch = FlatBatch.of([text.sequence for text in texts], chunks)
         adapters = [text.job.request.adapter for text in texts]
         routes = self._lora.route(
@@ -187,6 +190,10 @@ class Embedder:
         """Whether what the next pass would go on with, if anything, is in the background."""
         return self._unfinished is None or self._unfinished.job.request.is_background
 
+    def _tokens_of_a_pass(self, *, is_background: bool) -> int:
+        share = BACKGROUND_PASS_SHARE if is_background else 1
+        return max(1, int(share * self._pass_tokens))
+
     def _queues_beside(self, job: _Job) -> _Queues:
         return self._background if job.request.is_background else self._queues
 
@@ -198,8 +205,8 @@ class Embedder:
         if self._unfinished is not None:
             return [self._unfinished]
         chosen: list[_Text] = []
-        room = self._pass_tokens
         queues = self._queues or self._background
+        room = self._tokens_of_a_pass(is_background=not self._queues)
         for owner in list(queues):
             for text in self._waiting_of(queues[owner]):
                 length = len(text.sequence.request.tokens)

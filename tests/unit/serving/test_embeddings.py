@@ -140,20 +140,19 @@ def test_generations_beside_embeddings_answer_as_they_do_alone_and_keep_their_pr
     assert engine.stats()["reused_tokens"] == 50, "the first answer left its prompt in the cache"
 
 
-def test_texts_in_the_background_wait_for_all_others(base: Path) -> None:
-    embedder = Embedder(build(base, {}, rows=2, prompt_tokens=PASS_TOKENS))
-    text = (9,) * 10
-    embedder.submit("night", EmbedRequest((text,) * 5, is_background=True))
+def test_texts_in_the_background_wait_for_all_others_and_have_smaller_passes(base: Path) -> None:
+    embedder = Embedder(build(base, {}, rows=2, prompt_tokens=8 * PASS_TOKENS))
+    embedder.submit("night", EmbedRequest(((9,) * 10,) * 5, is_background=True))
     embedder.step()
-    embedder.submit("day", EmbedRequest((text,) * 4))
+    embedder.submit("day", EmbedRequest(((9,) * 80,) * 4))
     assert embedder.waiting == 1
-    passes = [{identifier for identifier, *_ in embedder.step().vectors} for _ in range(4)]
-    assert passes == [{"day"}, {"day"}, {"night"}, {"night"}]
+    passes = [[identifier for identifier, *_ in embedder.step().vectors] for _ in range(4)]
+    assert passes == [["day"] * 2, ["day"] * 2, ["night"] * 2, ["night"]]
     assert embedder.idle
 
 
 def test_texts_in_the_background_leave_most_steps_to_sequences(base: Path) -> None:
-    embedder = Embedder(build(base, {}, rows=2, prompt_tokens=PASS_TOKENS))
+    embedder = Embedder(build(base, {}, rows=2, prompt_tokens=8 * PASS_TOKENS))
     text, every = (9,) * PASS_TOKENS, STEPS_BETWEEN_BACKGROUND_PASSES
     embedder.submit("night", EmbedRequest((text,) * 3, is_background=True))
     passed = [bool(embedder.step(is_beside_sequences=True).vectors) for _ in range(2 * every)]
@@ -161,6 +160,14 @@ def test_texts_in_the_background_leave_most_steps_to_sequences(base: Path) -> No
     embedder.submit("day", EmbedRequest((text,)))
     assert embedder.step(is_beside_sequences=True).vectors[0][0] == "day"
     assert embedder.step().vectors[0][0] == "night"
+
+
+def test_a_long_text_in_the_background_has_the_same_vector(
+    base: Path, references: Mapping[str | None, Any]
+) -> None:
+    embedder = Embedder(build(base, {}, rows=2, prompt_tokens=PASS_TOKENS))
+    request = EmbedRequest(TEXTS, is_background=True)
+    check_same(embedded(embedder, request)[0], reference_vectors(references[None], request))
 
 
 def test_a_tenant_with_many_texts_does_not_hold_up_one_with_few(base: Path) -> None:
