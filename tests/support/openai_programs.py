@@ -49,7 +49,7 @@ class Asked:
         }
 
     def run(self, *command: str | Path, cwd: Path | None = None, **more: str) -> str:
-        """What a program prints."""
+        """Run a program and return its output."""
         run = subprocess.run(
             command,
             cwd=cwd,
@@ -63,7 +63,7 @@ class Asked:
         return run.stdout
 
     def check(self, printed: str) -> None:
-        """Check what a program of `openai_programs/` reports."""
+        """Check the report of a program in `openai_programs/`."""
         found = json.loads(printed.splitlines()[-1])
         assert set(found["answers"]) == {self.answer}
         if found["guided"] is not None:

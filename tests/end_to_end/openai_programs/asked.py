@@ -1,4 +1,4 @@
-"""What every program asks, and how it reports what it got."""
+"""The question of every program, and the report of its answers."""
 
 import json
 import os

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Diagnosis(BaseModel):
-    """What is asked for, and nothing else: a schema that allows more gets more."""
+    """The class to fill, and nothing else: a schema that allows more gets more."""
 
     model_config = ConfigDict(extra="forbid")
     is_chronic: bool
