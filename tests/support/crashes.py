@@ -20,16 +20,19 @@ import httpx
 import sqlalchemy as sa
 import torch
 
+from tests.support.batches import AT_ONCE
 from tests.support.engines import PlayedEngines, PlayedTrainer
 from tests.support.in_process import LINES, Service, jsonl, split
+from tuneship.contract.openai.batches import BatchStatus
 from tuneship.events.attempt import Sender
 from tuneship.service.all_handlers import SERVED
+from tuneship.service.batches import batch_run
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import merging as dataset_merging
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
-from tuneship.store import endpoint_records, idempotency, tables, webhook_records
+from tuneship.store import batch_records, endpoint_records, idempotency, tables, webhook_records
 from tuneship.store import job_leases as leases
 from tuneship.store import queries as rows
 from tuneship.store.audit import Chain
@@ -40,6 +43,9 @@ from tuneship.training import checkpoints
 HISTORY = "history.jsonl"
 """A file in the data folder that lists every requested change, followed by the answer."""
 Changed = Callable[..., bool]
+DATASETS, FILES, BATCHES = "/v1/datasets", "/openai/v1/files", "/openai/v1/batches"
+BATCHED = [f"request {number}" for number in range(6)]
+"""The names of the requests of every batch."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,15 @@ class Tenant:
             file.write(json.dumps(line) + "\n")
 
     def upload(self, key: str) -> str:
-        return self.ask("POST", "/v1/datasets", key)["id"]
+        return self.ask("POST", DATASETS, key)["id"]
+
+    def batch(self, key: str) -> str:
+        body = {
+            "input_file_id": self.ask("POST", FILES, f"file of {key}")["id"],
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        return self.ask("POST", BATCHES, key, json=body)["id"]
 
     def job(self, key: str, dataset: str) -> str:
         body = {"base_model": "tuneship-tiny", "dataset_id": dataset, "model_name": key}
@@ -99,10 +113,18 @@ class Tenant:
 
 def send(service: Service, method: str, path: str, key: str, **options: Any) -> httpx.Response:
     """Send a request; if a kill interrupts it, the test repeats it by the same call."""
-    if path == "/v1/datasets":
+    if path == DATASETS:
         options = {"data": {"name": "d", "format": "instruction"}}
         options["files"] = {"file": ("x", jsonl(*LINES))}
+    if path == FILES:
+        options = {"data": {"purpose": "batch"}}
+        options["files"] = {"file": ("x", jsonl(*map(_batched, BATCHED)))}
     return service.call(method, path, headers={"Idempotency-Key": key}, **options)
+
+
+def _batched(name: str) -> dict[str, Any]:
+    body = {"model": "tuneship-tiny", "prompt": name}
+    return {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
 
 
 class Death:
@@ -231,6 +253,17 @@ def tells(tenant: Tenant, death: Death) -> None:
     tenant.service.until(lambda: False)  # the service is killed by the delivery
 
 
+def answers(tenant: Tenant, death: Death) -> None:
+    """Have two batches answered, one after the other, and each answer stored as soon as it may be."""
+    service = tenant.service
+    service.supervisor.batches.timing = AT_ONCE
+    tenant.runs(tenant.deploy("answers"))
+    death.arm()
+    for key in ("one", "two"):
+        path = f"{BATCHES}/{tenant.batch(key)}"
+        service.until(lambda path=path: service.call("GET", path).json()["status"] == "completed")
+
+
 def opens(tenant: Tenant, death: Death) -> None:
     """Do no work: the service is killed when it opens its database."""
 
@@ -249,6 +282,10 @@ def _handler(death: Death, operation: str, side: str) -> None:
 
 def _is_model(_result: object, _connection: object, table: sa.Table, *_: object) -> bool:
     return table is tables.models
+
+
+def _was_counted(result: bool, *_: object) -> bool:
+    return result
 
 
 def _becomes(status: str) -> Changed:
@@ -308,6 +345,26 @@ POINTS = {
         deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("deleted"))
     ),
     "canary: inside swap": Point(shifts, lambda one: one.after(endpoint_records, "swap")),
+    "batch: after a commit of its client": Point(answers, lambda one: one.after(Context, "commit")),
+    "batch: after the check, before its row": Point(
+        answers,
+        lambda one: one.before(batch_run, "change_state", _becomes(BatchStatus.IN_PROGRESS)),
+    ),
+    "batch: answers in a file, before they count": Point(
+        answers, lambda one: one.before(batch_records, "advance")
+    ),
+    "batch: inside the tx that counts answers": Point(
+        answers, lambda one: one.after(batch_records, "advance", _was_counted)
+    ),
+    "batch: after the commit of answers": Point(
+        answers, lambda one: one.after(batch_run, "store_answers")
+    ),
+    "batch: files made, before the end": Point(
+        answers, lambda one: one.before(batch_records, "move", _becomes(BatchStatus.COMPLETED))
+    ),
+    "batch: ended, before its parts are removed": Point(
+        answers, lambda one: one.before(LocalBlobs, "delete")
+    ),
     "outbox: before send": Point(tells, lambda one: one.before(Sender, "send")),
     "outbox: after send, before mark": Point(
         tells, lambda one: one.before(webhook_records, "record_success")

@@ -19,8 +19,10 @@ from tuneship.contract.deployments import MOVES as DEPLOYMENT_MOVES
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.jobs import ALIVE, ENDED, JobStatus
+from tuneship.contract.openai.batches import OPEN
 from tuneship.store import audit, tables
 from tuneship.store.audit import Chain
+from tuneship.store.batch_records import PARTS
 from tuneship.store.queries import Row
 
 END_EVENTS = {"completed": "succeeded", "failed": "failed", "cancelled": "cancelled"}
@@ -95,6 +97,7 @@ def check_at_rest(connection: sa.Connection) -> None:
     """Check that no work is in progress."""
     jobs, datasets = rows_of(connection, tables.jobs), rows_of(connection, tables.datasets)
     assert not [one["id"] for one in jobs if one["status"] in ALIVE]
+    assert not [one for one in rows_of(connection, tables.batches) if one["status"] in OPEN]
     assert not [one for one in datasets if one["status"] == DatasetStatus.PROCESSING]
     settled = {DeploymentStatus.RUNNING, DeploymentStatus.FAILED, DeploymentStatus.DELETED}
     assert {one["status"] for one in rows_of(connection, tables.deployments)} <= settled
@@ -109,6 +112,9 @@ def check_settled(connection: sa.Connection, data_dir: Path) -> None:
     }
     models = {one["job_id"] for one in rows_of(connection, tables.models)}
     assert _names(data_dir / "blobs" / "models") == models
+    files = rows_of(connection, tables.batch_files)
+    assert _names(data_dir / "blobs" / "files") == {one["id"] for one in files}
+    assert not [one for one in files if one["purpose"] in PARTS]
     assert _names(data_dir / "work") == set()
     assert not [one for one in paths_below(data_dir) if one.name.startswith((".tmp", ".staged"))]
 

@@ -20,11 +20,15 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support import invariants
-from tests.support.crashes import HISTORY, POINTS, Order, opens, send
+from tests.support.crashes import BATCHED, HISTORY, POINTS, Order, opens, send
 from tests.support.in_process import Service
 from tests.support.processes import ROOT
+from tuneship.contract.openai.batches import OPEN
+from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.service import serve
 from tuneship.store import tables
+from tuneship.store.batch_records import INPUT
+from tuneship.store.queries import Row
 from tuneship.training.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.both_databases, pytest.mark.slow]
@@ -119,7 +123,7 @@ def restarted(order: Order) -> Iterator[Service]:
 
 
 def is_settled(service: Service) -> bool:
-    """Return whether jobs and deployments are at rest, no training files are left, and every event was sent."""
+    """Return whether nothing is at work, no training files are left, and every event was sent."""
     if any((service.settings.data_dir / "work").iterdir()):
         return False  # the clean-up after a job is not done yet
     with service.database.read() as connection:
@@ -128,6 +132,7 @@ def is_settled(service: Service) -> bool:
             | sa.exists().where(
                 tables.deployments.c.status.in_(["creating", "updating", "deleting"])
             )
+            | sa.exists().where(tables.batches.c.status.in_(OPEN))
             | sa.exists().where(tables.deliveries.c.status == "pending")
         )
         return connection.execute(busy).first() is None
@@ -148,9 +153,12 @@ def test_a_service_that_died_goes_on_and_every_promise_holds(
             nothing_lost_nothing_doubled(connection, answers)
             invariants.check_rows(connection)
             invariants.check_settled(connection, Path(order.folder))
-            counts = Counter(one["id"] for one in answers.values())
+            counts = Counter(row_id(one["id"]) for one in answers.values())
             invariants.check_audit(connection, service.parts.audit, counts)
             invariants.check_told(connection, mailbox.ids)
+            batches = invariants.rows_of(connection, tables.batches)
+        for row in batches:
+            each_request_is_answered_once(service, row)
         assert service.dataset()
     assert not [line for line in service.log.texts if line.startswith("ERROR")]
 
@@ -179,10 +187,18 @@ def nothing_lost_nothing_doubled(
     connection: sa.Connection, answers: dict[str, dict[str, Any]]
 ) -> None:
     """Check that exactly the acknowledged resources exist, and that each split is the last acknowledged one."""
-    answered_ids = {one["id"] for one in answers.values()}
+    answered_ids = {row_id(one["id"]) for one in answers.values()}
     made: set[str] = set()
-    for table in (tables.datasets, tables.jobs, tables.deployments, tables.endpoints):
+    for table in (
+        tables.datasets,
+        tables.jobs,
+        tables.deployments,
+        tables.endpoints,
+        tables.batches,
+    ):
         made |= {row["id"] for row in invariants.rows_of(connection, table)}
+    files = invariants.rows_of(connection, tables.batch_files)
+    made |= {row["id"] for row in files if row["purpose"] == INPUT}
     assert made >= answered_ids
     assert len(made - answered_ids) <= 1  # the dataset that every service process starts with
     for row in invariants.rows_of(connection, tables.endpoints):
@@ -191,6 +207,22 @@ def nothing_lost_nothing_doubled(
     deleted = {key.removeprefix("delete ") for key in answers if key.startswith("delete ")}
     for row in invariants.rows_of(connection, tables.deployments):
         assert (row["status"] == "deleted") == (row["id"] in deleted)
+
+
+def row_id(shown: str) -> str:
+    """The id of a row; files of batches are shown with another beginning."""
+    return batch_file_of(own_id(shown)) if shown.startswith("file-") else shown
+
+
+def each_request_is_answered_once(service: Service, batch: Row) -> None:
+    """Check that a batch has completed, with its answers in the order of its requests."""
+    numbers = [batch[name] for name in ("total", "completed", "failed")]
+    assert (batch["status"], numbers) == ("completed", [len(BATCHED), len(BATCHED), 0])
+    path = f"/openai/v1/files/{shown_id(batch['output_file_id'])}/content"
+    answer = service.call("GET", path)
+    assert answer.status_code == 200, answer.text
+    names = [json.loads(line)["custom_id"] for line in answer.text.splitlines()]
+    assert names == BATCHED
 
 
 def _check_checkpoints(order: Order, point: str) -> None:

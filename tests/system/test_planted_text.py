@@ -57,7 +57,7 @@ ALLOWED: Mapping[str, set[str]] = {
 """Places where a name may appear, apart from answers to its owner and the database file with its row."""
 
 
-REFUSED = 13
+REFUSED = 14
 LONG = 20
 """Least length of a completion that cannot appear anywhere by chance."""
 DELETED = {

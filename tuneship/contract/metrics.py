@@ -36,7 +36,11 @@ class Histogram(Reply):
 
 
 class LatencySeries(Series):
-    """Milliseconds from acceptance to the last token, of successful requests."""
+    """Milliseconds from acceptance to the last token, of successful requests that somebody waited for.
+
+    Requests of batches give way to all others and are not timed. A bucket in which only they succeeded has nulls, and
+    zeros in its histogram.
+    """
 
     average: Numbers = None
     p50: Numbers = None
@@ -108,7 +112,7 @@ class MetricSeries(Reply):
 
 
 class LatencySummary(Reply):
-    """Latency over the whole span. Every field is null where no request succeeded: 0 ms would be the best of all."""
+    """Latency over the whole span. Every field is null where no request was timed: 0 ms would be the best of all."""
 
     average: float | None = None
     p50: float | None = None
@@ -156,7 +160,7 @@ class RequestAges(Reply):
 
 
 class InFlight(Reply):
-    """Requests in flight: those in the queue and streams are among them."""
+    """Requests in flight that somebody waits for: those in the queue and streams are among them, batches are not."""
 
     requests: int
     ages_ms: RequestAges

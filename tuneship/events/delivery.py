@@ -21,6 +21,7 @@ from tuneship.host.waiting import wait_for_event
 from tuneship.security.vault import SealBroken, Vault
 from tuneship.store import webhook_records
 from tuneship.store.database import Database
+from tuneship.store.row_types import WebhookRow
 from tuneship.store.webhook_records import FAILING, GONE, Due
 
 logger = logging.getLogger(__name__)
@@ -139,15 +140,11 @@ class Deliverer:
 
     async def _attempt(self, due: Due) -> DeliveryOutcome:
         """Sign and send one event."""
-        now, webhook, sealed = self._clock(), due.webhook, [due.webhook["secret"]]
+        now, webhook = self._clock(), due.webhook
         in_its_form = openai_event if webhook["profile"] == OPENAI_PROFILE else event
         body = in_its_form(dict(due.event)).model_dump_json().encode()
-        # During a rotation, the previous secret signs too.
-        until = webhook["previous_until"]
-        if webhook["previous_secret"] is not None and until is not None and until > now:
-            sealed.append(webhook["previous_secret"])
         try:
-            secrets = [self._vault.open(secret, webhook["id"]).decode() for secret in sealed]
+            secrets = signing_secrets(self._vault, webhook, now)
         except SealBroken:
             text = "the secret of %s cannot be read: was the master key replaced?"
             logger.error(text, due.key[0])  # noqa: TRY400
@@ -177,3 +174,11 @@ class Deliverer:
                 reason = GONE if outcome.is_gone else FAILING
                 webhook_records.switch_off(connection, webhook_id, reason, now)
                 logger.warning("webhook switched off (%s): %s", reason, webhook_id)
+
+
+def signing_secrets(vault: Vault, webhook: WebhookRow, now: datetime) -> list[str]:
+    """The secrets that sign for a receiver: during a rotation, the previous one as well. Raises `SealBroken`."""
+    sealed, until = [webhook["secret"]], webhook["previous_until"]
+    if webhook["previous_secret"] is not None and until is not None and until > now:
+        sealed.append(webhook["previous_secret"])
+    return [vault.open(secret, webhook["id"]).decode() for secret in sealed]

@@ -156,11 +156,11 @@ def _publishes(metrics: MetricSeries | None, metric: str, counts: str) -> bool:
 
 def _blank(measured: Published) -> list[BucketCounts]:
     def of(traffic: ArmTraffic) -> tuple[int, int]:
-        if traffic.served > 0 and traffic.empty is None:
+        if traffic.answered > 0 and traffic.empty is None:
             raise Unusable("the counts of empty answers are gone")
-        if (traffic.empty or 0) > traffic.served:
+        if (traffic.empty or 0) > traffic.answered:
             raise Unusable("more empty answers than answers")
-        return traffic.served, traffic.empty or 0
+        return traffic.answered, traffic.empty or 0
 
     return [BucketCounts(*of(b.candidate), *of(b.baseline)) for b in measured.buckets]
 

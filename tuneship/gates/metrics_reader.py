@@ -95,7 +95,7 @@ def read_series(
         newest={arm: start + length if (start := arms[arm].newest) else None for arm in ARMS},
         edges_ms={arm: arms[arm].edges_ms for arm in ARMS},
         counts_empty=not any(
-            traffic.served > 0 and traffic.empty is None
+            traffic.answered > 0 and traffic.empty is None
             for bucket in buckets
             for traffic in (bucket.baseline, bucket.candidate)
         ),

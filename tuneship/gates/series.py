@@ -47,9 +47,13 @@ class ArmTraffic:
 
     @property
     def served(self) -> int:
+        """Answers whose latency was counted, to which its shares refer: our service leaves out those of batches."""
+        return self.histogram[-1] if self.histogram else self.answered
+
+    @property
+    def answered(self) -> int:
         """Requests that were answered."""
-        # Latency is counted for answers alone, so its shares refer to this number.
-        return self.histogram[-1] if self.histogram else self.requests - self.errors
+        return self.requests - self.errors
 
 
 @dataclass(frozen=True, slots=True)

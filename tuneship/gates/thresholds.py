@@ -32,9 +32,10 @@ def read_thresholds(
     # A value over some of the buckets would pass for one over all of them.
     if served and all(map(has_latency, served)):
         p95_ms = median_p95_ms(served, series.edges_ms["candidate"])
-    if all(traffic.empty is not None for traffic in served):
-        blank = sum(traffic.empty or 0 for traffic in served)
-        empty = _percentage(blank, sum(traffic.served for traffic in served))
+    answered = [traffic for traffic in newest if traffic.answered]
+    if all(traffic.empty is not None for traffic in answered):
+        blank = sum(traffic.empty or 0 for traffic in answered)
+        empty = _percentage(blank, sum(traffic.answered for traffic in answered))
     measured = (
         ("error_rate_percentage", "error_rate", thresholds.error_rate_percentage, errors),
         ("latency_p95_ms", "latency", thresholds.latency_p95_ms, p95_ms),

@@ -30,8 +30,8 @@ FACTS = np.dtype(
     [
         *((name, "<i8") for name in COUNTS),
         ("latency_sum_ms", "<f8"),
-        *((name, "<f8") for name in QUANTILES),  # ms; 0 without a successful request
-        ("histogram", "<u4", (len(EDGES_MS) + 1,)),  # requests that took at most each edge
+        *((name, "<f8") for name in QUANTILES),  # ms; 0 where no request was timed
+        ("histogram", "<u4", (len(EDGES_MS) + 1,)),  # timed requests that took at most each edge
         *((name, "<i8") for name in LATER_COUNTS),
         (
             "error_callers",
@@ -176,17 +176,22 @@ def _merge_latencies(facts: Records, into: Whole, columns: Columns) -> tuple[Rec
     facts["histogram"] = cells.reshape(len(facts), buckets).cumsum(axis=1)
     # The sketches of all rows lie in one array: the rank within a row is counted from the rows before it.
     cumulative = np.cumsum(count)
-    successes = facts["requests"] - facts["errors"]
-    is_any = successes > 0
-    before = (np.cumsum(successes) - successes)[is_any]
+    timed = timed_requests(facts)
+    is_any = timed > 0
+    before = (np.cumsum(timed) - timed)[is_any]
     for name, quantile in QUANTILES.items():
-        rank = np.floor(quantile * (successes[is_any] - 1)).astype(np.int64)
+        rank = np.floor(quantile * (timed[is_any] - 1)).astype(np.int64)
         positions = np.searchsorted(cumulative, before + rank + 1)
         facts[name][is_any] = _VALUES_MS[place[positions]]
 
     sketches = np.empty(len(rows), COUNTED)
     sketches["index"], sketches["count"] = place + _LOWEST, count
     return sketches, np.bincount(rows, minlength=len(facts))
+
+
+def timed_requests(facts: Records) -> Whole:
+    """The successful requests of each record whose latency was counted: all but those of batches."""
+    return facts["histogram"][:, -1].astype(np.int64)
 
 
 def histogram_of(sketch: Mapping[int, int]) -> list[int]:

@@ -35,3 +35,7 @@ class Observation:
     caller: int | None = None
     # From acceptance to the first token; None for an answer without any.
     first_token_ms: float | None = None
+    # Texts that were embedded; 0 for a generation.
+    embedded_texts: int = 0
+    # A request of a batch: it gives way to all others, so the time that it took says nothing about its deployment.
+    is_background: bool = False

@@ -18,7 +18,10 @@ SHORTEST_MS, LONGEST_MS = 0.01, 1e8
 
 @dataclass
 class MetricWindow:
-    """The counts of a span of time. `latencies` maps a sketch index to a number of successful requests."""
+    """The counts of a span of time. `latencies` maps a sketch index to a number of successful requests.
+
+    Requests of batches have no latencies.
+    """
 
     # Successes and errors, without cancelled and refused requests.
     request_count: int = 0
@@ -32,10 +35,14 @@ class MetricWindow:
     refused_count: int = 0
     # Hashes of the callers who got the errors.
     error_callers: set[int] = field(default_factory=set[int])
-    # The times to the first token of the successful requests, as a sketch. They are kept in memory only, for
-    # `Recorder.totals`: the stored form has none.
+    # What follows is kept in memory only, for `Recorder.totals`: the stored form has none of it.
+    # The times to the first token of the successful requests, as a sketch.
     first_tokens: dict[int, int] = field(default_factory=dict[int, int])
     first_token_sum_ms: float = 0.0
+    # Successful requests for embeddings, with their texts and the tokens of these.
+    embedding_count: int = 0
+    embedded_texts: int = 0
+    embedded_tokens: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -59,6 +66,12 @@ class MetricWindow:
                 self.error_callers.add(observation.caller)
             return
         self.empty_count += observation.is_empty
+        if observation.embedded_texts:
+            self.embedding_count += 1
+            self.embedded_texts += observation.embedded_texts
+            self.embedded_tokens += observation.prompt_tokens
+        if observation.is_background:
+            return
         self.latency_sum_ms += observation.latency_ms
         _count(self.latencies, observation.latency_ms)
         if observation.first_token_ms is not None:
@@ -83,6 +96,9 @@ class MetricWindow:
         self.refused_count += other.refused_count
         self.error_callers |= other.error_callers
         self.first_token_sum_ms += other.first_token_sum_ms
+        self.embedding_count += other.embedding_count
+        self.embedded_texts += other.embedded_texts
+        self.embedded_tokens += other.embedded_tokens
         for own, more in (
             (self.latencies, other.latencies),
             (self.first_tokens, other.first_tokens),

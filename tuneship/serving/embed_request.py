@@ -31,6 +31,8 @@ class EmbedRequest:
     """Numbers to keep of each vector, from the first on; None keeps all."""
     owner: str = ""
     """Id of the tenant: while texts wait, owners take turns, however many texts each of them has."""
+    is_background: bool = False
+    """It gives way to all others: its texts are read while no other ones wait."""
 
 
 class ArrivingEmbeddings:

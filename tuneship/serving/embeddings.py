@@ -1,7 +1,8 @@
 """Embeddings: the hidden states of a text's tokens after the final norm, pooled to one vector of length 1.
 
 A pass takes as many tokens as a step may prefill, so that the sequences that decode between two passes wait no longer
-than for a prefill. It has a KV cache of its own and leaves the prefixes of generations alone.
+than for a prefill. It has a KV cache of its own and leaves the prefixes of generations alone. Requests in the
+background have small passes while no other texts wait, and beside sequences only every few steps.
 """
 
 import base64
@@ -19,6 +20,10 @@ from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
+# Between two passes over texts in the background, sequences have so many steps to themselves.
+STEPS_BETWEEN_BACKGROUND_PASSES = 8
+# Part of a pass that one in the background may have: whoever comes meanwhile waits for its end.
+BACKGROUND_PASS_SHARE = 1 / 8
 NOT_FINITE = "the model's output is not finite"
 
 
@@ -32,6 +37,10 @@ class _Job:
     """Texts that have no vector yet."""
     begun: int = 0
     """Texts that are or were in a pass; the others wait."""
+
+
+# Jobs by owner.
+_Queues = OrderedDict[str, deque[_Job]]
 
 
 @dataclass(slots=True, eq=False)
@@ -83,8 +92,12 @@ class Embedder:
         if cache_bytes is not None:
             self._text_tokens = min(self._text_tokens, cache_bytes // facts.cache.token_bytes)
         self._jobs: dict[str, _Job] = {}
-        self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._queues: _Queues = OrderedDict()
         """Jobs with waiting texts, by owner, in the order of their turns."""
+        self._background: _Queues = OrderedDict()
+        """Those in the background."""
+        self._steps_alone = 0
+        """Steps of the sequences since the last pass."""
         self._unfinished: _Text | None = None
         """A text that is longer than a pass."""
         self._cache: SlotCache | None = None
@@ -99,6 +112,11 @@ class Embedder:
     def requests(self) -> list[str]:
         """Ids of all requests in flight."""
         return list(self._jobs)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests of which no text was in a pass yet."""
+        return sum(not job.begun for job in self._jobs.values())
 
     def submit(self, identifier: str, request: EmbedRequest) -> None:
         """Queue a request. Raises `RequestRefused`."""
@@ -123,7 +141,7 @@ class Embedder:
         if request.adapter is not None:
             self._lora.acquire(request.adapter)
         job = self._jobs[identifier] = _Job(identifier, request, len(request.texts))
-        self._queues.setdefault(request.owner, deque()).append(job)
+        self._queues_beside(job).setdefault(request.owner, deque()).append(job)
 
     def cancel(self, identifier: str) -> None:
         """Drop a request; an unknown id belongs to one that has ended already."""
@@ -135,12 +153,18 @@ class Embedder:
         self._end(job)
 
     @torch.inference_mode()
-    def step(self) -> PassResult:
-        """Run one pass, if a text waits."""
+    def step(self, *, is_beside_sequences: bool = False) -> PassResult:
+        """Run one pass, if a text waits; `is_beside_sequences`: after a step of sequences."""
+        if is_beside_sequences and not self._queues and self._is_in_background:
+            self._steps_alone += 1
+            if self._steps_alone < STEPS_BETWEEN_BACKGROUND_PASSES:
+                return PassResult()
+        self._steps_alone = 0
         texts = self._choose()
         if not texts:
             return PassResult()
-        chunks = [min(self._pass_tokens, text.sequence.uncached) for text in texts]
+        most = self._tokens_of_a_pass(is_background=texts[0].job.request.is_background)
+        chunks = [min(most, text.sequence.uncached) for text in texts]
         batch = FlatBatch.of([text.sequence for text in texts], chunks)
         adapters = [text.job.request.adapter for text in texts]
         routes = self._lora.route(
@@ -161,6 +185,18 @@ class Embedder:
         self._unfinished, self._cache = (None, None) if is_finished else (texts[0], cache)
         return self._finish(texts) if is_finished else PassResult()
 
+    @property
+    def _is_in_background(self) -> bool:
+        """Whether what the next pass would go on with, if anything, is in the background."""
+        return self._unfinished is None or self._unfinished.job.request.is_background
+
+    def _tokens_of_a_pass(self, *, is_background: bool) -> int:
+        share = BACKGROUND_PASS_SHARE if is_background else 1
+        return max(1, int(share * self._pass_tokens))
+
+    def _queues_beside(self, job: _Job) -> _Queues:
+        return self._background if job.request.is_background else self._queues
+
     def _choose(self) -> list[_Text]:
         """Choose the texts of the next pass, those of one adapter side by side.
 
@@ -169,35 +205,28 @@ class Embedder:
         if self._unfinished is not None:
             return [self._unfinished]
         chosen: list[_Text] = []
-        room = self._pass_tokens
-        for owner in list(self._queues):
-            for text in self._waiting_of(owner):
+        queues = self._queues or self._background
+        room = self._tokens_of_a_pass(is_background=not self._queues)
+        for owner in list(queues):
+            for text in self._waiting_of(queues[owner]):
                 length = len(text.sequence.request.tokens)
                 if chosen and length > room:
                     break
                 room -= length
                 chosen.append(text)
                 text.job.begun += 1
-                self._queues.move_to_end(owner)  # the others have their turns first
-            self._forget_begun(owner)
+                queues.move_to_end(owner)  # the others have their turns first
+            _forget_begun(queues, owner)
         chosen.sort(key=lambda text: text.job.request.adapter or "")
         return chosen
 
-    def _waiting_of(self, owner: str) -> Iterator[_Text]:
+    def _waiting_of(self, queue: deque[_Job]) -> Iterator[_Text]:
         """Yield the texts of an owner that were in no pass yet."""
-        for job in self._queues[owner]:
+        for job in queue:
             for number in range(job.begun, len(job.request.texts)):
                 prompt = GenerateRequest(job.request.texts[number], 0, job.request.adapter, seed=0)
                 # All texts of a pass share slot 0: only a text that is alone in its passes reads what it stores.
                 yield _Text(job, number, Sequence(job.id, prompt, token_limit=0, slot=0))
-
-    def _forget_begun(self, owner: str) -> None:
-        """Drop the jobs of an owner that have no waiting texts from its queue."""
-        queue = self._queues[owner]
-        while queue and queue[0].begun == len(queue[0].request.texts):
-            queue.popleft()
-        if not queue:
-            del self._queues[owner]
 
     def _cache_for(self, tokens: int) -> SlotCache:
         cache = SlotCache(self._model.facts.cache, slots=1, length=tokens)
@@ -224,10 +253,20 @@ class Embedder:
 
     def _end(self, job: _Job) -> None:
         del self._jobs[job.id]
-        queue = self._queues.get(job.request.owner)
+        queues = self._queues_beside(job)
+        queue = queues.get(job.request.owner)
         if queue is not None and job in queue:
             queue.remove(job)
             if not queue:
-                del self._queues[job.request.owner]
+                del queues[job.request.owner]
         if job.request.adapter is not None:
             self._lora.release(job.request.adapter)
+
+
+def _forget_begun(queues: _Queues, owner: str) -> None:
+    """Drop the jobs of an owner that have no waiting texts from its queue."""
+    queue = queues[owner]
+    while queue and queue[0].begun == len(queue[0].request.texts):
+        queue.popleft()
+    if not queue:
+        del queues[owner]

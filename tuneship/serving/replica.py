@@ -114,7 +114,7 @@ class ReplicaServer:
             "generate": self._generate,
             "embed": self._embed,
             "cancel": self._cancel,
-            "stats": lambda _: {**self._engine.stats(), "pid": os.getpid()},
+            "stats": lambda _: self._stats(),
         }
 
     def run(self) -> None:
@@ -152,6 +152,14 @@ class ReplicaServer:
     def _is_idle(self) -> bool:
         return self._engine.idle and self._embedder.idle
 
+    def _stats(self) -> Frame:
+        counts = self._engine.stats()
+        return {
+            **counts,
+            "waiting": counts["waiting"] + self._embedder.waiting,
+            "pid": os.getpid(),
+        }
+
     def _handle(self, frame: Frame) -> None:
         identifier = frame.get("id")
         try:
@@ -176,9 +184,10 @@ class ReplicaServer:
 
     def _step(self) -> None:
         """Run a step of the sequences, then a pass over texts to embed."""
-        if not self._engine.idle:
+        has_sequences = not self._engine.idle
+        if has_sequences:
             self._generate_tokens()
-        passed = self._embedder.step()
+        passed = self._embedder.step(is_beside_sequences=has_sequences)
         for start in range(0, len(passed.vectors), EMBEDDINGS_PER_FRAME):
             self._frames.send({"embedded": passed.vectors[start : start + EMBEDDINGS_PER_FRAME]})
         for identifier, message in passed.failed:
@@ -267,6 +276,7 @@ class ReplicaServer:
             pooling=Pooling(frame["pooling"]),
             dimensions=None if dimensions is None else index(dimensions),
             owner=str(frame["owner"]),
+            is_background=bool(frame.get("is_background", False)),
         )
         self._embedder.submit(str(frame["id"]), request)
 

@@ -23,6 +23,9 @@ from tests.support.batches import (
 )
 from tests.support.in_process import Service
 from tests.support.service_fixtures import DatabaseSettings
+from tuneship.gates.gate_types import LatencyLimits
+from tuneship.gates.kinds import GATES, Published
+from tuneship.gates.metrics_reader import read_series
 from tuneship.service.batches import answering
 from tuneship.service.batches.batch_run import StoringTiming
 from tuneship.store import tables
@@ -175,6 +178,76 @@ def test_while_somebody_waits_a_batch_has_one_request_in_flight(service: Service
     with service.parts.in_flight.track(lines[0]["body"]["model"]):
         assert ended(service, batch(service, *lines))["request_counts"]["completed"] == 40
     assert in_flight == [1] * 40
+
+
+def test_metrics_and_gates_see_the_answers_of_a_batch_and_not_their_time(
+    service: Service,
+) -> None:
+    candidate, baseline = service.deployment("candidate"), service.deployment("baseline")
+    service.engines.answer = [service.parts.catalogue.default.tokenizer.encode(" ").ids[0]]
+    ended(service, batch(service, *(request(f"{number}", candidate) for number in range(8))))
+    service.clock.ahead += timedelta(minutes=2)  # the minute of the requests is complete
+    answers = {
+        arm: service.call("GET", f"/v1/deployments/{one}/metrics?interval=1m").json()
+        for arm, one in (("candidate", candidate), ("baseline", baseline))
+    }
+    metrics, summary = answers["candidate"]["metrics"], answers["candidate"]["summary"]
+    assert sum(metrics["error_rate"]["request_count"]) == 8
+    assert sum(metrics["token_usage"]["empty_count"]) == 8
+    assert summary["token_usage"]["input"] > 0
+    latency = metrics["latency"]
+    for name in ("average", "p50", "p95", "p99"):
+        assert summary["latency"][name] is None
+        assert set(latency[name]) == {None}
+    assert {tuple(counts) for counts in latency["histogram"]["counts"]} == {(0,) * 19}
+
+    series = read_series(answers["baseline"], answers["candidate"], "1m")
+    limits = LatencyLimits(slow_ms=1e-6, very_slow_ms=1e-6, requests=200)
+    published = Published(series, series.buckets, limits, 1.0, {})
+    counted = {name: kind.count(published) for name, kind in GATES.items() if kind.count}
+    of_candidate = {
+        name: (sum(one.n_c for one in buckets), sum(one.x_c for one in buckets))
+        for name, buckets in counted.items()
+    }
+    assert of_candidate["slow"] == of_candidate["very_slow"] == (0, 0)
+    assert (of_candidate["error"], of_candidate["empty"]) == ((8, 0), (8, 8))
+
+
+def test_requests_of_a_cancelled_batch_are_nobody_who_gave_up(service: Service) -> None:
+    deployment = service.deployment("answers")
+    service.engines.may_answer.clear()
+    made = batch(service, request("a", deployment))
+    service.until(lambda: len(service.engines.asked) == 1)
+    ages = service.call("GET", f"/v1/deployments/{deployment}/metrics").json()["in_flight"]
+    assert ages["requests"] == 0
+    assert service.parts.in_flight.accepted(deployment) == 1
+    assert call(service, "POST", f"batches/{made}/cancel").status_code == 200
+    assert ended(service, made)["status"] == "cancelled"
+    service.engines.may_answer.set()
+    assert _counts(service, deployment) == (0, 0, 0)
+
+
+def test_a_request_whose_turn_did_not_come_in_time_is_no_error_and_asked_again(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start(generate_timeout_s=0.2)
+    monkeypatch.setattr(answering, "RETRY_AFTER_S", (0.0,) * 1000)
+    deployment = service.deployment("answers")
+    service.engines.may_answer.clear()
+    made = batch(service, request("a", deployment))
+    service.until(lambda: len(service.engines.asked) > 1)
+    service.engines.may_answer.set()
+    assert ended(service, made)["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+    assert _counts(service, deployment) == (1, 0, 0)
+
+
+def _counts(service: Service, deployment: str) -> tuple[int, int, int]:
+    """Requests, errors and cancelled requests of a deployment."""
+    answer = service.call("GET", f"/v1/deployments/{deployment}/metrics").json()
+    rates = answer["metrics"]["error_rate"]
+    names = ("request_count", "error_count", "cancelled_count")
+    requests, errors, cancelled = (sum(rates[name]) for name in names)
+    return requests, errors, cancelled
 
 
 def test_a_tenant_has_so_many_open_batches_and_no_more(

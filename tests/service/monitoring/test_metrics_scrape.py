@@ -77,6 +77,14 @@ class Busy:
                 "POST", f"/v1/deployments/{self.second}/generate", json={"prompt": PLANTED}
             )
             assert failed.status_code == 500, failed.text
+        embedded = [
+            service.call("POST", f"{path}/embeddings", json={"input": [PLANTED] * texts}).json()
+            for path, texts in (
+                (f"/v1/deployments/{self.first}", 2),
+                (f"/v1/endpoints/{self.canary}", 3),
+            )
+        ]
+        self.embedded_tokens = [one["usage"]["prompt_tokens"] for one in embedded]
         too_long = {"prompt": "case " * 3000, "max_tokens": 1}
         refused = service.call("POST", f"/v1/deployments/{self.first}/generate", json=too_long)
         assert 400 <= refused.status_code < 500, refused.text
@@ -121,7 +129,20 @@ def test_the_scrape_equals_the_metrics_of_the_api(busy: Busy) -> None:
     name = "tuneship_generation_duration_seconds_sum"
     summed = value(scraped(busy.service), name, deployment_id=busy.first)
     whole = busy.service.call("GET", f"/v1/deployments/{busy.first}/metrics").json()["summary"]
-    assert summed == pytest.approx(whole["latency"]["average"] * 10 / 1000)
+    assert summed == pytest.approx(whole["latency"]["average"] * 12 / 1000)
+
+
+def test_embeddings_are_counted_with_their_texts_and_tokens(busy: Busy) -> None:
+    samples = scraped(busy.service)
+    kinds = ("embedding_requests", "embedded_texts", "embedded_tokens")
+    names = [f"{kind}_total" for kind in kinds]
+    counts = [value(samples, f"tuneship_{name}", deployment_id=busy.first) for name in names]
+    assert counts == [2, 5, sum(busy.embedded_tokens)]
+    through = {"deployment_id": busy.first, "endpoint_id": busy.canary}
+    counts = [value(samples, f"tuneship_{name}", **through) for name in names]
+    assert counts == [1, 3, busy.embedded_tokens[1]]
+    counts = [value(samples, f"tuneship_machine_{name}") for name in names]
+    assert counts == [2, 5, sum(busy.embedded_tokens)]
 
 
 def test_every_answer_has_a_first_token_before_its_last_one(busy: Busy) -> None:

@@ -1,11 +1,13 @@
 """Programs of the `openai` package have a file of requests answered in the background."""
 
+import base64
 import io
 import json
 from typing import Any
 
 import openai
 import pytest
+from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
 from tests.service.openai.conftest import ENDPOINT
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.both_databases
 
 SECRET = "zq planted text 7731"
 CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 
 
 def body_of(url: str, **more: Any) -> dict[str, Any]:
@@ -23,6 +26,7 @@ def body_of(url: str, **more: Any) -> dict[str, Any]:
         CHAT: {"messages": [{"role": "user", "content": SECRET}]},
         "/v1/completions": {"prompt": SECRET},
         "/v1/responses": {"input": SECRET},
+        EMBEDDINGS: {"input": [SECRET, "b"]},
     }
     return {"model": ENDPOINT, **asked[url], **more}
 
@@ -93,6 +97,43 @@ def test_the_other_addresses_of_requests(
     (line,) = lines_of(client, done.output_file_id)
     assert ANSWER in json.dumps(line["response"]["body"])
     assert done.usage.output_tokens > 0
+
+
+def test_a_batch_of_embeddings_has_vectors_and_refusals(
+    client: openai.OpenAI, answering: Service
+) -> None:
+    lines = [
+        request("numbers", EMBEDDINGS),
+        request("base64", EMBEDDINGS, encoding_format="base64", input="a", dimensions=2),
+        request("stream", EMBEDDINGS, stream=True),
+        request("too long", EMBEDDINGS, input=SECRET * 2000),
+    ]
+    done = ended(client, answering, started(client, *lines, url=EMBEDDINGS))
+    assert (done.status, done.endpoint, done.model) == ("completed", EMBEDDINGS, "tuneship-tiny")
+    answers = {one["custom_id"]: one for one in lines_of(client, done.output_file_id)}
+    assert answers.keys() == {"numbers", "base64"}
+    bodies = {name: one["response"]["body"] for name, one in answers.items()}
+    found = CreateEmbeddingResponse.model_validate(bodies["numbers"])
+    assert [one.embedding for one in found.data] == [answering.engines.vector, [0.0] * 4]
+    (item,) = bodies["base64"]["data"]
+    assert len(base64.b64decode(item["embedding"])) == 2 * 4
+    used = sum(body["usage"]["total_tokens"] for body in bodies.values())
+    assert (done.usage.input_tokens, done.usage.output_tokens) == (used, 0)
+    errors = {one["custom_id"]: one["response"] for one in lines_of(client, done.error_file_id)}
+    assert {name: one["body"]["error"]["code"] for name, one in errors.items()} == {
+        "stream": "unknown_parameter",
+        "too long": "context_length_exceeded",
+    }
+    assert all(frame["is_background"] for frame in answering.engines.embedded[-2:])
+
+
+def test_a_file_with_more_texts_to_embed_than_a_batch_may_have_fails_it(
+    client: openai.OpenAI, answering: Service
+) -> None:
+    many = [request(f"{number}", EMBEDDINGS, input=["a"] * 9_000) for number in range(6)]
+    done = ended(client, answering, started(client, *many, url=EMBEDDINGS))
+    assert done.status == "failed"
+    assert [one.code for one in done.errors.data] == ["too_many_tasks"]
 
 
 def test_requests_that_are_refused_stand_in_the_error_file(
@@ -182,7 +223,7 @@ def test_bad_bodies_of_a_batch_are_refused_by_name(
         "completion_window": "24h",
     }
     bad: list[tuple[dict[str, Any], str | None, str]] = [
-        ({"endpoint": "/v1/embeddings"}, "invalid_value", "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "invalid_value", "endpoint"),
         ({"completion_window": "1h"}, "invalid_value", "completion_window"),
         ({"input_file_id": training}, "invalid_value", "input_file_id"),
         ({"metadata": {"k": "v" * 513}}, "invalid_value", "metadata"),

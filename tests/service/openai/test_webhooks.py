@@ -1,6 +1,7 @@
 """A program of the `openai` package registers a receiver, and unwraps what the service sends to it."""
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import pytest
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from tests.support.batches import batch, ended, request
-from tests.support.fakes.webhook_receiver import Received, Receiver, listening
+from tests.support.fakes.webhook_receiver import Received, Receiver, answer, listening
 from tests.support.in_process import Service
 from tests.support.openai_clients import blocking
 from tuneship.contract.openai.webhooks import EVENT_TYPES
@@ -112,12 +113,38 @@ def test_a_receiver_is_registered_changed_and_deleted(told: Told) -> None:
         client.webhooks.retrieve(other)
     with blocking(service, "bob") as bob, pytest.raises(openai.NotFoundError):
         bob.webhooks.delete(made.id)
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.webhooks.test(made.id, event_type="batch.completed")
-    assert caught.value.code == "unsupported_operation"
     assert client.webhooks.delete(made.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.webhooks.retrieve(made.id)
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [("batch.expired", "batch_"), (ENDS[0], "ftjob-")])
+def test_a_test_is_sent_once_and_tells_the_receivers_status(
+    told: Told, kind: Any, prefix: str
+) -> None:
+    client, receiver = told.client, told.receiver
+    made = client.webhooks.create(event_types=ENDS, name="mine", url=receiver.url())
+    for status in (204, 503):
+        receiver.answers["/"] = answer(status)
+        tested = client.webhooks.test(made.id, event_type=kind)
+        assert (tested.status_code, tested.event_type) == (status, kind)
+        assert tested.webhook_endpoint_id == made.id
+    events = told.events(made.signing_secret)
+    assert [event.type for event in events] == [kind] * 2
+    assert all(event.data.id.startswith(prefix) for event in events)
+    assert told.service.call("GET", "/v1/events", params={"limit": 100}).json()["events"] == []
+
+
+def test_a_test_without_an_answer_says_why(told: Told) -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unheard.getsockname()[1]}/"
+        made = told.client.webhooks.create(event_types=ENDS, name="mine", url=url)
+        with pytest.raises(openai.BadRequestError) as caught:
+            told.client.webhooks.test(made.id, event_type="batch.completed")
+    assert caught.value.code == "connection_failed"
+    with blocking(told.service, "bob") as bob, pytest.raises(openai.NotFoundError):
+        bob.webhooks.test(made.id, event_type="batch.completed")
 
 
 def test_bad_receivers_are_refused_by_openais_names(told: Told) -> None:

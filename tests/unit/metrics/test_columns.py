@@ -146,6 +146,32 @@ def test_the_histogram_is_cumulative_and_ends_with_every_success(
         assert surely <= count <= sum(latency <= edge * 1.0101 for latency in exact)
 
 
+@given(st.lists(st.lists(st.tuples(st.booleans(), LATENCIES), max_size=20), min_size=1, max_size=6))
+def test_percentiles_are_those_of_the_requests_that_are_no_batches(
+    rows: list[list[tuple[bool, float]]],
+) -> None:
+    windows = [MetricWindow() for _ in rows]
+    for window, requests in zip(windows, rows, strict=True):
+        for is_background, latency in requests:
+            window.add(
+                Observation(
+                    *("dep_a", "", 1.0, RequestOutcome.SUCCESS, latency),
+                    is_background=is_background,
+                )
+            )
+    found = derived(windows)
+    again = columns.grouped(columns.from_stored(found.encoded()), np.arange(len(rows)))[1]
+    assert np.array_equal(again.facts, found.facts)
+    timed = [sorted(latency for is_background, latency in one if not is_background) for one in rows]
+    assert columns.timed_requests(found.facts).tolist() == list(map(len, timed))
+    for row, requests, exact in zip(found.facts, rows, timed, strict=True):
+        assert row["requests"] == len(requests)
+        assert row["latency_sum_ms"] == pytest.approx(sum(exact))
+        for name, quantile in QUANTILES.items():
+            true = exact[math.floor(quantile * (len(exact) - 1))] if exact else 0.0
+            assert row[name] == pytest.approx(true, rel=0.01 + 1e-9)
+
+
 @pytest.mark.parametrize("latency", [0.0, 1e-9, 1e12])
 def test_a_latency_beyond_any_scale_is_still_counted(latency: float) -> None:
     [row] = derived([window_of([(RequestOutcome.SUCCESS, latency)])]).facts

@@ -76,6 +76,28 @@ def test_an_error_counts_as_request_and_has_no_latency() -> None:
     assert (window.request_count, window.error_count, sum(window.latencies.values())) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("outcome", RequestOutcome)
+def test_a_request_of_a_batch_counts_like_all_others_and_has_no_latency(
+    outcome: RequestOutcome,
+) -> None:
+    observation = replace(OBSERVATION, outcome=outcome, is_empty=True, caller=7, first_token_ms=2.0)
+    usual, of_batch = MetricWindow(), MetricWindow()
+    usual.add(observation)
+    of_batch.add(replace(observation, is_background=True))
+    untimed = {"latency_sum_ms": 0.0, "first_token_sum_ms": 0.0}
+    assert of_batch == replace(usual, latencies={}, first_tokens={}, **untimed)
+
+
+def test_embeddings_are_counted_with_their_texts_and_tokens_where_they_succeed() -> None:
+    window = MetricWindow()
+    for outcome in RequestOutcome:
+        window.add(replace(OBSERVATION, outcome=outcome, embedded_texts=5))
+    window.add(OBSERVATION)
+    total = merged(window, window)
+    counts = total.embedding_count, total.embedded_texts, total.embedded_tokens
+    assert counts == (2, 10, 2 * OBSERVATION.prompt_tokens)
+
+
 def test_a_blank_completion_is_a_success_that_is_counted_apart() -> None:
     window = MetricWindow()
     window.add(replace(OBSERVATION, is_empty=True))

@@ -20,7 +20,7 @@ from tests.unit.serving.test_engine import build, expected, run
 from tests.unit.serving.test_generic import TURNS, WINDOW, save
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.embed_request import EmbedRequest, Pooling
-from tuneship.serving.embeddings import Embedder
+from tuneship.serving.embeddings import STEPS_BETWEEN_BACKGROUND_PASSES, Embedder
 from tuneship.serving.engine import RequestRefused, SequenceTooLarge
 from tuneship.serving.replica import Frames, ReplicaServer
 from tuneship.serving.replica_client import (
@@ -90,8 +90,8 @@ def test_vectors_are_the_pooled_hidden_states_of_transformers_and_of_peft(
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("mistral", WINDOW),
-        ("qwen3", {"head_dim": 16}),
+        pytest.param("mistral", WINDOW, marks=pytest.mark.slow),
+        pytest.param("qwen3", {"head_dim": 16}, marks=pytest.mark.slow),
         ("gemma2", {**WINDOW, **TURNS, "head_dim": 8}),
     ],
 )
@@ -138,6 +138,36 @@ def test_generations_beside_embeddings_answer_as_they_do_alone_and_keep_their_pr
         embedder.step()
     assert generated == expected(references[None], request)
     assert engine.stats()["reused_tokens"] == 50, "the first answer left its prompt in the cache"
+
+
+def test_texts_in_the_background_wait_for_all_others_and_have_smaller_passes(base: Path) -> None:
+    embedder = Embedder(build(base, {}, rows=2, prompt_tokens=8 * PASS_TOKENS))
+    embedder.submit("night", EmbedRequest(((9,) * 10,) * 5, is_background=True))
+    embedder.step()
+    embedder.submit("day", EmbedRequest(((9,) * 80,) * 4))
+    assert embedder.waiting == 1
+    passes = [[identifier for identifier, *_ in embedder.step().vectors] for _ in range(4)]
+    assert passes == [["day"] * 2, ["day"] * 2, ["night"] * 2, ["night"]]
+    assert embedder.idle
+
+
+def test_texts_in_the_background_leave_most_steps_to_sequences(base: Path) -> None:
+    embedder = Embedder(build(base, {}, rows=2, prompt_tokens=8 * PASS_TOKENS))
+    text, every = (9,) * PASS_TOKENS, STEPS_BETWEEN_BACKGROUND_PASSES
+    embedder.submit("night", EmbedRequest((text,) * 3, is_background=True))
+    passed = [bool(embedder.step(is_beside_sequences=True).vectors) for _ in range(2 * every)]
+    assert passed == 2 * [*[False] * (every - 1), True]
+    embedder.submit("day", EmbedRequest((text,)))
+    assert embedder.step(is_beside_sequences=True).vectors[0][0] == "day"
+    assert embedder.step().vectors[0][0] == "night"
+
+
+def test_a_long_text_in_the_background_has_the_same_vector(
+    base: Path, references: Mapping[str | None, Any]
+) -> None:
+    embedder = Embedder(build(base, {}, rows=2, prompt_tokens=PASS_TOKENS))
+    request = EmbedRequest(TEXTS, is_background=True)
+    check_same(embedded(embedder, request)[0], reference_vectors(references[None], request))
 
 
 def test_a_tenant_with_many_texts_does_not_hold_up_one_with_few(base: Path) -> None:

@@ -18,10 +18,13 @@ from tuneship.contract.openai.responses import (
 )
 from tuneship.contract.operation import Example
 
-# Requests of one batch, and bytes of its file, as at OpenAI.
+# Requests of one batch, texts to embed in all of them, and bytes of its file, as at OpenAI.
 MAXIMUM_REQUESTS = 50_000
+MAXIMUM_EMBEDDED_TEXTS = 50_000
 MAXIMUM_FILE_BYTES = 200 << 20
-BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+BatchEndpoint = Literal[
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
+]
 
 
 class BatchStatus(StrEnum):

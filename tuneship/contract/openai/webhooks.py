@@ -56,7 +56,7 @@ class WebhookSecretRotation(OpenAIRequest):
 
 
 class WebhookEndpointTest(OpenAIRequest):
-    """The kind of event to send; tests are sent by the main API."""
+    """The kind of event to send."""
 
     event_type: EventType
 
@@ -98,7 +98,7 @@ class WebhookEndpointDeleted(Reply):
 
 
 class WebhookEndpointTested(Reply):
-    """A receiver's answer to a test; no operation here answers it."""
+    """The status of a receiver's answer to a test, whatever it is."""
 
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     event_type: EventType
@@ -255,7 +255,7 @@ def openai_rotate_webhook_secret(
     ),
 )
 def openai_test_webhook(webhook_id: WebhookId, test: WebhookEndpointTest) -> WebhookEndpointTested:
-    """Refused: the main API sends tests, and lists what became of them."""
+    """Send an event of this kind once and wait for the receiver's answer; 400 where none comes."""
     raise NotImplementedError
 
 

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from tuneship.contract.common import SERVICE
 from tuneship.contract.errors import ApiError, InternalError
-from tuneship.contract.openai import chat, completions, responses
+from tuneship.contract.openai import chat, completions, embeddings, responses
 from tuneship.contract.openai.declaring import OpenAIOperation
+from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.batches.input_lines import RequestLine
@@ -29,12 +30,18 @@ from tuneship.store.row_types import BatchRow
 
 logger = logging.getLogger(__name__)
 
-Body = chat.ChatCompletionCreate | completions.TextCompletionCreate | responses.ResponseCreate
+Body = (
+    chat.ChatCompletionCreate
+    | completions.TextCompletionCreate
+    | responses.ResponseCreate
+    | EmbeddingsCreate
+)
 # The operation of each address, and the model of its body.
 OPERATIONS: dict[str, tuple[OpenAIOperation[..., Any], type[Body]]] = {
     "/v1/chat/completions": (chat.openai_create_chat_completion, chat.ChatCompletionCreate),
     "/v1/completions": (completions.openai_create_completion, completions.TextCompletionCreate),
     "/v1/responses": (responses.openai_create_response, responses.ResponseCreate),
+    "/v1/embeddings": (embeddings.openai_create_embeddings, EmbeddingsCreate),
 }
 # The pauses before a request is tried again; after the last one its error is the answer.
 RETRY_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -72,9 +79,9 @@ async def answer(parts: Parts, batch: BatchRow, request: RequestLine) -> Request
     """Answer a request, with several tries where an error may pass."""
     pauses = iter(RETRY_AFTER_S)
     while True:
-        context = _context_of(parts, batch)
+        context, model = _context_of(parts, batch), None
         try:
-            status, body = 200, await _handled(context, batch, request)
+            status, (body, model) = 200, await _handled(context, batch, request)
         except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
             refusal_ = _openai_error(context, error)
             pause = next(pauses, None) if refusal_.retryable else None
@@ -85,19 +92,29 @@ async def answer(parts: Parts, batch: BatchRow, request: RequestLine) -> Request
             body = json.dumps(refusal_.as_json(None)).encode()
         if context.trail.requires_entry(status):
             await asyncio.to_thread(context.commit_audit_entry, status)
-        return _line(context, request, status, body)
+        return _line(context, request, status, body, model)
 
 
-async def _handled(context: Context, batch: BatchRow, request: RequestLine) -> bytes:
+async def _handled(
+    context: Context, batch: BatchRow, request: RequestLine
+) -> tuple[bytes, str | None]:
+    """The body of the answer, and the model that gave it."""
     operation, model = OPERATIONS[batch["endpoint"]]
     try:
         sent = model.model_validate(request.body, context=SERVICE, by_alias=True, by_name=False)
     except ValidationError as error:
         raise refusal(error) from None
-    if sent.stream:
+    if not isinstance(sent, EmbeddingsCreate) and sent.stream:
         raise refused("stream", "is not supported in a batch", "unsupported_value")
     reply = await OPENAI_SERVED[operation.name].handler(context, sent)
-    return operation.reply_type.dump_json(reply, by_alias=True)
+    if isinstance(reply, bytes):
+        # A handler that renders a large answer itself; reading it again takes as long.
+        return reply, await context.parts.threads.texts.run(context.client_id, _model_in, reply)
+    return operation.reply_type.dump_json(reply, by_alias=True), reply.model
+
+
+def _model_in(body: bytes) -> str:
+    return json.loads(body)["model"]
 
 
 def _context_of(parts: Parts, batch: BatchRow) -> Context:
@@ -127,7 +144,9 @@ def _openai_error(context: Context, error: Exception) -> ApiError:
     return openai_refusal(error)
 
 
-def _line(context: Context, request: RequestLine, status: int, body: bytes) -> RequestAnswer:
+def _line(
+    context: Context, request: RequestLine, status: int, body: bytes, model: str | None
+) -> RequestAnswer:
     identifier = f"batch_{context.request_id}"
     head = {"id": identifier, "custom_id": request.custom_id}
     text = (
@@ -143,7 +162,7 @@ def _line(context: Context, request: RequestLine, status: int, body: bytes) -> R
         is_success=status == 200,
         prompt_tokens=trail.prompt_tokens or 0,
         completion_tokens=trail.completion_tokens or 0,
-        model=json.loads(body)["model"] if status == 200 else None,
+        model=model,
         has_audit=trail.is_required,
         is_hipaa=trail.touches_hipaa,
     )

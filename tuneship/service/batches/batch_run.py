@@ -37,6 +37,8 @@ POLL_S = 0.05
 # Requests that were begun and are not stored: one that takes long holds up no more than these.
 BEGUN_AT_MOST = 256
 READ_AT_ONCE = 64
+# Bytes of answers, of embeddings above all, that wait in memory to be stored.
+STORED_AT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,8 @@ class BatchRun:
 
     def _is_time_to_store(self) -> bool:
         if self._parts.drain.has_begun or len(self._answers) >= BEGUN_AT_MOST // 2:
+            return True
+        if sum(len(one.line) for one in self._answers) >= STORED_AT_BYTES:
             return True
         since, timing = asyncio.get_running_loop().time() - self._stored_at, self._timing
         is_enough = len(self._answers) >= timing.enough and since >= timing.soon_s

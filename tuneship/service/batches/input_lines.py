@@ -9,7 +9,11 @@ from typing import Any, BinaryIO, cast
 
 from tuneship.contract import strict_json
 from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
-from tuneship.contract.openai.batches import MAXIMUM_REQUESTS, BatchError
+from tuneship.contract.openai.batches import (
+    MAXIMUM_EMBEDDED_TEXTS,
+    MAXIMUM_REQUESTS,
+    BatchError,
+)
 
 # As long as the body of one request may be.
 MAXIMUM_LINE_BYTES = 1 << 20
@@ -20,6 +24,7 @@ DUPLICATE = (
     "The custom_id for this request is a duplicate of another request. The custom_id parameter "
     "must be unique for each request in a batch."
 )
+EMBEDDINGS = "/v1/embeddings"
 FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -55,22 +60,25 @@ class InputReading:
 
 def check_input(file: BinaryIO, endpoint: str, most: int = MAXIMUM_REQUESTS) -> InputReading:
     """Read a file from its start to its end. Raises `OSError`."""
-    reading, seen = InputReading(0, []), set[str]()
+    reading, seen, texts = InputReading(0, []), set[str](), 0
     for number, line in _numbered(file):
         reading.requests += 1
         if reading.requests > most:
-            text = f"The number of requests in the input file exceeds the maximum of {most}."
-            reading.errors.append(BatchError(code="too_many_tasks", message=text))
+            reading.errors.append(_too_many("requests", most))
             return reading
         try:
-            custom_id = parse_line(line, endpoint).custom_id
+            request = parse_line(line, endpoint)
         except BadRequestLine as problem:
             reading.errors.append(problem.at(number))
         else:
-            if custom_id in seen:
+            if request.custom_id in seen:
                 problem = BadRequestLine("duplicate_custom_id", DUPLICATE, "custom_id")
                 reading.errors.append(problem.at(number))
-            seen.add(custom_id)
+            seen.add(request.custom_id)
+            texts += _texts_in(request) if endpoint == EMBEDDINGS else 0
+        if texts > MAXIMUM_EMBEDDED_TEXTS:
+            reading.errors.append(_too_many("texts to embed", MAXIMUM_EMBEDDED_TEXTS))
+            return reading
         if len(reading.errors) >= MAXIMUM_PROBLEMS:
             return reading
     if not reading.requests:
@@ -79,6 +87,20 @@ def check_input(file: BinaryIO, endpoint: str, most: int = MAXIMUM_REQUESTS) -> 
         )
         reading.errors.append(BatchError(code="empty_file", message=text))
     return reading
+
+
+def _too_many(what: str, most: int) -> BatchError:
+    text = f"The number of {what} in the input file exceeds the maximum of {most}."
+    return BatchError(code="too_many_tasks", message=text)
+
+
+def _texts_in(request: RequestLine) -> int:
+    """The texts that a request for embeddings has; a list of token ids is one."""
+    sent: Any = request.body.get("input")
+    if not isinstance(sent, list):
+        return 1
+    texts = cast("list[Any]", sent)
+    return len(texts) if texts and isinstance(texts[0], str | list) else 1
 
 
 def requests_of(file: BinaryIO, endpoint: str, skipped: int) -> Iterator[RequestLine]:

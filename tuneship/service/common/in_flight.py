@@ -70,15 +70,25 @@ class InFlightGenerations:
                 del self._running[deployment_id]
 
     def ages_ms(self, deployment_id: str, endpoint_id: str | None = None) -> list[float]:
-        """Milliseconds since the requests in flight came, of one endpoint or of all. May be called from any thread."""
+        """Milliseconds since the requests that somebody waits for came, of one endpoint or of all.
+
+        May be called from any thread.
+        """
         now = time.perf_counter()
+        return [
+            (now - moment) * 1000
+            for moment, one in self._accepted(deployment_id)
+            if not one.is_background and endpoint_id in (None, one.endpoint_id)
+        ]
+
+    def accepted(self, deployment_id: str) -> int:
+        """How many requests in flight are the deployment's, those of batches included. For any thread, too."""
+        return len(self._accepted(deployment_id))
+
+    def _accepted(self, deployment_id: str) -> list[tuple[float, InFlightGeneration]]:
         # `list` copies the set in one step of the interpreter, so no lock is needed.
         running = list(self._running.get(deployment_id, ()))
-        return [
-            (now - generation.accepted) * 1000
-            for generation in running
-            if generation.accepted is not None and endpoint_id in (None, generation.endpoint_id)
-        ]
+        return [(one.accepted, one) for one in running if one.accepted is not None]
 
     def queued(self, deployment_id: str) -> int:
         """How many requests in flight wait for their first token. May be called from any thread."""

@@ -181,13 +181,15 @@ def _read_buckets(
 
 
 def latency_series(buckets: Buckets) -> dict[str, Any]:
-    """The buckets with successful requests: without one there is no latency."""
+    """The buckets with successful requests: without one there is no latency. NaN, where all are of batches, is null."""
     chosen: Mask = buckets.facts["requests"] > buckets.facts["errors"]
     facts = buckets.facts[chosen]
+    counts = columns.timed_requests(facts)
+    timed = np.where(counts > 0, counts, np.nan)
     return {
         **buckets.series(chosen),
-        "average": facts["latency_sum_ms"] / (facts["requests"] - facts["errors"]),
-        **{name: _column(facts, name) for name in QUANTILES},
+        "average": facts["latency_sum_ms"] / timed,
+        **{name: np.where(counts > 0, facts[name], np.nan) for name in QUANTILES},
         "histogram": {"le": [*EDGES_MS, None], "counts": _column(facts, "histogram")},
     }
 
@@ -243,9 +245,9 @@ def token_usage_series(buckets: Buckets) -> dict[str, Any]:
 
 
 def latency_summary(buckets: Buckets) -> dict[str, Any]:
-    """The average and the quantiles of the successful requests; null without one."""
+    """The average and the quantiles of the timed requests; null without one."""
     total = buckets.total[0]
-    count = int(total["requests"] - total["errors"])
+    (count,) = columns.timed_requests(buckets.total).tolist()
     if not count:
         return {"average": None, **dict.fromkeys(QUANTILES)}
     return {

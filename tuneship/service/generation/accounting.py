@@ -1,11 +1,12 @@
 """Records how a generation ended: in its deployment's metrics and log, and in the answer's headers. Never any text.
 
 Each routed request is counted once: answered, failed, cancelled because the caller disconnected, or refused by the
-deployment. A generation that outlasts `generate_timeout_s` is the deployment's error.
+deployment. A generation that outlasts `generate_timeout_s` is the deployment's error. A request of a batch that is
+cancelled with it, or that never had its turn, is not counted: nobody has lost patience with the deployment.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError
 from tuneship.contract.generation import TokenLogprob
@@ -13,6 +14,13 @@ from tuneship.contract.tools import WrittenCall
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
 from tuneship.store.deployment_logs import LogEntry
+
+
+class NoTurn(InternalError):
+    """The time of a request of a batch ended while others went before it."""
+
+    def __init__(self) -> None:
+        super().__init__("the request waited too long behind others", status=503, retry_after=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +78,46 @@ class GenerationAccount:
 
         `first_token`: when it came, by `time.perf_counter`; None for an answer without any.
         """
-        self._count(
-            RequestOutcome.SUCCESS,
-            first_token=first_token,
-            prompt_tokens=written.prompt_tokens,
-            completion_tokens=written.completion_tokens,
-            is_empty=written.is_empty,
+        after_ms = None if first_token is None else (first_token - self.started) * 1000
+        self._record(
+            replace(
+                self._ended(RequestOutcome.SUCCESS),
+                first_token_ms=after_ms,
+                prompt_tokens=written.prompt_tokens,
+                completion_tokens=written.completion_tokens,
+                is_empty=written.is_empty,
+            )
         )
 
-    def embedded(self, tokens: int) -> None:
+    def embedded(self, texts: int, tokens: int) -> None:
         """Count a request for embeddings, which has no text that could be empty, with the tokens of its texts."""
-        self._count(RequestOutcome.SUCCESS, prompt_tokens=tokens)
+        ended = self._ended(RequestOutcome.SUCCESS)
+        self._record(replace(ended, prompt_tokens=tokens, embedded_texts=texts))
 
     def cancelled(self) -> None:
         """Count a caller who disconnected before the answer ended."""
-        self._count(RequestOutcome.CANCELLED)
+        if self.context.is_background:
+            self._log("info", "a request of a batch was cancelled")
+            return
+        self._record(self._ended(RequestOutcome.CANCELLED))
         self._log("info", "the caller disconnected")
 
     def failed(self, error: Exception) -> None:
         """Count and log a refusal by the deployment, or an error of it. Messages never hold what was sent."""
+        if isinstance(error, NoTurn):
+            self._log("info", f"{error.status} {error.code}: {error.message}")
+            return
         # A deployment that cannot serve is at fault, even though the answer is a 409.
         is_client_error = isinstance(error, ApiError) and error.status < 500
         is_refusal = is_client_error and not isinstance(error, DeploymentError)
         if is_refusal:
-            self._count(RequestOutcome.REFUSED)
+            self._record(self._ended(RequestOutcome.REFUSED))
         else:
             # Errors are also counted by caller: the routing key if there is one, else the API key. Neither is stored.
             key = self.context.routing_key
             name = f"key {self.context.trail.key_id}" if key is None else f"routing key {key}"
             caller = self.context.parts.recorder.number_of(name)
-            self._count(RequestOutcome.SERVER_ERROR, caller=caller)
+            self._record(replace(self._ended(RequestOutcome.SERVER_ERROR), caller=caller))
             self.context.span.error = error.code if isinstance(error, ApiError) else "unexpected"
 
         if not isinstance(error, ApiError):
@@ -110,30 +128,18 @@ class GenerationAccount:
         # The driver of a canary has to know which of its two deployments failed.
         error.headers |= {"X-Deployment-ID": self.deployment_id}
 
-    def _count(
-        self,
-        outcome: RequestOutcome,
-        *,
-        first_token: float | None = None,
-        prompt_tokens: int = 0,
-        completion_tokens: int = 0,
-        is_empty: bool = False,
-        caller: int | None = None,
-    ) -> None:
-        self.context.parts.recorder.record(
-            Observation(
-                deployment_id=self.deployment_id,
-                endpoint_id=self.endpoint_id,
-                ended_at=self.context.now.timestamp(),
-                outcome=outcome,
-                latency_ms=(time.perf_counter() - self.started) * 1000,
-                first_token_ms=None if first_token is None else (first_token - self.started) * 1000,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                is_empty=is_empty,
-                caller=caller,
-            )
+    def _ended(self, outcome: RequestOutcome) -> Observation:
+        return Observation(
+            deployment_id=self.deployment_id,
+            endpoint_id=self.endpoint_id,
+            ended_at=self.context.now.timestamp(),
+            outcome=outcome,
+            latency_ms=(time.perf_counter() - self.started) * 1000,
+            is_background=self.context.is_background,
         )
+
+    def _record(self, observation: Observation) -> None:
+        self.context.parts.recorder.record(observation)
 
     def _log(self, level: str, message: str) -> None:
         context = self.context

@@ -49,7 +49,7 @@ class EmbeddingRun(RoutedRun):
             async with self._limited():
                 vectors = await self._embed(prepared)
             tokens = sum(map(len, prepared.texts))
-            account.embedded(tokens)
+            account.embedded(len(prepared.texts), tokens)
             self._context.span.attributes["gen_ai.usage.input_tokens"] = tokens
         self.usage = Usage(prompt_tokens=tokens, completion_tokens=0, total_tokens=tokens)
         self._context.trail.count(self.usage)
@@ -94,10 +94,13 @@ class EmbeddingRun(RoutedRun):
             pooling=Pooling(request.pooling),
             dimensions=request.dimensions,
             owner=owner_of(self._deployment),
+            is_background=self._context.is_background,
         )
 
     async def _embed(self, prepared: EmbedRequest) -> list[str]:
         """Embed with one replica, and once more where it was lost. Raises `ServingError`."""
+        # A text may be begun before others of its request: the request counts as waiting until it has all vectors.
+        self._in_flight.queued(self._context.now)
         group = self._parts.replicas.of(self._served.base.path)
         try:
             return await group.embed(self._served.adapter, prepared)

@@ -17,7 +17,7 @@ from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import shown_deployment
-from tuneship.service.generation.accounting import GenerationAccount
+from tuneship.service.generation.accounting import GenerationAccount, NoTurn
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_served, is_within_reach
@@ -149,9 +149,7 @@ class RoutedRun(ABC):
     def _contract_error(self, error: Exception) -> ApiError:
         """Turn an error of the replicas, or the end of the time, into one of the contract's."""
         if isinstance(error, TimeoutError):
-            if self._in_flight.is_ended:
-                return DeploymentError(BEING_DELETED)
-            return InternalError(f"the {self.work} took too long")
+            return self._timeout_error()
         if isinstance(error, NoReplica | ReplicaLost):
             text = f"the model's process ended during the {self.work}"
             if isinstance(error, NoReplica):
@@ -162,3 +160,10 @@ class RoutedRun(ABC):
         if isinstance(error, UnusableGrammar):
             return refused(self.grammar_param, str(error))
         return InternalError(f"the model failed during the {self.work}")
+
+    def _timeout_error(self) -> ApiError:
+        if self._in_flight.is_ended:
+            return DeploymentError(BEING_DELETED)
+        if self._in_flight.is_background and self._in_flight.queued_since is not None:
+            return NoTurn()
+        return InternalError(f"the {self.work} took too long")

@@ -11,7 +11,7 @@ from tuneship.metrics.windows import MetricWindow
 from tuneship.service.context.context import Parts
 from tuneship.service.monitoring import metric_list as metrics
 from tuneship.service.monitoring.scrape import Scrape
-from tuneship.service.monitoring.tenant_series import add_states, age_s, outcomes
+from tuneship.service.monitoring.tenant_series import add_states, age_s, embeddings, outcomes
 from tuneship.store import state_counts, tables
 
 
@@ -46,6 +46,8 @@ def _add_traffic(scrape: Scrape, parts: Parts, together: MetricWindow) -> None:
         scrape.add(metrics.ALL_GENERATIONS, count, outcome)
     scrape.add(metrics.ALL_TOKENS, together.input_tokens, "input")
     scrape.add(metrics.ALL_TOKENS, together.output_tokens, "output")
+    for metric, count in zip(metrics.ALL_EMBEDDINGS, embeddings(together), strict=True):
+        scrape.add(metric, count)
     scrape.add_sketch(metrics.ALL_DURATION, together.latencies, together.latency_sum_ms)
     scrape.add_sketch(metrics.ALL_FIRST_TOKEN, together.first_tokens, together.first_token_sum_ms)
     scrape.add(metrics.ALL_IN_FLIGHT, parts.in_flight.total())

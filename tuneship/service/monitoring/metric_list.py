@@ -63,17 +63,17 @@ GENERATIONS = _counter(
     "tuneship_generations_total",
     *TARGET,
     "outcome",
-    meaning="Generations that ended: success, server_error, cancelled by the caller, refused by the deployment.",
+    meaning="Generations and embeddings that ended: success, server_error, cancelled by the caller, or refused.",
 )
 GENERATION_DURATION = _histogram(
     "tuneship_generation_duration_seconds",
     *TARGET,
-    meaning="Time from acceptance to the last token of successful generations, waiting included.",
+    meaning="Time from acceptance to the last token of successful generations, waiting included; not of batches.",
 )
 FIRST_TOKEN = _histogram(
     "tuneship_time_to_first_token_seconds",
     *TARGET,
-    meaning="Time from acceptance to the first token of successful generations, waiting included.",
+    meaning="Time from acceptance to the first token of successful generations, waiting included; not of batches.",
 )
 TOKENS = _counter(
     "tuneship_tokens_total",
@@ -83,6 +83,20 @@ TOKENS = _counter(
 )
 EMPTY = _counter(
     "tuneship_empty_completions_total", *TARGET, meaning="Successful generations without any text."
+)
+# Of successful requests for embeddings: the requests, their texts and the tokens of these.
+EMBEDDINGS = (
+    _counter(
+        "tuneship_embedding_requests_total",
+        *TARGET,
+        meaning="Successful requests for embeddings, which are among the generations, too.",
+    ),
+    _counter("tuneship_embedded_texts_total", *TARGET, meaning="Texts that they had."),
+    _counter(
+        "tuneship_embedded_tokens_total",
+        *TARGET,
+        meaning="Tokens of these texts, which are among the tokens that the model read, too.",
+    ),
 )
 IN_FLIGHT = _gauge(
     "tuneship_generations_in_flight",
@@ -153,6 +167,15 @@ ALL_FIRST_TOKEN = _machine(
 )
 ALL_TOKENS = _machine(
     "counter", "tuneship_machine_tokens_total", "direction", meaning="Tokens of all tenants."
+)
+ALL_EMBEDDINGS = (
+    _machine(
+        "counter",
+        "tuneship_machine_embedding_requests_total",
+        meaning="Successful requests for embeddings of all tenants.",
+    ),
+    _machine("counter", "tuneship_machine_embedded_texts_total", meaning="Texts that they had."),
+    _machine("counter", "tuneship_machine_embedded_tokens_total", meaning="Tokens of these texts."),
 )
 ALL_IN_FLIGHT = _machine(
     "gauge",

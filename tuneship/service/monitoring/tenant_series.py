@@ -72,12 +72,19 @@ def outcomes(total: MetricWindow) -> Iterable[tuple[str, int]]:
     )
 
 
+def embeddings(total: MetricWindow) -> tuple[int, int, int]:
+    """The requests for embeddings of a window, their texts and the tokens of these."""
+    return total.embedding_count, total.embedded_texts, total.embedded_tokens
+
+
 def _add_generations(scrape: Scrape, total: MetricWindow, target: tuple[str, str]) -> None:
     for outcome, count in outcomes(total):
         scrape.add(metrics.GENERATIONS, count, *target, outcome)
     scrape.add(metrics.TOKENS, total.input_tokens, *target, "input")
     scrape.add(metrics.TOKENS, total.output_tokens, *target, "output")
     scrape.add(metrics.EMPTY, total.empty_count, *target)
+    for metric, count in zip(metrics.EMBEDDINGS, embeddings(total), strict=True):
+        scrape.add(metric, count, *target)
     latencies, first_tokens = total.latencies, total.first_tokens
     scrape.add_sketch(metrics.GENERATION_DURATION, latencies, total.latency_sum_ms, *target)
     scrape.add_sketch(metrics.FIRST_TOKEN, first_tokens, total.first_token_sum_ms, *target)
@@ -85,7 +92,7 @@ def _add_generations(scrape: Scrape, total: MetricWindow, target: tuple[str, str
 
 def _add_deployment(scrape: Scrape, parts: Parts, row: Row) -> None:
     in_flight, identifier = parts.in_flight, row["id"]
-    scrape.add(metrics.IN_FLIGHT, len(in_flight.ages_ms(identifier)), identifier)
+    scrape.add(metrics.IN_FLIGHT, in_flight.accepted(identifier), identifier)
     scrape.add(metrics.QUEUED, in_flight.queued(identifier), identifier)
     scrape.add(metrics.REPLICAS, row["current_replicas"], identifier)
     scrape.add(metrics.HEALTHY, row["health"] == "healthy", identifier)

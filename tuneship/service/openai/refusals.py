@@ -84,9 +84,12 @@ def openai_refusal(error: ApiError, *, is_job_create: bool = False) -> OpenAIRef
         return error
     status, message = error.status, error.message
     if isinstance(error, PromptTooLong):
+        # litellm looks for the first of OpenAI's sentences, LangChain for the last words: since openai 3.57 the text of
+        # its errors has no code.
         message = (
             f"This model's maximum context length is {error.context_length} tokens. However, your "
-            f"messages resulted in {error.tokens} tokens. Please reduce the length of the messages."
+            f"messages resulted in {error.tokens} tokens. Please reduce the length of the messages: "
+            "the prompt is too long."
         )
     if isinstance(error, ValidationRefused) or (isinstance(error, DatasetError) and status == 422):
         status = 400

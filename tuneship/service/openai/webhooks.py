@@ -1,6 +1,7 @@
 """Handlers of webhooks: those of the main API, whose deliveries have OpenAI's form."""
 
-from typing import Any, NoReturn
+import asyncio
+from typing import Any
 
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.contract.openai import webhooks as contract
@@ -13,11 +14,16 @@ from tuneship.contract.openai.webhooks import (
     WebhookEndpointObjects,
     WebhookEndpointSecret,
     WebhookEndpointTest,
+    WebhookEndpointTested,
     WebhookEndpointUpdate,
     WebhookEventTypes,
     WebhookSecretRotation,
+    openai_event,
 )
 from tuneship.contract.webhooks import SecretRotation, WebhookCreate, WebhookUpdate
+from tuneship.events.attempt import Sender
+from tuneship.events.delivery import signing_secrets
+from tuneship.events.signing import signed_headers
 from tuneship.service.context.context import Context
 from tuneship.service.events import webhooks
 from tuneship.service.openai.bindings import serves_openai
@@ -25,6 +31,7 @@ from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
 from tuneship.store import queries as rows
 from tuneship.store import tables
+from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import WEBHOOKS
 from tuneship.store.row_types import WebhookRow
 
@@ -128,15 +135,27 @@ def openai_rotate_webhook_secret(
 
 
 @serves_openai(contract.openai_test_webhook)
-def openai_test_webhook(
-    context: Context,
-    webhook_id: str,
-    test: WebhookEndpointTest,  # noqa: ARG001 - it is refused whatever it names
-) -> NoReturn:
-    """Refuse by name: its answer would have to wait for the receiver."""
-    _own(context, webhook_id)
-    text = "tests are sent by the main API, which lists what became of them: POST /v1/webhooks/{id}/test"
-    raise OpenAIRefusal(text, 400, (INVALID, "unsupported_operation"))
+async def openai_test_webhook(
+    context: Context, webhook_id: str, test: WebhookEndpointTest
+) -> WebhookEndpointTested:
+    """Send an event of this kind once, under an id that nothing has, and wait for the receiver's status."""
+    parts, now = context.parts, context.now
+    webhook = await asyncio.to_thread(_own, context, webhook_id)
+    about = new_id("batch" if test.event_type.startswith("batch.") else "ft")
+    event_id = new_id("evt")
+    sample = {"id": event_id, "type": test.event_type, "resource_id": about, "created_at": now}
+    body = openai_event(sample).model_dump_json().encode()
+    secrets = signing_secrets(parts.vault, webhook, now)
+    headers = signed_headers(secrets, event_id, int(now.timestamp()), body)
+    # A thread, as it reads all certificate authorities.
+    sender = await asyncio.to_thread(Sender, parts.receivers)
+    outcome = await sender.send(webhook["url"], headers, body, now)
+    if outcome.status is None:
+        text = "the receiver gave no answer"
+        raise OpenAIRefusal(text, 400, (INVALID, str(outcome.failure)))
+    return WebhookEndpointTested(
+        event_type=test.event_type, status_code=outcome.status, webhook_endpoint_id=webhook_id
+    )
 
 
 @serves_openai(contract.openai_list_webhook_event_types)
