@@ -113,6 +113,12 @@ class ServiceSettings(BaseSettings):
     database_url: SecretStr | None = Field(
         default=None, description="SQLAlchemy URL; default: SQLite in the data directory."
     )
+    cluster: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Name of the cluster that this service is a member of: several services on one Postgres and one "
+        "bucket (docs/cluster.md). Needs database_url, blob_url, public_url and master_key_file.",
+    )
     model_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further base models."
     )
@@ -235,6 +241,25 @@ class ServiceSettings(BaseSettings):
             )
         if self.blob_url and (place.scheme not in ("s3", "gs", "az") or not place.netloc):
             raise ValueError("blob_url must begin with s3://, gs:// or az:// and name a bucket")
+        return self
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> "ServiceSettings":
+        if self.cluster is None:
+            return self
+        database = self.database_url.get_secret_value() if self.database_url else ""
+        missing = [
+            name
+            for name, is_there in (
+                ("TUNESHIP_DATABASE_URL, of a Postgres", database.startswith("postgresql")),
+                ("TUNESHIP_BLOB_URL", self.blob_url),
+                ("TUNESHIP_MASTER_KEY_FILE", self.master_key_file),
+                ("TUNESHIP_PUBLIC_URL", self.public_url),
+            )
+            if not is_there
+        ]
+        if missing:
+            raise ValueError(f"TUNESHIP_CLUSTER needs {' and '.join(missing)}")
         return self
 
     @model_validator(mode="after")

@@ -37,6 +37,7 @@ from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import ClockWatch, awake_s
 from tuneship.service.common.cursors import Cursors
+from tuneship.service.common.leadership import Leadership, LeaseLeadership, SoleService
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
 from tuneship.service.http import Boundary, build_app
@@ -102,8 +103,10 @@ class Service:
         *,
         isolates: bool = True,
         timing: ServiceTiming | None = None,
+        lease_s: float | None = None,
         **settings: Any,
     ) -> None:
+        """`lease_s`: it is a member of a cluster, where a leader's lease is so short."""
         chosen: dict[str, Any] = FAST | settings
         self.settings = ServiceSettings(data_dir=data_dir, **chosen)
         for name in ("work", "logs", "blobs", "scratch"):
@@ -116,7 +119,11 @@ class Service:
         self.names: dict[str, Sequence[str]] = {"receiver.test": ["9.9.9.9"]}
         """Addresses by host name; the system resolves all other names."""
         self.conversion = PlayedConversion()
-        self.database = Database(url_of(self.settings.database_url, data_dir))
+        is_member = lease_s is not None
+        self.database = Database(url_of(self.settings.database_url, data_dir), is_shared=is_member)
+        self.leadership: Leadership = SoleService()
+        if lease_s is not None:
+            self.leadership = LeaseLeadership(self.database, data_dir.name, lease_s)
         self.parts = Parts(
             settings=self.settings,
             public_url="http://service.test",
@@ -145,7 +152,12 @@ class Service:
         self.spare: Callable[[str], bool] = lambda _: True
         """Whether a batch of a tenant may send one more request."""
         self.supervisor = Supervisor(
-            self.parts, self.engines, data_dir / "work", "test", self._take_spare
+            self.parts,
+            self.engines,
+            data_dir / "work",
+            "test",
+            self._take_spare,
+            self.leadership,
         )
         limits = RateLimits(
             self.settings.control_requests_per_minute,
@@ -268,14 +280,19 @@ class Service:
 
     async def _supervise(self) -> None:
         self._supervision = asyncio.create_task(self.supervisor.run())
+        self._lease: asyncio.Task[None] | None = None
+        if isinstance(self.leadership, LeaseLeadership):
+            self._lease = asyncio.create_task(self.leadership.run())
 
     def rest(self) -> None:
         """Stop the supervisor and wait for its threads, so that from now on only calls change anything."""
         self.run(self._rest())
 
     async def _rest(self) -> None:
-        self._supervision.cancel()
-        await asyncio.gather(self._supervision, return_exceptions=True)
+        background = [self._supervision, *([] if self._lease is None else [self._lease])]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         for threads in self.supervisor.threads:
             await threads.finish(120)
         await self._finish_threads()

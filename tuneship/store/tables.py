@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         JobLogRow,
         JobMetricsRow,
         JobRow,
+        LeaderLeaseRow,
+        LeaderRow,
         MetricWindowRow,
         ModelRow,
         ObjectKeyRow,
@@ -390,4 +392,23 @@ installation: "TypedTable[InstallationRow]" = TypedTable(
     _whole("starts", server_default="0"),
     sa.Column("key_check", sa.LargeBinary),
     _moment("newest_time", optional=True),
+    sa.Column("cluster", sa.Text),  # null: no cluster has used it
+)
+
+# Who leads a cluster (`leader_lease.py`). The lease has a table of its own, so that renewing it never waits for the
+# leader's transactions, each of which locks the row with its epoch.
+leaders: "TypedTable[LeaderRow]" = TypedTable(
+    "leaders",
+    METADATA,
+    _text("role", primary_key=True),
+    _text("owner"),
+    _whole("epoch"),
+)
+
+leader_leases: "TypedTable[LeaderLeaseRow]" = TypedTable(
+    "leader_leases",
+    METADATA,
+    _text("role", primary_key=True),
+    _whole("epoch"),
+    _moment("lease_until"),
 )

@@ -20,6 +20,7 @@ from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.replica_protocol import Adapter, ReplicaGroup
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
+from tuneship.service.common.leadership import Leadership
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
@@ -80,9 +81,11 @@ RowChange = tuple[WatchedDeployment, dict[str, Any]]
 class HealthChecks:
     """Compares rows and processes again at each check, and remembers only plans and failures."""
 
-    def __init__(self, parts: Parts, plan: ReplicaPlan) -> None:
+    def __init__(self, parts: Parts, plan: ReplicaPlan, leadership: Leadership) -> None:
         """No check starts before `begin`."""
         self._parts = parts
+        self._leadership = leadership
+        self._database = parts.database.fenced(leadership.fence)
         self._plan = plan
         self._due: datetime | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -91,6 +94,8 @@ class HealthChecks:
         self._retries = BackgroundRetries(parts.clock)
         self._news = ReplicaNews()
         self._models: dict[str, FoundModel] = {}
+        self._loaded: dict[str, tuple[Path, str]] = {}
+        """Base model and adapter of each deployment that was watched while another process led."""
         self.threads = Threads("deployment rounds", 2)
 
     def begin(self) -> None:
@@ -118,6 +123,8 @@ class HealthChecks:
         except Exception:  # the next check tries again
             logger.exception("a health check failed")
             return
+        if not self._leadership.leads:
+            await self._unload_gone(watched)
         known = {one.id for one in watched}
         self._plan.keep_only(known)
         self._news.keep_only(known)
@@ -132,6 +139,17 @@ class HealthChecks:
                 check = self._check(path, deployments, requests.get(path, 0))
                 self._checking[path] = task = asyncio.create_task(check)
                 task.add_done_callback(lambda _, path=path: self._checking.pop(path, None))
+
+    async def _unload_gone(self, watched: Sequence[WatchedDeployment]) -> None:
+        """Unload here what only deployments have used that the leader has ended since."""
+        live, needed = {one.id for one in watched}, {one.model for one in watched}
+        self._loaded |= {one.id: (one.served.base.path, one.model) for one in watched if one.model}
+        for deployment_id in self._loaded.keys() - live:
+            if self._parts.in_flight.has_any(deployment_id):
+                continue  # its last requests are answered first
+            base, model = self._loaded.pop(deployment_id)
+            if model not in needed:
+                await self._parts.replicas.of(base).unload(model)
 
     def watched(self) -> list[WatchedDeployment]:
         """The deployments that need replicas and have a model."""
@@ -255,7 +273,7 @@ class HealthChecks:
 
         def write() -> list[WatchedDeployment]:
             kept: list[WatchedDeployment] = []
-            with self._parts.database.write() as connection:
+            with self._database.write() as connection:
                 for one, values in changes:
                     now = self._parts.clock()
                     row = {**one.row, **values, "updated_at": now}
@@ -265,7 +283,9 @@ class HealthChecks:
                         kept.append(replace(one, row=row))
             return kept
 
-        if not any(_differs(one.row, values) for one, values in changes):
+        # The rows say what the leader's replicas do; it alone writes them.
+        is_same = not any(_differs(one.row, values) for one, values in changes)
+        if is_same or not self._leadership.leads:
             return [one for one, _ in changes]
         return await self.threads.run(write)
 

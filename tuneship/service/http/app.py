@@ -91,7 +91,7 @@ def build_app(
         return Response(document_body, media_type="application/json", headers=headers)
 
     routes.append(_route("GET", "/healthz", alive(parts)))
-    routes.append(_route("GET", "/readyz", Readiness(parts, boundary.ready_for_s).answer))
+    routes.append(_route("GET", "/readyz", Readiness(boundary).answer))
     routes.append(_route("GET", "/openapi.json", describe))
 
     async def refuse_route(request: Request, error: Exception) -> Response:
