@@ -37,12 +37,12 @@ from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import ClockWatch, awake_s
 from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.leadership import Leadership, LeaseLeadership, SoleService
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer, ServerTiming
+from tuneship.service.membership import alone, member
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
@@ -121,9 +121,10 @@ class Service:
         self.conversion = PlayedConversion()
         is_member = lease_s is not None
         self.database = Database(url_of(self.settings.database_url, data_dir), is_shared=is_member)
-        self.leadership: Leadership = SoleService()
+        self.role = alone()
         if lease_s is not None:
-            self.leadership = LeaseLeadership(self.database, data_dir.name, lease_s)
+            self.role = member(self.database, data_dir.name, lease_s)
+        self.leadership = self.role.leadership
         self.parts = Parts(
             settings=self.settings,
             public_url="http://service.test",
@@ -143,6 +144,7 @@ class Service:
             isolates=isolates,
             convert=self.conversion,
             clock=self.clock,
+            notifier=self.role.notifier,
             timing=timing or ServiceTiming(),
             tracing=tracing_of(self.settings),
             clock_watch=ClockWatch(self.clock, self.clock.elapsed),
@@ -159,6 +161,7 @@ class Service:
             self._take_spare,
             self.leadership,
         )
+        self.role.on_change(self.supervisor.wake)
         limits = RateLimits(
             self.settings.control_requests_per_minute,
             self.settings.generate_requests_per_minute,
@@ -280,16 +283,14 @@ class Service:
 
     async def _supervise(self) -> None:
         self._supervision = asyncio.create_task(self.supervisor.run())
-        self._lease: asyncio.Task[None] | None = None
-        if isinstance(self.leadership, LeaseLeadership):
-            self._lease = asyncio.create_task(self.leadership.run())
+        self._role_tasks = [asyncio.create_task(task.run()) for task in self.role.tasks]
 
     def rest(self) -> None:
         """Stop the supervisor and wait for its threads, so that from now on only calls change anything."""
         self.run(self._rest())
 
     async def _rest(self) -> None:
-        background = [self._supervision, *([] if self._lease is None else [self._lease])]
+        background = [self._supervision, *self._role_tasks]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

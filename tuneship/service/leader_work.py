@@ -10,6 +10,8 @@ import logging
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.worker_protocol import Runtime
 from tuneship.service.batches.keeper import BatchKeeper
@@ -22,8 +24,9 @@ from tuneship.service.deployments import implicit
 from tuneship.service.endpoints.lease_expiry import LeaseKeeper
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
-from tuneship.store import deployment_logs, idempotency, metric_windows
+from tuneship.store import deployment_logs, idempotency, job_leases, metric_windows
 from tuneship.store import outbox as events
+from tuneship.store.leader_lease import LeadershipLost
 from tuneship.store.quarantine import objects_of
 
 logger = logging.getLogger(__name__)
@@ -35,7 +38,7 @@ FORGET_EVERY = timedelta(hours=1)
 # Files without a row are set aside when they are so old: an upload comes before its row.
 LEFT_OVER_AFTER = timedelta(hours=24)
 # The timeouts of the phases of the end; together less than `shutdown.TASKS_END_S`.
-LOOPS_END_S, THREADS_END_S = 1.0, 2.0
+LOOPS_END_S, THREADS_END_S, STORE_S = 1.0, 2.0, 2.0
 
 
 class LeaderWork:
@@ -102,6 +105,23 @@ class LeaderWork:
             await asyncio.gather(*(threads.finish(THREADS_END_S) for threads in self.threads))
         finally:
             self._leases.stop(LOOPS_END_S)
+        await self._release_jobs()
+
+    async def _release_jobs(self) -> None:
+        """Let another process claim the jobs that were worked on here, whose processes are gone."""
+        held = self._trainings.held()
+        if not held:
+            return
+
+        def release() -> None:
+            with self._parts.database.write() as connection:
+                job_leases.release(connection, held, self._parts.clock())
+
+        try:
+            async with asyncio.timeout(STORE_S):
+                await Threads("job leases", 1).run(release)
+        except (LeadershipLost, SQLAlchemyError, TimeoutError) as error:  # they lapse in any case
+            logger.warning("leases of jobs were not given back: %s", type(error).__name__)
 
     async def forget(self) -> None:
         """Once an hour delete records beyond the time for which they are kept."""

@@ -16,10 +16,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -70,7 +69,7 @@ from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.jobs.local_launcher import clear_work
-from tuneship.service.membership import alone, member
+from tuneship.service.membership import Membership, alone, member
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.open_installation import (
@@ -205,7 +204,7 @@ def _build(
     place: tuple[socket.socket, str],
     isolates: bool,
     timing: ServiceTiming,
-    clock: Callable[[], datetime],
+    role: Membership,
 ) -> Parts:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     runtime = LocalProcesses(isolated=isolates)
@@ -243,10 +242,11 @@ def _build(
         keyring=keyring_of(secret),
         audit=Chain(derived_secret(secret, "audit")),
         isolates=isolates,
-        clock=clock,
+        clock=role.clock,
+        notifier=role.notifier,
         timing=timing,
         tracing=tracing_of(settings),
-        clock_watch=ClockWatch(clock, last_seen=opened.last_seen),
+        clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
 
@@ -299,7 +299,7 @@ async def _run(
     isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
     owner = f"{socket.gethostname()}:{os.getpid()}"
     role = alone() if settings.cluster is None else member(opened.database, owner)
-    parts = _build(settings, opened, place, isolates, timing, role.clock)
+    parts = _build(settings, opened, place, isolates, timing, role)
     if settings.cluster is None:
         recover(parts)
     else:
@@ -310,6 +310,7 @@ async def _run(
     )
     processes, work = LocalProcesses(isolated=isolates), settings.data_dir / "work"
     supervisor = Supervisor(parts, processes, work, owner, limits.take_spare, role.leadership)
+    role.on_change(supervisor.wake)
     own = _periodic_tasks(parts, keys)
     tasks = (supervisor, *own, *_leader_tasks(parts, secret, role.leadership), *role.tasks)
     app = build_app(

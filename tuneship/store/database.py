@@ -33,7 +33,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuneship.startup import StartupError
 from tuneship.store import tables
-from tuneship.store.read_cache import ReadCache
+from tuneship.store.read_cache import ReadCache, SharedReadCache
 from tuneship.store.write_queue import TurnTimedOut, WriteQueue
 
 # The newest migration. For a database that has it, Alembic is not loaded.
@@ -175,6 +175,11 @@ class Database:
         fenced = copy.copy(self)
         fenced._fence = fence  # noqa: SLF001 - a copy of this one
         return fenced
+
+    def share_cache(self, tell: Callable[[], None]) -> SharedReadCache:
+        """Cache reads as one of several processes from now on; `tell` tells the others of each write."""
+        self.cache = cache = SharedReadCache(tell)
+        return cache
 
     def _engine_for(self, first: bool) -> sa.Engine:
         return self._first_engine if first else self.engine
