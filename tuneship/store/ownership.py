@@ -107,7 +107,7 @@ def check_membership(data_dir: Path, url: str, found: FoundDatabase) -> None:
     A directory without a record is that of a new member.
     """
     record, name = read_record(data_dir), name_of(url, data_dir)
-    if record is not None and not found.is_used:
+    if record is not None and found.id is None:
         raise DatabaseIsEmpty(
             f"the database {name!r} is missing or empty, but a service has worked on {data_dir}: restore the database "
             f"(docs/operations.md), or remove {data_dir / RECORD} to begin again"
