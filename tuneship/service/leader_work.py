@@ -24,7 +24,13 @@ from tuneship.service.deployments import implicit
 from tuneship.service.endpoints.lease_expiry import LeaseKeeper
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
-from tuneship.store import deployment_logs, idempotency, job_leases, metric_windows
+from tuneship.store import (
+    deployment_logs,
+    idempotency,
+    job_leases,
+    metric_windows,
+    rate_windows,
+)
 from tuneship.store import outbox as events
 from tuneship.store.leader_lease import LeadershipLost
 from tuneship.store.quarantine import objects_of
@@ -159,4 +165,6 @@ class LeaderWork:
             events.forget(connection, now=now)
         with database.write() as connection:
             idempotency.forget(connection, now=now)
+        with database.write(clears=False) as connection:
+            rate_windows.forget(connection, now.timestamp())
         implicit.delete_idle(self._parts, now)

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
@@ -68,6 +68,7 @@ from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
+from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.service.jobs.local_launcher import clear_work
 from tuneship.service.membership import Membership, alone, member
 from tuneship.service.models.content import remove_unfinished
@@ -274,8 +275,22 @@ def recover(parts: Parts) -> None:
     if missing:
         text = "the files of %d datasets or models are missing: `tuneship check` names them"
         logger.error(text, len(missing))
-    # The rest are the folders of jobs that have ended.
-    for name in files - known - unknown:
+    _clear_ended(data_dir, files - known - unknown)
+
+
+def recover_member(parts: Parts) -> None:
+    """Remove what this machine does not need any more; the leader sees to the rows and the files of all, by age."""
+    remove_temporary(parts)
+    files = work_in(parts.settings.data_dir)
+    with parts.database.read() as connection:
+        known = objects_of(connection)
+        unknown = left_over(connection, files, known)
+    _clear_ended(parts.settings.data_dir, files - known - unknown)
+
+
+def _clear_ended(data_dir: Path, names: Set[str]) -> None:
+    """Remove the folders of jobs that have ended."""
+    for name in names:
         if name.startswith("work/"):
             clear_work(data_dir / "work", name.removeprefix("work/"))
 
@@ -303,11 +318,13 @@ async def _run(
     if settings.cluster is None:
         recover(parts)
     else:
-        remove_temporary(parts)  # the leader sees to the rows and the files of all, by their age
+        recover_member(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
-    limits = RateLimits(
-        settings.control_requests_per_minute, settings.generate_requests_per_minute, parts.clock
-    )
+    per_minute = settings.control_requests_per_minute, settings.generate_requests_per_minute
+    if settings.cluster is None:
+        limits = RateLimits(*per_minute, parts.clock)
+    else:
+        limits = SharedRateLimits(*per_minute, parts.clock, parts.database)
     processes, work = LocalProcesses(isolated=isolates), settings.data_dir / "work"
     supervisor = Supervisor(parts, processes, work, owner, limits.take_spare, role.leadership)
     role.on_change(supervisor.wake)
@@ -335,11 +352,11 @@ def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
     """What every service does."""
     credentials = parts.settings.data_dir / "credentials.json"
     keeper = KeyKeeper(keys, credentials, parts.public_url, parts.clock)
-    keep = keeper.run_due
-    if parts.settings.cluster is not None and not credentials.is_file() and keys.listed():
-        keep = (
-            keys.store_uses
-        )  # the first key of the cluster lies on the machine of its first member
+    # The first key of a cluster lies on the machine of its first member.
+    is_elsewhere = (
+        parts.settings.cluster is not None and not credentials.is_file() and keys.listed()
+    )
+    keep = keys.store_uses if is_elsewhere else keeper.run_due
     keep()  # the first key must be there before the first request
     return (
         Periodic(keep, KEYS_EVERY_S, "the keys could not be kept"),

@@ -335,6 +335,16 @@ class LeaderRow(TypedDict):
     epoch: int
 
 
+class RateWindowRow(TypedDict):
+    """What was taken of one window of a client."""
+
+    client_id: str
+    kind: str
+    ends: int
+    taken: int
+    chunk: int
+
+
 class LeaderLeaseRow(TypedDict):
     """Until when the leader of an epoch leads, by the database's clock."""
 

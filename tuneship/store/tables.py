@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         MetricWindowRow,
         ModelRow,
         ObjectKeyRow,
+        RateWindowRow,
         ResourceCountRow,
         WebhookRow,
     )
@@ -403,6 +404,18 @@ leaders: "TypedTable[LeaderRow]" = TypedTable(
     _text("role", primary_key=True),
     _text("owner"),
     _whole("epoch"),
+)
+
+# The requests of a client in one window of a minute that the members of a cluster have taken (`rate_windows.py`).
+# Postgres writes no log of it: after a crash the windows begin anew.
+rate_windows: "TypedTable[RateWindowRow]" = TypedTable(
+    "rate_windows",
+    METADATA,
+    _text("client_id", primary_key=True),
+    _text("kind", primary_key=True),
+    sa.Column("ends", sa.BigInteger, primary_key=True),  # epoch seconds
+    _whole("taken"),
+    _whole("chunk"),  # what was taken last
 )
 
 leader_leases: "TypedTable[LeaderLeaseRow]" = TypedTable(
