@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
+CLUSTER_NOTICE_S = 5.0
 # The fields that answers have: those of the full reference, of the short one (§4.9), or both.
 ApiProfile = Literal["full", "simplified", "auto"]
 
@@ -118,6 +119,11 @@ class ServiceSettings(BaseSettings):
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
         description="Name of the cluster that this service is a member of: several services on one Postgres and one "
         "bucket (docs/cluster.md). Needs database_url, blob_url, public_url and master_key_file.",
+    )
+    drain_notice_s: Annotated[float, Field(ge=0, le=600)] | None = Field(
+        default=None,
+        description="Seconds for which a service that is told to end goes on while `/readyz` says that it will, so "
+        "that a balancer sends it nothing more; default: 5 in a cluster, else 0.",
     )
     model_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further base models."
@@ -230,6 +236,13 @@ class ServiceSettings(BaseSettings):
     def master_key(self) -> Path:
         """The path of the master key."""
         return self.master_key_file or self.data_dir / "master.key"
+
+    @property
+    def notice_s(self) -> float:
+        """Seconds of notice before the drain."""
+        if self.drain_notice_s is not None:
+            return self.drain_notice_s
+        return 0.0 if self.cluster is None else CLUSTER_NOTICE_S
 
     @model_validator(mode="after")
     def _check_blob_url(self) -> "ServiceSettings":

@@ -47,6 +47,7 @@ class Members:
             "blob_url": bucket,
             "master_key_file": str(key),
             "public_url": "http://cluster.test",
+            "drain_notice_s": "0",
         }
         self._postgres, self._database = postgres, url.partition("?")[0].rpartition("/")[2]
         ports = {name: free_port() for name in ("a", "b", "c")}

@@ -1,4 +1,4 @@
-"""What a service is: alone on its database, or a member of a cluster, which shares it with others (docs/cluster.md).
+"""A service is alone on its database, or a member of a cluster, which shares it with others (docs/cluster.md).
 
 A member takes part in the choice of a leader, goes by the database's clock, and tells the others what it has changed.
 """
@@ -9,7 +9,12 @@ from datetime import datetime
 
 from tuneship.service.common.clock_watch import utc_now
 from tuneship.service.common.database_clock import READ_EVERY_S, DatabaseClock
-from tuneship.service.common.leadership import Leadership, LeaseLeadership, SoleService, Task
+from tuneship.service.common.leadership import (
+    BackgroundTask,
+    Leadership,
+    LeaseLeadership,
+    SoleService,
+)
 from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.streaming import Notifier, SharedNotifier
 from tuneship.store.database import Database
@@ -27,7 +32,7 @@ def _never(_wake: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class Membership:
-    """What differs between a service that is alone and a member of a cluster."""
+    """The differences between a service that is alone and a member of a cluster."""
 
     leadership: Leadership
     clock: Callable[[], datetime]
@@ -36,8 +41,8 @@ class Membership:
     """Whether it may take requests."""
     on_change: Callable[[Callable[[], None]], None] = _never
     """Takes what is to be called, on any thread, when another member has changed something."""
-    tasks: Sequence[Task] = ()
-    """What runs in the background for it."""
+    tasks: Sequence[BackgroundTask] = ()
+    """Its background work."""
 
 
 def alone() -> Membership:

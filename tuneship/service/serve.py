@@ -58,7 +58,7 @@ from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.common.clock_watch import ClockWatch, utc_now
 from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.leadership import Leadership, Led, Task
+from tuneship.service.common.leadership import BackgroundTask, Leadership, Led
 from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.common.timing import ServiceTiming
@@ -349,7 +349,7 @@ async def _run(
 
 
 def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
-    """What every service does."""
+    """The periodic work of every service."""
     credentials = parts.settings.data_dir / "credentials.json"
     keeper = KeyKeeper(keys, credentials, parts.public_url, parts.clock)
     # The first key of a cluster lies on the machine of its first member.
@@ -369,7 +369,7 @@ def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
 
 
 def _leader_tasks(parts: Parts, secret: bytes, leadership: Leadership) -> tuple[Led, ...]:
-    """What only one service does, beside the work of the supervisor."""
+    """The work of the leader beside that of the supervisor."""
     settings = parts.settings
     head_secret = derived_secret(secret, "audit heads")
     heads = Heads(heads_file(settings.audit_heads, settings.data_dir), head_secret)
@@ -423,21 +423,34 @@ class _Server(HttpServer):
     def __init__(self, config: uvicorn.Config, parts: Parts, limits: ConnectionLimits) -> None:
         super().__init__(config, limits, parts.settings.trusted_proxies)
         self._parts = parts
+        self._drains_at: float | None = None
         self._drained_by: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's own
-        """Begin the drain at the first signal, and end it at the second.
+        """Begin the drain at the first signal, after its notice, and end it at the second.
 
-        Should the event loop itself be stuck, the stacks of all threads go to the log and the process exits with 1.
+        A signal within the notice ends only that. Should the event loop itself be stuck, the stacks of all threads go
+        to the log and the process exits with 1.
         """
-        timing = self._parts.timing
-        drain_s = 0 if self._parts.drain.has_begun else timing.drain_s
-        faulthandler.dump_traceback_later(drain_s + timing.rest_s, exit=True)
+        timing, drain = self._parts.timing, self._parts.drain
+        notice_s = 0.0 if drain.is_announced else self._parts.settings.notice_s
+        drain_s = 0 if drain.has_begun else timing.drain_s
+        faulthandler.dump_traceback_later(notice_s + drain_s + timing.rest_s, exit=True)
+        if notice_s:
+            drain.is_announced = True
+            self._drains_at = time.monotonic() + notice_s
+        else:
+            self._drain(drain_s)
+
+    def _drain(self, drain_s: float) -> None:
+        self._drains_at = None
         self._parts.drain.begin()
         self._drained_by = time.monotonic() + drain_s
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end. Called ten times a second."""
+        if self._drains_at is not None and time.monotonic() > self._drains_at:
+            self._drain(self._parts.timing.drain_s)
         if self._drained_by is not None and (
             not self.server_state.tasks or time.monotonic() > self._drained_by
         ):
@@ -455,7 +468,7 @@ class _Server(HttpServer):
             sys.stdout.flush()
 
 
-def _lifespan(parts: Parts, background: Sequence[Task]) -> Any:
+def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:
     async def preload(base: Path) -> None:
         # The base model is ready before the first deployment needs it.
         try:

@@ -59,7 +59,7 @@ class Supervisor:
         self._threads = Threads("records", 1)
         self._deployments = DeploymentKeeper(parts, self._leadership)
         self.leader_work = LeaderWork(parts, *self._made_of)
-        """What it does while this process leads."""
+        """Its work while this process leads."""
         self._forget_at = self._store_at = parts.clock()
 
     def wake(self) -> None:
@@ -86,7 +86,7 @@ class Supervisor:
             await self._end(leading, loops)
 
     async def _lead(self, fence: Fence | None) -> None:
-        """Do the leader's work until cancelled; each time anew, so that nothing is left of an earlier one."""
+        """Do the leader's work until cancelled, each time with new objects: nothing stays of an earlier one."""
         if fence is not None:
             parts = replace(self._parts, database=self._parts.database.fenced(fence))
             self.leader_work = LeaderWork(parts, *self._made_of)

@@ -2,7 +2,7 @@
 
 A member passes only what it has taken, so all together never pass more than the limit; a chunk is a share of what is
 left, so little stays with members that do not need it. Postgres only. The table is unlogged: a crash of the server
-begins the windows anew.
+empties it, and the windows begin again.
 """
 
 import sqlalchemy as sa

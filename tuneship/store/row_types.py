@@ -336,7 +336,7 @@ class LeaderRow(TypedDict):
 
 
 class RateWindowRow(TypedDict):
-    """What was taken of one window of a client."""
+    """The part of one window of a client that members have taken."""
 
     client_id: str
     kind: str

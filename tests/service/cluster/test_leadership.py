@@ -1,4 +1,4 @@
-"""Of several services on one Postgres one leads; another takes over, and what the first one still writes is refused."""
+"""One of several services on a Postgres leads; another takes over, and late writes of the first one are refused."""
 
 import asyncio
 import threading

@@ -30,7 +30,7 @@ END_S = 6.0
 GIVE_BACK_POLL_S = 0.1
 
 
-class Task(Protocol):
+class BackgroundTask(Protocol):
     """A background task, which runs until it is cancelled."""
 
     async def run(self) -> None: ...
@@ -66,9 +66,9 @@ class Led:
     """A background task that runs while this process leads, and works on the database behind the fence."""
 
     def __init__(
-        self, leadership: Leadership, database: Database, make: Callable[[Database], Task]
+        self, leadership: Leadership, database: Database, make: Callable[[Database], BackgroundTask]
     ) -> None:
-        """`make` makes the task anew for each time of leading."""
+        """`make` makes a new task for each time of leading."""
         self._leadership = leadership
         self._database = database
         self._make = make

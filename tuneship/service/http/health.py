@@ -49,7 +49,7 @@ class Readiness:
 
     async def answer(self, request: Request) -> Response:
         """200, or 503 with the reason."""
-        if self._parts.drain.has_begun:
+        if self._parts.drain.is_announced:
             error = InternalError("the service is shutting down", status=503)
         elif not await self._can_write():
             error = InternalError("the database takes no writes", status=503, retry_after=2)

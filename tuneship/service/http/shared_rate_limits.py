@@ -19,7 +19,7 @@ TAKERS = 2
 
 @dataclass
 class _Chunk:
-    """What this member may still pass in one window of one caller."""
+    """The requests that this member may still pass in one window of one caller."""
 
     reset: int
     own: int = 0
