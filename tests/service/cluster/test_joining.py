@@ -15,6 +15,7 @@ from tuneship.service.access.data_keys import AnotherMasterKey
 from tuneship.service.open_installation import (
     FilesOfAnotherTime,
     OtherCluster,
+    open_for_command,
     open_for_member,
     open_for_service,
 )
@@ -105,6 +106,9 @@ def test_a_start_changes_no_row_and_no_file_of_others(
     second = join(tmp_path / "b", given)
     assert (content(second), object_server.objects(bucket)) == (before, objects)
     second.close()
+    # The commands of an operator work on the machine of any member, beside the others.
+    settings = ServiceSettings(data_dir=tmp_path / "b", cluster="one", **given)
+    open_for_command(settings).database.close()
     # A service that is not of the cluster starts neither beside a member nor after it.
     with pytest.raises(OtherCluster, match="cluster 'one', and TUNESHIP_CLUSTER is not set"):
         join(tmp_path / "c", given, None)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -139,3 +140,36 @@ def test_a_leader_without_a_database_stops_to_act(
     postgres.refuse(url, refuses=False)
     until(lambda: first.leadership.leads or second.leadership.leads)
     assert epoch_of(first) == 2
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.soak)])
+def test_no_write_of_an_earlier_leader_comes_after_one_of_a_later(
+    tmp_path: Path, postgres: Cluster, rounds: int
+) -> None:
+    """Every member writes all the time in the right of its leadership, also while its event loop stands still."""
+    ended = threading.Event()
+
+    def write_always(service: Service) -> None:
+        while not ended.is_set():
+            with suppress(LeadershipLost, DBAPIError):
+                with service.database.fenced(service.leadership.fence).write() as connection:
+                    epoch = connection.execute(sa.select(tables.leaders.c.epoch)).scalar_one()
+                    job_records.add_log(connection, "ft_1", NOW, "info", str(epoch))
+                continue
+            ended.wait(0.01)  # it may lead later
+
+    with cluster_of(tmp_path, postgres.new_database(), 3) as members:
+        writers = [threading.Thread(target=write_always, args=(one,)) for one in members]
+        for writer in writers:
+            writer.start()
+        for _ in range(rounds):
+            leader = until(lambda: [one for one in members if one.leadership.leads])[0]
+            others = [one for one in members if one is not leader]
+            with standing_still(leader):
+                until(lambda others=others: [one for one in others if one.leadership.leads])
+        ended.set()
+        for writer in writers:
+            writer.join()
+        epochs = [int(text) for text in written(members[0])]
+    assert epochs == sorted(epochs)
+    assert len(set(epochs)) > rounds

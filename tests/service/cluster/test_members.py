@@ -11,6 +11,7 @@ from tests.support.in_process import ANSWER, Service, split
 from tests.support.members import cluster_of, standing_still
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until
+from tuneship.store.job_leases import LEASE
 from tuneship.store.read_cache import MAX_AGE_S
 
 pytestmark = pytest.mark.postgres
@@ -138,3 +139,32 @@ def test_a_job_of_a_leader_that_ends_goes_on_at_the_next_one(members: list[Servi
     again.start_of(2)
     again.complete()
     until(lambda: other.job_status(job_id) == "completed")
+
+
+def test_a_job_of_a_leader_that_stands_still_is_done_by_the_next_one(
+    members: list[Service],
+) -> None:
+    leader, other = members
+    job_id = other.job()
+    trainer = leader.trainer()
+    trainer.start_of(2)
+    trainer.step(1)
+    until(lambda: other.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json()["current_step"] == 1)
+    with standing_still(leader):
+        until(lambda: other.leadership.leads)
+        # The training may still run there, so the job is claimed only when its lease is over.
+        assert other.engines.trainers == []
+        for member in members:
+            member.clock.ahead += LEASE
+        again = other.trainer()
+        again.start_of(2)
+        again.complete()
+        until(lambda: other.job_status(job_id) == "completed")
+        trainer.complete()
+    until(lambda: trainer.code is not None)
+    jobs = [member.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json() for member in members]
+    assert jobs[0] == jobs[1]
+    models = leader.call("GET", "/v1/models").json()["models"]
+    assert [model["fine_tuning_job_id"] for model in models if model.get("fine_tuning_job_id")] == [
+        job_id
+    ]
