@@ -9,12 +9,16 @@ from typing import Any
 from tests.support.in_process import Service
 from tests.support.waiting import until
 
-# Short, so that a test need not wait long for the next leader; long beside a pause of a busy machine.
-LEASE_S = 3.0
+# A busy machine may pause for seconds, and a leader must not lose its lease where a test needs it to lead.
+LEASE_S = 120.0
+# Short enough to wait until it lapses.
+SHORT_LEASE_S = 8.0
 
 
 @contextmanager
-def cluster_of(folder: Path, url: str, count: int = 2, **settings: Any) -> Iterator[list[Service]]:
+def cluster_of(
+    folder: Path, url: str, count: int = 2, lease_s: float = LEASE_S, **settings: Any
+) -> Iterator[list[Service]]:
     """Start members; the first one leads. They know the same two tenants by the same keys."""
     shared = folder / "blobs"
     shared.mkdir()
@@ -25,7 +29,7 @@ def cluster_of(folder: Path, url: str, count: int = 2, **settings: Any) -> Itera
             data_dir.mkdir()
             (data_dir / "blobs").symlink_to(shared)
             chosen: dict[str, Any] = {"database_url": url, **settings}
-            member = opened.enter_context(Service(data_dir, lease_s=LEASE_S, **chosen))
+            member = opened.enter_context(Service(data_dir, lease_s=lease_s, **chosen))
             if members:
                 member.headers = members[0].headers
             else:

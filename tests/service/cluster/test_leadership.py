@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from tests.support.in_process import Service
-from tests.support.members import cluster_of, standing_still
+from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until
 from tuneship.service.common.leadership import SoleService
@@ -28,6 +28,13 @@ NOW = datetime(2026, 7, 1, tzinfo=UTC)
 @pytest.fixture
 def members(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
     with cluster_of(tmp_path, postgres.new_database()) as members:
+        yield members
+
+
+@pytest.fixture
+def lapsing(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
+    """Two members with a lease that is short enough to wait for its end."""
+    with cluster_of(tmp_path, postgres.new_database(), lease_s=SHORT_LEASE_S) as members:
         yield members
 
 
@@ -50,7 +57,9 @@ def write(service: Service, fence: Fence, text: str) -> None:
 
 def written(service: Service) -> list[str]:
     with service.database.read() as connection:
-        return list(connection.scalars(sa.select(tables.job_logs.c.message)))
+        # Ids are given under the writers' lock, so they count the commits.
+        query = sa.select(tables.job_logs.c.message).order_by(tables.job_logs.c.id)
+        return list(connection.scalars(query))
 
 
 def epoch_of(service: Service) -> int:
@@ -86,9 +95,9 @@ def test_a_leader_that_ends_is_followed_by_another(members: list[Service]) -> No
 
 
 def test_a_leader_that_stands_still_is_followed_and_can_write_nothing_later(
-    members: list[Service],
+    lapsing: list[Service],
 ) -> None:
-    first, second = members
+    first, second = lapsing
     old = fence_of(first)
     with standing_still(first):
         until(lambda: second.leadership.leads)
@@ -106,9 +115,9 @@ def test_a_leader_that_stands_still_is_followed_and_can_write_nothing_later(
 
 
 def test_a_leader_that_stands_still_inside_a_transaction_holds_nobody_up(
-    members: list[Service],
+    lapsing: list[Service],
 ) -> None:
-    first, second = members
+    first, second = lapsing
     fence, follows, outcome = fence_of(first), threading.Event(), list[object]()
 
     def write_slowly() -> None:
@@ -131,9 +140,9 @@ def test_a_leader_that_stands_still_inside_a_transaction_holds_nobody_up(
 
 
 def test_a_leader_without_a_database_stops_to_act(
-    members: list[Service], postgres: Cluster
+    lapsing: list[Service], postgres: Cluster
 ) -> None:
-    first, second = members
+    first, second = lapsing
     url = first.database.engine.url.render_as_string(hide_password=False)
     postgres.refuse(url, refuses=True)
     until(lambda: not first.leadership.leads)
@@ -158,7 +167,7 @@ def test_no_write_of_an_earlier_leader_comes_after_one_of_a_later(
                 continue
             ended.wait(0.01)  # it may lead later
 
-    with cluster_of(tmp_path, postgres.new_database(), 3) as members:
+    with cluster_of(tmp_path, postgres.new_database(), 3, SHORT_LEASE_S) as members:
         writers = [threading.Thread(target=write_always, args=(one,)) for one in members]
         for writer in writers:
             writer.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.in_process import ANSWER, Service, split
-from tests.support.members import cluster_of, standing_still
+from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until
 from tuneship.store.job_leases import LEASE
@@ -22,6 +22,13 @@ PROMPT = {"prompt": "What is case 1?", "max_tokens": 8}
 @pytest.fixture
 def members(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
     with cluster_of(tmp_path, postgres.new_database()) as members:
+        yield members
+
+
+@pytest.fixture
+def lapsing(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
+    """Two members with a lease that is short enough to wait for its end."""
+    with cluster_of(tmp_path, postgres.new_database(), lease_s=SHORT_LEASE_S) as members:
         yield members
 
 
@@ -65,9 +72,9 @@ def test_a_job_of_one_member_is_trained_by_the_leader_and_its_model_served_by_bo
 
 
 def test_a_deployment_goes_on_when_the_leader_stands_still_and_new_ones_come(
-    members: list[Service],
+    lapsing: list[Service],
 ) -> None:
-    leader, other = members
+    leader, other = lapsing
     kept = leader.deployment("kept")
     asked(other, f"deployments/{kept}")
     with standing_still(leader):
@@ -142,9 +149,9 @@ def test_a_job_of_a_leader_that_ends_goes_on_at_the_next_one(members: list[Servi
 
 
 def test_a_job_of_a_leader_that_stands_still_is_done_by_the_next_one(
-    members: list[Service],
+    lapsing: list[Service],
 ) -> None:
-    leader, other = members
+    leader, other = lapsing
     job_id = other.job()
     trainer = leader.trainer()
     trainer.start_of(2)
@@ -154,7 +161,7 @@ def test_a_job_of_a_leader_that_stands_still_is_done_by_the_next_one(
         until(lambda: other.leadership.leads)
         # The training may still run there, so the job is claimed only when its lease is over.
         assert other.engines.trainers == []
-        for member in members:
+        for member in lapsing:
             member.clock.ahead += LEASE
         again = other.trainer()
         again.start_of(2)
@@ -162,7 +169,7 @@ def test_a_job_of_a_leader_that_stands_still_is_done_by_the_next_one(
         until(lambda: other.job_status(job_id) == "completed")
         trainer.complete()
     until(lambda: trainer.code is not None)
-    jobs = [member.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json() for member in members]
+    jobs = [member.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json() for member in lapsing]
     assert jobs[0] == jobs[1]
     models = leader.call("GET", "/v1/models").json()["models"]
     assert [model["fine_tuning_job_id"] for model in models if model.get("fine_tuning_job_id")] == [

@@ -51,6 +51,8 @@ UNHEALTHY: dict[str, Any] = {"health": "unhealthy", "current_replicas": 0}
 ASLEEP: dict[str, Any] = {"health": "healthy", "current_replicas": 0}
 # A replica answers between two steps; a long prompt on a slow machine is one step.
 PROBE_TIMEOUT_S = 10.0
+# For so long a member that does not lead looks at a deleted deployment, whose last requests it may still answer.
+UNLOADED_WITHIN = timedelta(minutes=5)
 # Consecutive starts that may fail before the deployment becomes `failed`.
 MAX_STARTS = 3
 
@@ -94,8 +96,6 @@ class HealthChecks:
         self._retries = BackgroundRetries(parts.clock)
         self._news = ReplicaNews()
         self._models: dict[str, FoundModel] = {}
-        self._loaded: dict[str, tuple[Path, str]] = {}
-        """Base model and adapter of each deployment that was watched while another process led."""
         self.threads = Threads("deployment rounds", 2)
 
     def begin(self) -> None:
@@ -124,7 +124,7 @@ class HealthChecks:
             logger.exception("a health check failed")
             return
         if not self._leadership.leads:
-            await self._unload_gone(watched)
+            await self._unload_deleted(watched)
         known = {one.id for one in watched}
         self._plan.keep_only(known)
         self._news.keep_only(known)
@@ -140,16 +140,21 @@ class HealthChecks:
                 self._checking[path] = task = asyncio.create_task(check)
                 task.add_done_callback(lambda _, path=path: self._checking.pop(path, None))
 
-    async def _unload_gone(self, watched: Sequence[WatchedDeployment]) -> None:
-        """Unload here what only deployments have used that the leader has ended since."""
-        live, needed = {one.id for one in watched}, {one.model for one in watched}
-        self._loaded |= {one.id: (one.served.base.path, one.model) for one in watched if one.model}
-        for deployment_id in self._loaded.keys() - live:
-            if self._parts.in_flight.has_any(deployment_id):
-                continue  # its last requests are answered first
-            base, model = self._loaded.pop(deployment_id)
-            if model not in needed:
-                await self._parts.replicas.of(base).unload(model)
+    async def _unload_deleted(self, watched: Sequence[WatchedDeployment]) -> None:
+        """Unload here what only deployments need that the leader has deleted lately; where it leads, that is done."""
+        needed = {one.model for one in watched}
+        for row in await self.threads.run(self._deleted_lately):
+            base = self._parts.catalogue.get(row["model_name"].split(":")[1])
+            group = None if base is None else self._parts.replicas.groups.get(base.path)
+            # Its last requests are answered first.
+            is_free = not self._parts.in_flight.has_any(row["id"])
+            if group is not None and is_free and row["model_name"] not in needed:
+                await group.unload(row["model_name"])
+
+    def _deleted_lately(self) -> list[Row]:
+        since = self._parts.clock() - UNLOADED_WITHIN
+        with self._parts.database.read() as connection:
+            return deployment_records.deleted_since(connection, since)
 
     def watched(self) -> list[WatchedDeployment]:
         """The deployments that need replicas and have a model."""
