@@ -155,7 +155,7 @@ def _answering(client: Client, endpoint: str) -> str:
 
 
 class Balancer:
-    """Deals requests out to members in turn, and takes out those that are told to end."""
+    """Deals requests out to one member after the other, and leaves out those that are told to end."""
 
     def __init__(self, clients: list[Client]) -> None:
         self._clients = clients
