@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
+CLUSTER_NOTICE_S = 5.0
 # The fields that answers have: those of the full reference, of the short one (§4.9), or both.
 ApiProfile = Literal["full", "simplified", "auto"]
 
@@ -112,6 +113,17 @@ class ServiceSettings(BaseSettings):
     ] = 20 << 30
     database_url: SecretStr | None = Field(
         default=None, description="SQLAlchemy URL; default: SQLite in the data directory."
+    )
+    cluster: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Name of the cluster that this service is a member of: several services on one Postgres and one "
+        "bucket (docs/cluster.md). Needs database_url, blob_url, public_url and master_key_file.",
+    )
+    drain_notice_s: Annotated[float, Field(ge=0, le=600)] | None = Field(
+        default=None,
+        description="Seconds for which a service that is told to end goes on while `/readyz` says that it will, so "
+        "that a balancer sends it nothing more; default: 5 in a cluster, else 0.",
     )
     model_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further base models."
@@ -225,6 +237,13 @@ class ServiceSettings(BaseSettings):
         """The path of the master key."""
         return self.master_key_file or self.data_dir / "master.key"
 
+    @property
+    def notice_s(self) -> float:
+        """Seconds of notice before the drain."""
+        if self.drain_notice_s is not None:
+            return self.drain_notice_s
+        return 0.0 if self.cluster is None else CLUSTER_NOTICE_S
+
     @model_validator(mode="after")
     def _check_blob_url(self) -> "ServiceSettings":
         # Messages and logs name the URL, so it must hold nothing that opens the bucket. The texts do not repeat it.
@@ -235,6 +254,25 @@ class ServiceSettings(BaseSettings):
             )
         if self.blob_url and (place.scheme not in ("s3", "gs", "az") or not place.netloc):
             raise ValueError("blob_url must begin with s3://, gs:// or az:// and name a bucket")
+        return self
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> "ServiceSettings":
+        if self.cluster is None:
+            return self
+        database = self.database_url.get_secret_value() if self.database_url else ""
+        missing = [
+            name
+            for name, is_there in (
+                ("TUNESHIP_DATABASE_URL, of a Postgres", database.startswith("postgresql")),
+                ("TUNESHIP_BLOB_URL", self.blob_url),
+                ("TUNESHIP_MASTER_KEY_FILE", self.master_key_file),
+                ("TUNESHIP_PUBLIC_URL", self.public_url),
+            )
+            if not is_there
+        ]
+        if missing:
+            raise ValueError(f"TUNESHIP_CLUSTER needs {' and '.join(missing)}")
         return self
 
     @model_validator(mode="after")
