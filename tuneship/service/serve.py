@@ -31,7 +31,6 @@ from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import Deliverer
 from tuneship.host.durable import write_private
-from tuneship.host.machine import cache_share
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
 from tuneship.host.thread_pools import Threads
@@ -47,7 +46,7 @@ from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
-from tuneship.service.access.isolation import can_isolate, worker_folder
+from tuneship.service.access.isolation import can_isolate
 from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
 from tuneship.service.access.key_usage import KeyKeeper
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
@@ -70,6 +69,7 @@ from tuneship.service.jobs.local_launcher import clear_work
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.open_installation import Installation, open_for_service
+from tuneship.service.own_replicas import check_ray, own_replicas
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
@@ -153,6 +153,7 @@ def serve(
         tempfile.tempdir = str(settings.data_dir / "scratch")  # uploads spool here, not in /tmp
         scheme = "http" if settings.tls_certificate is None else "https"
         address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
+        check_ray(settings)
         opened = open_for_service(settings, utc_now(), accept_clock=accept_clock)
         place = listener, settings.public_url or address
         asyncio.run(_run(settings, opened, place, timing or ServiceTiming()))
@@ -205,10 +206,7 @@ def _build(
         if base.engine is VLLM_ENGINE
     }
 
-    def cache_bytes(base: Path) -> int:
-        return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
-
-    models = worker_folder(settings, "models")
+    own = own_replicas(settings, secret, runtime, catalogue, isolates=isolates)
     return Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -218,12 +216,7 @@ def _build(
         instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
         replicas=ReplicaPool(
-            runtime,
-            data_dir / "logs",
-            vllm_replicas,
-            cache_bytes,
-            models,
-            catalogue.weights_of,
+            own, data_dir / "logs", vllm_replicas, is_own_here=settings.agents != "ray"
         ),
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
