@@ -23,7 +23,9 @@ from tuneship.runtime.agent_protocol import BEAT_S, MAX_REQUEST_BYTES, AgentAddr
 from tuneship.runtime.agent_relay import AgentRelay, CannotServe
 from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.certificates import agent_context
+from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
 from tuneship.runtime.isolation import hide
+from tuneship.runtime.landlock import Places
 from tuneship.runtime.launch import die_with_parent, leave_no_core
 from tuneship.runtime.serving_process import ServingOptions, start_serving
 from tuneship.runtime.worker_processes import LocalProcesses
@@ -37,16 +39,18 @@ LOG = Path("/dev/stderr")
 class ReplicaStart:
     """Starts the replica's process and ends it."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: with the files of adapters, which the process may read."""
-        self._folder = folder
+    def __init__(self, files: Path, scratch: Path) -> None:
+        """`files`: of adapters, which the process may read. `scratch`: for what it may not reach."""
+        self._files = files
+        self._scratch = scratch
+        self._threads = Threads("start of a replica", 1)
         self._worker: Worker | None = None
 
     async def start(self, order: ServeOrder) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start the process and return the streams of its socket. Raises `CannotServe` and `OSError`."""
         base = Path(order.base)
         try:
-            digest = await Threads("digest of the base model", 1).run(BaseDigests().of, base)
+            digest = await self._threads.run(BaseDigests().of, base)
             cache_bytes = order.cache_bytes or cache_share(base, order.processes)
         except OSError as error:
             text = f"the node cannot read the base model {base.name}: {type(error).__name__}"
@@ -55,8 +59,29 @@ class ReplicaStart:
             raise CannotServe(f"the base model {base.name} of the node is another one")
         runtime = LocalProcesses(isolated=order.isolated)
         options = ServingOptions(cache_bytes, order.weights)
-        self._worker, stream = start_serving(runtime, base, LOG, options, [self._folder])
+        self._worker, stream = start_serving(runtime, base, LOG, options, [self._files])
+        try:
+            if order.isolated:  # while it loads the model; it gets no request before
+                await self._threads.run(self._check_isolation, base)
+        except BaseException:
+            stream.close()
+            self.end()
+            raise
         return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
+
+    def _check_isolation(self, base: Path) -> None:
+        """Have a worker like the replica try to break out. Raises `CannotServe` if it can."""
+        try:
+            outcomes = intrusion_outcomes(
+                Places((base, self._files)),
+                self._scratch,
+                processes={"the agent": os.getpid()},
+                folders=[self._scratch, self._scratch.parent],
+            )
+        except ValueError as error:
+            raise CannotServe("the node cannot isolate a replica: the test failed") from error
+        if open_ways := [name for name, outcome in outcomes.items() if outcome != "refused"]:
+            raise CannotServe(f"the node cannot isolate a replica: {', '.join(open_ways)}")
 
     def end(self) -> None:
         """End the process at once."""
@@ -68,8 +93,12 @@ async def run(options: argparse.Namespace, parent: int) -> None:
     """Listen, and serve until the end. Raises `OSError` if no port is free, `ValueError` for a bad certificate."""
     context, digest = agent_context(options.trust)
     with tempfile.TemporaryDirectory(prefix="tuneship-agent-") as folder:
-        replica = ReplicaStart(Path(folder))
-        relay = AgentRelay(Path(folder), version("tuneship"), replica.start)
+        files, scratch = Path(folder) / "files", Path(folder) / "scratch"
+        for place in (files, scratch):
+            place.mkdir()
+        tempfile.tempdir = str(scratch)  # so that nothing of the agent lies elsewhere
+        replica = ReplicaStart(files, scratch)
+        relay = AgentRelay(files, version("tuneship"), replica.start)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, relay.over.set)

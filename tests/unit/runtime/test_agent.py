@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,8 +18,10 @@ import pytest
 
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import free_port, is_alive, until, until_async
-from tuneship.runtime.agent import port_range
-from tuneship.runtime.agent_protocol import AgentAddress
+from tuneship.runtime import agent
+from tuneship.runtime.agent import ReplicaStart, port_range
+from tuneship.runtime.agent_protocol import AgentAddress, ServeOrder
+from tuneship.runtime.agent_relay import CannotServe
 from tuneship.runtime.agent_replicas import AgentOptions, AgentReplicas
 from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.certificates import AgentAuthority
@@ -94,10 +97,10 @@ def test_it_runs_a_replica_and_ends_when_it_is_told_to(base: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_it_ends_with_its_replica(base: Path, tmp_path: Path) -> None:
     async def act(replica: OpenedReplica) -> None:
-        agent = parent_of(replica.worker.pid)
+        parent = parent_of(replica.worker.pid)
         os.kill(replica.worker.pid, signal.SIGKILL)
         assert isinstance(await replica.link.wait_lost(), ReplicaLost)
-        await until_async(lambda: not is_alive(agent))
+        await until_async(lambda: not is_alive(parent))
 
     opened(base, tmp_path, act)
 
@@ -112,6 +115,34 @@ def test_another_base_model_on_the_node_is_refused(
 
     with pytest.raises(ReplicaRefused, match="base model tiny of the node is another one"):
         opened(base, tmp_path, act)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outcomes", [{"a way out": "succeeded", "another": "refused"}, None])
+def test_a_node_that_cannot_isolate_serves_nobody_who_needs_it(
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcomes: dict[str, str] | None,
+) -> None:
+    def attempts(*_: object, **__: object) -> dict[str, str]:
+        if outcomes is None:
+            raise ValueError
+        return outcomes
+
+    monkeypatch.setattr(agent, "intrusion_outcomes", attempts)
+    digest = BaseDigests().of(base)
+    replica = ReplicaStart(tmp_path, tmp_path)
+
+    async def run() -> None:
+        order = ServeOrder(str(base), digest, True, 0, 1, None)
+        with pytest.raises(CannotServe, match=r"cannot isolate a replica: (a way out$|the test)"):
+            await replica.start(order)
+        _, writer = await replica.start(replace(order, isolated=False))
+        replica.end()
+        writer.close()
+
+    asyncio.run(run())
 
 
 def test_the_digest_is_that_of_the_files(base: Path, tmp_path: Path) -> None:
@@ -143,10 +174,10 @@ def test_it_dies_with_its_parent() -> None:
     command = [sys.executable, "-c", program, *AGENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        agent = int(parent.stdout.readline())
-        assert is_alive(agent)
+        process = int(parent.stdout.readline())
+        assert is_alive(process)
         parent.kill()
-    until(lambda: not is_alive(agent))
+    until(lambda: not is_alive(process))
 
 
 @pytest.mark.slow
