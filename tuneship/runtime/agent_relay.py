@@ -55,6 +55,8 @@ class ServiceConnection:
         self.folder = folder / self.prefix
         self.in_flight: dict[str, int] = {}
         """Requests that have not ended, with the number of embeddings that are missing."""
+        self.unwritten: set[Path] = set()
+        """Folders that could not take all files: the replica will not find them, and refuse the adapter."""
         self._writer = writer
 
     def send(self, line: bytes) -> None:
@@ -204,11 +206,19 @@ class AgentRelay:
     def _keep_piece(self, connection: ServiceConnection, frame: Frame) -> None:
         """Append a piece to a file of an adapter. Raises `NotUnderstood` for a name that is none."""
         name, folder = str(frame["name"]), _place(connection, frame["transfer"])
-        if Path(name).name != name:
+        if name in ("", ".", "..") or Path(name).name != name:
             raise NotUnderstood
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (folder / name).open("ab") as file:
-            file.write(b64decode(frame["content"], validate=True))
+        content = b64decode(frame["content"], validate=True)
+        if folder in connection.unwritten:
+            return
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (folder / name).open("ab") as file:
+                file.write(content)
+        except OSError as error:  # the disk is full, say
+            logger.warning("an adapter could not be written: %s", error.strerror)
+            connection.unwritten.add(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
     # The replica.
 

@@ -1,6 +1,7 @@
 """Services ask one replica through its agent over TLS: each gets its own answers, and one of them leads."""
 
 import asyncio
+import errno
 import json
 import ssl
 from base64 import b64encode
@@ -172,6 +173,33 @@ def test_the_files_of_an_adapter_arrive_as_they_are_and_are_removed(
         assert list(agent.folder.rglob("adapter_model*")) == [adapter / "adapter_model.safetensors"]
         with pytest.raises(ReplicaRefused, match="cannot be read: FileNotFoundError"):
             await link.load("ft:n", tmp_path / "missing")
+        assert await link.generate(REQUEST).read_all() == [5, 6]
+
+    playing(engines, tmp_path, act)
+
+
+def test_an_adapter_for_which_a_node_has_no_room_is_refused(
+    engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in ("a", "b", "c"):
+        (adapter / name).write_bytes(b"x")
+    opening = Path.open
+
+    def full(path: Path, mode: str = "r", **more: Any) -> Any:
+        if path.name == "b" and "a" in mode:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opening(path, mode, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    found = list[bool]()
+    engines.at_load = lambda frame: found.append(Path(frame["path"]).exists())
+
+    async def act(agent: PlayedAgent) -> None:
+        link = await agent.lead()
+        await link.load("ft:m", adapter)
+        assert found == [False]  # a real replica refuses a folder that is not there
         assert await link.generate(REQUEST).read_all() == [5, 6]
 
     playing(engines, tmp_path, act)
