@@ -15,7 +15,7 @@ import pytest
 from tests.support.package_index import need_package_index
 from tests.support.processes import Serve
 from tests.support.ray_cluster import RayNodes, descendants, install_ray, ray_nodes
-from tests.support.waiting import is_alive, until
+from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.generation import Generate
@@ -65,14 +65,17 @@ def running(node: "subprocess.Popen[bytes]", module: bytes) -> list[int]:
     """Processes of a node that run a module of ours."""
     found = list[int]()
     for pid in descendants(node.pid):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if is_alive(pid) else []
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # the process has ended
         if module in command:
             found.append(pid)
     return found
 
 
-def agent_jobs(cluster: RayNodes) -> list[str]:
-    return [one["status"] for one in cluster.jobs()]
+def agents_of(cluster: RayNodes) -> set[int]:
+    return {pid for node in cluster.nodes for pid in running(node, AGENT)}
 
 
 def test_replicas_live_on_nodes_and_end_with_their_service(
@@ -95,15 +98,15 @@ def test_replicas_live_on_nodes_and_end_with_their_service(
         for secret in (key, cluster.token, "eczema", str(service.data_dir)):
             assert secret not in f"{jobs} {logs}"
         assert "--trust" in first["entrypoint"]
+        before = agents_of(cluster)
         service.kill()
         service.start()
-        client = service.client()
-        until(lambda: client.deployments.get(deployment).current_replicas == 2)
-        until(lambda: agent_jobs(cluster) == ["RUNNING"] * 2)  # those of the killed one were ended
-        assert sum(len(running(node, AGENT)) for node in cluster.nodes) == 2
+        # Those of the killed one are ended.
+        until(lambda: len(after := agents_of(cluster)) == 2 and not after & before)
+        assert service.client().deployments.generate(deployment, PROMPT).completion == expected
         service.stop()
-        until(lambda: not any(running(node, AGENT) for node in cluster.nodes))
-        assert "RUNNING" not in agent_jobs(cluster)
+        until(lambda: not agents_of(cluster))
+        assert "RUNNING" not in [one["status"] for one in cluster.jobs()]
     finally:
         service.kill()
 

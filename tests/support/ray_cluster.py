@@ -22,7 +22,14 @@ from tests.support.processes import ROOT
 from tests.support.waiting import children, free_port, until
 
 PROGRAM = "ray[default]==2.60.0"
-MEMORY = "--object-store-memory=80000000"
+ALWAYS = (
+    "--block",
+    "--disable-usage-stats",
+    "--object-store-memory=80000000",
+    # The system chooses the ports of workers.
+    "--min-worker-port=0",
+    "--max-worker-port=0",
+)
 PORTS = ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port",
          "metrics-export-port")  # fmt: skip
 
@@ -59,15 +66,7 @@ class RayNodes:
         ports = (f"--{name}={free_port()}" for name in PORTS)
         with (self.folder / "log").open("a") as log:
             return subprocess.Popen(
-                [
-                    self._command,
-                    "start",
-                    "--block",
-                    "--disable-usage-stats",
-                    MEMORY,
-                    *ports,
-                    *arguments,
-                ],
+                [self._command, "start", *ALWAYS, *ports, *arguments],
                 env=os.environ
                 | {
                     "HOME": str(self.folder),

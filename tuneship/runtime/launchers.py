@@ -45,7 +45,7 @@ class Launcher(Protocol):
         ...
 
     async def end(self, name: str) -> None:
-        """End an agent, if it still runs, and forget it. May be called again. Raises `CannotLaunch`."""
+        """Have an agent ended, if it still runs. May be called again. Raises `CannotLaunch`."""
         ...
 
     async def begin(self, prefix: str) -> None:

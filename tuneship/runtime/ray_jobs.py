@@ -4,7 +4,6 @@ Ray sees a command line with the certificate of our authority, which is public, 
 Its words about a job are hints: it may say that one has failed which still runs.
 """
 
-import asyncio
 import shlex
 import ssl
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,6 @@ import httpx
 from tuneship.runtime.launchers import AgentState, CannotLaunch, LauncherAway
 
 ANSWER_TIMEOUT_S = 15.0
-# Ray kills a job three seconds after it was told to end.
-END_PATIENCE_S = 10.0
-POLL_S = 0.2
 ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
 JOBS = "/api/jobs/"
 REFUSES_STRANGERS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -58,6 +54,7 @@ class RayJobs:
         """Agents start on the first cluster; on all of them, those of an earlier service are ended."""
         self._clusters = clusters
         self._job = job
+        self._prefix = ""
 
     async def check(self) -> None:
         """Make sure that the cluster lets this service in and nobody else. Raises `CannotLaunch`."""
@@ -71,6 +68,7 @@ class RayJobs:
 
     async def start(self, name: str, arguments: Sequence[str]) -> None:
         """Submit a job. Raises `CannotLaunch`."""
+        await self._delete_ended()
         job = self._job
         command = shlex.join([*job.command, *arguments, "--ports", job.ports])
         # Ray sets the address of its head there. `exec` makes Ray's own process the parent, whose end
@@ -96,34 +94,35 @@ class RayJobs:
         return AgentState(str(answer["logs"] or ""))
 
     async def end(self, name: str) -> None:
-        """Stop a job and delete its entry. Raises `CannotLaunch`."""
-        await self._end(self._clusters[0], name)
+        """Have a job stopped; its entry is deleted at a later start. Raises `CannotLaunch`."""
+        await self._stop(self._clusters[0], name)
 
     async def begin(self, prefix: str) -> None:
-        """Check the first cluster; stop and delete the jobs with such names on all clusters. Raises `CannotLaunch`."""
+        """Check the first cluster; stop the jobs with such names on all clusters. Raises `CannotLaunch`."""
         await self.check()
+        self._prefix = prefix
         for cluster in self._clusters:
-            jobs = await self._call(cluster, "GET", JOBS)
-            names = [one.get("submission_id") or "" for one in jobs]
-            for name in names:
-                if name.startswith(prefix):
-                    await self._end(cluster, name)
+            for name, status in await self._own_jobs(cluster):
+                if status not in ENDED:
+                    await self._stop(cluster, name)
 
-    async def _end(self, cluster: RayCluster, name: str) -> None:
-        status = await self._status(cluster, name)
-        if status is None:
-            return
-        if status not in ENDED:
-            await self._call(cluster, "POST", f"{JOBS}{name}/stop")
-        try:
-            async with asyncio.timeout(END_PATIENCE_S):
-                while status not in ENDED and status is not None:
-                    status = await self._status(cluster, name)
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise CannotLaunch("Ray does not end the job") from None
-        if status is not None:
-            await self._call(cluster, "DELETE", f"{JOBS}{name}")
+    async def _delete_ended(self) -> None:
+        """Delete the entries of jobs that have ended: Ray gets slow with many.
+
+        Not as soon as a job has ended, as Ray would write its entry once more when it notices that itself.
+        """
+        for name, status in await self._own_jobs(self._clusters[0]):
+            if status in ENDED:
+                await self._call(self._clusters[0], "DELETE", f"{JOBS}{name}", may_miss=True)
+
+    async def _own_jobs(self, cluster: RayCluster) -> list[tuple[str, str]]:
+        """Names and states of the jobs of this installation."""
+        jobs = await self._call(cluster, "GET", JOBS)
+        found = ((str(one.get("submission_id")), str(one.get("status"))) for one in jobs)
+        return [one for one in found if self._prefix and one[0].startswith(self._prefix)]
+
+    async def _stop(self, cluster: RayCluster, name: str) -> None:
+        await self._call(cluster, "POST", f"{JOBS}{name}/stop", may_miss=True)
 
     async def _status(self, cluster: RayCluster, name: str) -> str | None:
         """The state of a job; None where Ray does not know it."""

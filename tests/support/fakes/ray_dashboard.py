@@ -18,8 +18,6 @@ class PlayedDashboard:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     lets_everybody_in: bool = False
     is_another_program: bool = False
-    stops: bool = True
-    """Whether a job ends when it is stopped."""
     url: str = ""
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
@@ -35,7 +33,7 @@ class PlayedDashboard:
         if name not in self.jobs:
             return 404, {}
         job = self.jobs[name]
-        if verb == "stop" and self.stops:
+        if verb == "stop" and job["status"] in ("PENDING", "RUNNING"):
             job["status"] = "STOPPED"
         if method == "DELETE":
             if job["status"] in ("PENDING", "RUNNING"):

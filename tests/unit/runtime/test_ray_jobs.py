@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.fakes.ray_dashboard import TOKEN, PlayedDashboard, ray_dashboard
 from tests.support.waiting import free_port
-from tuneship.runtime import ray_jobs
 from tuneship.runtime.launchers import AgentState, CannotLaunch, LauncherAway
 from tuneship.runtime.ray_jobs import AgentJob, RayCluster, RayJobs
 
@@ -51,24 +50,19 @@ def test_its_state_is_read_until_it_ends(dashboard: PlayedDashboard) -> None:
 
 
 @pytest.mark.parametrize("status", ["PENDING", "RUNNING", "SUCCEEDED"])
-def test_an_ended_agent_leaves_no_entry(dashboard: PlayedDashboard, status: str) -> None:
-    jobs = jobs_of(dashboard.url)
-    asyncio.run(jobs.start("n", TRUST))
-    dashboard.jobs["n"]["status"] = status
-    asyncio.run(jobs.end("n"))
-    assert dashboard.jobs == {}
-    asyncio.run(jobs.end("n"))
-
-
-def test_a_job_that_does_not_end_is_reported(
-    dashboard: PlayedDashboard, monkeypatch: pytest.MonkeyPatch
+def test_the_entry_of_an_ended_agent_is_deleted_at_a_later_start(
+    dashboard: PlayedDashboard, status: str
 ) -> None:
-    monkeypatch.setattr(ray_jobs, "END_PATIENCE_S", 0.05)
-    dashboard.stops = False
     jobs = jobs_of(dashboard.url)
-    asyncio.run(jobs.start("n", TRUST))
-    with pytest.raises(CannotLaunch, match="does not end"):
-        asyncio.run(jobs.end("n"))
+    asyncio.run(jobs.begin("mine-"))
+    for name in ("mine-1", "mine-2", "others-1"):
+        asyncio.run(jobs.start(name, TRUST))
+    dashboard.jobs["mine-1"]["status"] = dashboard.jobs["others-1"]["status"] = status
+    asyncio.run(jobs.end("mine-1"))
+    assert dashboard.jobs["mine-1"]["status"] in ("STOPPED", "SUCCEEDED")
+    asyncio.run(jobs.start("mine-3", TRUST))
+    assert list(dashboard.jobs) == ["mine-2", "others-1", "mine-3"]
+    asyncio.run(jobs.end("mine-1"))
 
 
 def test_those_of_an_earlier_service_are_ended_on_every_cluster(dashboard: PlayedDashboard) -> None:
@@ -77,7 +71,9 @@ def test_those_of_an_earlier_service_are_ended_on_every_cluster(dashboard: Playe
             for name in ("mine-1", "mine-2", "others-1"):
                 asyncio.run(jobs_of(one.url).start(name, TRUST))
         asyncio.run(jobs_of(dashboard.url, other.url).begin("mine-"))
-        assert [list(one.jobs) for one in (dashboard, other)] == [["others-1"]] * 2
+        for one in (dashboard, other):
+            states = {name: job["status"] for name, job in one.jobs.items()}
+            assert states == {"mine-1": "STOPPED", "mine-2": "STOPPED", "others-1": "PENDING"}
 
 
 def test_a_cluster_must_require_its_token(dashboard: PlayedDashboard) -> None:
