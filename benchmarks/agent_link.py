@@ -6,7 +6,7 @@ The engine is emulated: every 2 ms it makes one token for each running request, 
 made. It sends them in the messages of a real replica, so everything but the model is the product's: `ReplicaLine`,
 `AgentLink`, `AgentRelay`, the certificates. Each round measures all ways, beginning with another one. Prints medians:
 tokens a second, processor time a token of the service's side and of the agent, delay of a token from the engine to its
-reader, and the round trip of a health check.
+reader, and the round trip of a health check; then the processor time of both ends for sending an adapter of 80 MiB.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 STEP_S = 0.002
 TOKENS = 100
 TRIPS = 200
+ADAPTER_BYTES = 80 << 20
 VERSION = "measured"
 ORDER = ServeOrder("", "", isolated=False, cache_bytes=0, processes=1, weights=None)
 PAIR, ONE, TWO = "socket pair", "agent, one service", "agent, two services"
@@ -201,8 +202,17 @@ async def nothing() -> None:
     """End nothing: the agent ends when it is told to."""
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Way]:
-    """Measure all ways in rounds."""
+async def sending_s(way: Way) -> float:
+    """Seconds of processor time that both ends take for the files of an adapter."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "adapter_model.safetensors").write_bytes(secrets.token_bytes(ADAPTER_BYTES))
+        own, agent = time.process_time(), cpu_s(way.agent or 0)
+        await way.lines[0].load("adapter", Path(folder))
+        return time.process_time() - own + cpu_s(way.agent or 0) - agent
+
+
+async def measure(options: argparse.Namespace) -> tuple[dict[str, Way], float]:
+    """Measure all ways in rounds, then the sending of an adapter."""
     async with pair() as first, agent(1) as second, agent(2) as third:
         ways = {PAIR: first, ONE: second, TWO: third}
         names = list(ways)
@@ -210,7 +220,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Way]:
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
                 await ways[name].measure(options.streams, options.seconds)
-    return ways
+        return ways, await sending_s(second)
 
 
 def main() -> None:
@@ -230,7 +240,7 @@ def main() -> None:
     if options.agent is not None:
         asyncio.run(run_agent(options.agent))
         return
-    ways = asyncio.run(measure(options))
+    ways, sending = asyncio.run(measure(options))
     for name, way in ways.items():
         _, middle, *_ = statistics.quantiles(way.delays_ms, n=4)
         last = statistics.quantiles(way.delays_ms, n=100)[-1]
@@ -241,6 +251,7 @@ def main() -> None:
             f"delay {middle:5.2f} ms, p99 {last:5.2f} ms, "
             f"round trip {statistics.median(way.trips_ms):5.2f} ms"
         )
+    print(f"an adapter of 80 MiB   {sending:.2f} s of processor time at both ends together")
 
 
 if __name__ == "__main__":
