@@ -6,6 +6,7 @@ Training and serving render with this same class. Knows neither tokens nor model
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +16,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tuneship.security.sealed_files import read_plain, write_sealed
+from tuneship.tool_syntax import (
+    PRELUDE,
+    CallSyntax,
+    shows_system_turns,
+    shows_tools,
+    syntax_of,
+)
 
 TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
@@ -104,16 +112,61 @@ class PromptTemplate:
         tokens = json.dumps(self.special_tokens, indent=2, ensure_ascii=False)
         write_sealed(directory / SPECIAL_TOKENS_FILE, key, f"{tokens}\n".encode())
 
+    @cached_property
+    def with_tools(self) -> "PromptTemplate":
+        """The template itself if it writes functions and calls; else one that does, and writes all the rest as it."""
+        if shows_tools(self._rendered):
+            return self
+        place = "system" if shows_system_turns(self._rendered) else "user"
+        return PromptTemplate(
+            PRELUDE.replace("PLACE", place).strip() + self.source, self.special_tokens
+        )
+
+    @cached_property
+    def call_syntax(self) -> CallSyntax | None:
+        """How `with_tools` writes calls; None where that is no text around names and JSON objects."""
+        return syntax_of(self.with_tools._rendered)  # noqa: SLF001 - of the same class
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> str | None:
+        """The text as this very template writes it; None where it refuses the messages."""
+        try:
+            return self._render(messages, add_generation_prompt, tools)
+        except TemplateFailed:
+            return None
+
     def render(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> str:
         """The text of `messages`; with `add_generation_prompt`, followed by the beginning of an assistant turn.
 
-        Raises TemplateFailed when the template refuses the messages (unknown role, wrong order).
+        `tools` are functions that the model may call, as OpenAI's API has them. The arguments of a call are an object,
+        not its JSON. Raises TemplateFailed when the template refuses the messages (unknown role, wrong order).
         """
+        has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
+        template = self.with_tools if has_tools else self
+        return template._render(messages, add_generation_prompt, tools or None)  # noqa: SLF001 - of the same class
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] | None,
+    ) -> str:
         try:
             return self._template.render(
                 messages=messages,
+                tools=tools,
+                documents=None,  # as transformers does, since templates ask whether it is none
                 add_generation_prompt=add_generation_prompt,
                 **self.special_tokens,
             )
@@ -149,4 +202,4 @@ def _raise_template_error(message: str) -> NoReturn:
 
 def _to_json(value: object, **options: Any) -> str:
     """The `tojson` filter of transformers; jinja2's own escapes `<` for HTML and so changes prompts."""
-    return json.dumps(value, ensure_ascii=False, **options)
+    return json.dumps(value, **{"ensure_ascii": False, **options})

@@ -10,7 +10,13 @@ from itertools import islice
 from pathlib import Path
 
 from flows.shared.errors import BadInput
-from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem, Message, parse_line
+from tuneship.contract.dataset_lines import (
+    DatasetFormat,
+    ExampleProblem,
+    Message,
+    parse_line,
+    text_of,
+)
 
 BLOCK_BYTES = 1 << 20
 
@@ -41,6 +47,7 @@ def questions(file: Path, dataset_format: DatasetFormat, limit: int) -> list[Eva
         row
         for row in _rows(file, dataset_format)
         if [message["role"] for message in row] == ["user", "assistant"]
+        and "tool_calls" not in row[1]
     )
     return [
         EvaluationExample(question["content"], answer["content"].strip())
@@ -69,5 +76,5 @@ def _rows(file: Path, dataset_format: DatasetFormat) -> Iterator[list[Message]]:
 
 def _fingerprint(row: Sequence[Message]) -> bytes:
     # Without separators, different rows could make the same text.
-    text = "\x1f".join(f"{message['role']}\x1e{message['content']}" for message in row)
+    text = "\x1f".join(f"{message['role']}\x1e{text_of(message)}" for message in row)
     return hashlib.sha256(text.encode()).digest()

@@ -41,7 +41,7 @@ class Part:
 
 
 def parts_of(data: TrainingData) -> list[Part]:
-    """List every part of resolved data. Raises `BadInput` for a file that cannot be read."""
+    """Describe every file and dataset of the training data. Raises `BadInput` for a file that cannot be read."""
     parts: list[Part] = []
     for name in data.files:
         file = Path(name)

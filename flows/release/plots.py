@@ -84,23 +84,19 @@ def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> Non
             label = f"limit of gate {limit.gate} {limit.value:.3f}"
             axes.axhline(limit.value, color=LIMIT, linestyle=line, linewidth=1.2, label=label)
         _label(axes, "Loss of the fine-tuning job", "step", "nats per token")
-        _scale(axes, [*training.dropna(), *seen, *(limit.value for limit in limits)])
+        drawn = [*training.dropna(), *seen, *(limit.value for limit in limits)]
+        drawn = [value for value in drawn if math.isfinite(value)]
+        # Where the values differ much, the first steps would flatten all later ones.
+        if drawn and min(drawn) > 0 and max(drawn) >= LOGARITHMIC_FROM * min(drawn):
+            axes.set_yscale("log")
+            axes.set_ylim(min(drawn) / 1.1, max(drawn) * 1.1)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.set_ylabel("nats per token, logarithmic")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="best")  # early in a training the curves lie at the top
         figure.savefig(file)
-
-
-def _scale(axes: Axes, values: Sequence[float]) -> None:
-    """Use a logarithmic axis where the values differ much, or the first steps would flatten all later ones."""
-    drawn = [value for value in values if math.isfinite(value)]
-    if not drawn or min(drawn) <= 0 or max(drawn) < LOGARITHMIC_FROM * min(drawn):
-        return
-    axes.set_yscale("log")
-    axes.set_ylim(min(drawn) / 1.1, max(drawn) * 1.1)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylabel("nats per token, logarithmic")
 
 
 def plot_rollout(

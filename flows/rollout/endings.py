@@ -63,7 +63,7 @@ def roll_back(
 
 
 def stop(split: RolloutSplit, reason: str) -> Ended:
-    """Leave the split and end the lease, which must not return the traffic to a baseline that is gone."""
+    """Give up a rollout whose baseline is gone: the split stays, and no lease may return the traffic any more."""
     split.log.critical("stopped without a rollback: %s", reason)
     try:
         split.end_lease()

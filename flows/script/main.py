@@ -251,8 +251,17 @@ def _ending_after(error: BaseException) -> Ending:
     if isinstance(error, STOPS):
         return _stopped(error)
     if isinstance(error, EXPECTED):
-        message = _message(error)
-        return Ending(_aborted(_reason(error), message), message, 1)
+        reason = next((name for kind, name in REASONS if isinstance(error, kind)), "failed")
+        message = str(error)
+        if isinstance(error, ApiError):
+            # Details name fields, lines and codes; the service never echoes the input.
+            reason, message = error.sent_code, refusal_text(error)
+        elif isinstance(error, ServiceUnreachable) and (url := ClientSettings().url):
+            host = urlsplit(url).netloc.rpartition("@")[2]
+            message = (
+                f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
+            )
+        return Ending(_aborted(reason, message), message, 1)
     # The text of an unexpected error may quote a dataset, so it goes to a file of this machine only.
     log = PipelineSettings().reports.expanduser() / "error.log"
     details = str(log)
@@ -267,21 +276,5 @@ def _ending_after(error: BaseException) -> Ending:
     return Ending(_aborted("internal_error", message), message, 1)
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, ApiError):
-        return error.sent_code
-    return next((name for kind, name in REASONS if isinstance(error, kind)), "failed")
-
-
 def _aborted(reason: str, message: str) -> dict[str, Any]:
     return {"outcome": "aborted", "reason": reason, "message": message}
-
-
-def _message(error: BaseException) -> str:
-    """The message for people. Details name fields, lines and codes; the service never echoes the input."""
-    if isinstance(error, ServiceUnreachable) and (url := ClientSettings().url):
-        host = urlsplit(url).netloc.rpartition("@")[2]
-        return f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
-    if not isinstance(error, ApiError):
-        return str(error)
-    return refusal_text(error)

@@ -41,6 +41,7 @@ from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
 from tuneship.service.http import Boundary, build_app
+from tuneship.service.http.connections import ConnectionTimeouts
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer, ServerTiming
 from tuneship.service.monitoring.otlp_spans import tracing_of
@@ -64,6 +65,10 @@ FAST = {
 
 def jsonl(*lines: Any) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+# A test that shares its cores must not lose a connection because it was slow itself.
+PATIENT = ConnectionTimeouts(head_s=120.0, keep_alive_s=120.0, keyless_s=240.0, unread_s=240.0)
 
 
 class Clock:
@@ -221,6 +226,7 @@ class Service:
             limits = ConnectionLimits(together, each=together)
             config = server_config(self.app, self.settings)
             proxies = self.settings.trusted_proxies
+            timing = timing or ServerTiming(connection=PATIENT)
             self._server = HttpServer(config, limits, proxies, budgets or {}, timing)
             sockets = [listener.dup()]
         self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets), self.loop)

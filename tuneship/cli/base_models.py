@@ -78,7 +78,10 @@ def add(
     from tuneship.service.catalogues.adding import add as add_model  # noqa: PLC0415 - the light install
     from tuneship.service.catalogues.sources import default_id, find_source  # noqa: PLC0415
 
-    _refuse_other_user(settings.data_dir)
+    data_folder = settings.data_dir
+    # Files of another user would be closed to the service.
+    if data_folder.is_dir() and data_folder.stat().st_uid != os.geteuid():
+        fail(f"{data_folder} belongs to another user: run this as that user")
     try:
         found = find_source(source)
         chosen = identifier if identifier is not None else default_id(found)
@@ -108,7 +111,9 @@ def bases(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the base models of this machine: shipped, added, and those of the operator's file."""
     settings = service_settings(data_dir=data_dir)
     catalogue, users = _catalogue(settings), _users(settings)
-    records = [_record(catalogue, model, users) for model in _all(catalogue)]
+    # All of them, also those that cannot be used.
+    models = {**catalogue.added, **catalogue.shipped, **catalogue.listed}
+    records = [_record(catalogue, models[one], users) for one in sorted(models)]
     if as_json:
         show_json({"base_models": records})
         return
@@ -213,12 +218,6 @@ def _need_service() -> None:
         fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
 
 
-def _refuse_other_user(data_dir: Path) -> None:
-    """Files of another user would be closed to the service."""
-    if data_dir.is_dir() and data_dir.stat().st_uid != os.geteuid():
-        fail(f"{data_dir} belongs to another user: run this as that user")
-
-
 def _catalogue(settings: ServiceSettings) -> "Catalogue":
     _need_service()
     from tuneship.service.catalogues.base_models import Catalogue  # noqa: PLC0415 - the light install
@@ -246,12 +245,6 @@ def _model(catalogue: "Catalogue", identifier: str) -> "CataloguedModel":
     if model is None:
         fail("there is no base model with this id: `tuneship models bases` shows them")
     return model
-
-
-def _all(catalogue: "Catalogue") -> "list[CataloguedModel]":
-    """All models, also those that cannot be used, by id."""
-    models = {**catalogue.added, **catalogue.shipped, **catalogue.listed}
-    return [models[identifier] for identifier in sorted(models)]
 
 
 def _origin(model: "CataloguedModel") -> "Origin | None":
@@ -294,7 +287,9 @@ def _row(record: Mapping[str, Any]) -> Row:
     """A line of the table, of which people get the round number of parameters."""
     parameters, origin = record["parameters"], record["origin"]
     if parameters is not None and is_terminal():
-        parameters = _short(parameters)
+        sizes = ((1_000_000_000, "B"), (1_000_000, "M"))
+        rounded = (f"{parameters / size:.3g}{unit}" for size, unit in sizes if parameters >= size)
+        parameters = next(rounded, str(parameters))
     counted = [
         f"{len(ids)} {kind if len(ids) > 1 else kind[:-1]}"
         for kind, ids in record["in_use_by"].items()
@@ -308,10 +303,3 @@ def _row(record: Mapping[str, Any]) -> Row:
         "in_use_by": ", ".join(counted) or "nobody",
         "source": origin["source"],
     }
-
-
-def _short(number: int) -> str:
-    for size, unit in ((1_000_000_000, "B"), (1_000_000, "M")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)

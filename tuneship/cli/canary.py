@@ -1,8 +1,7 @@
 """`tuneship canary status`: the split of canary endpoints, with the health and the last hour of each deployment."""
 
-from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +22,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def canary() -> None:
-    """Beside the declared verbs of canary endpoints."""
+    """Hold the verbs of canary endpoints that are not made from a declared operation."""
 
 
 @app.command()
@@ -54,18 +53,37 @@ def status(
                 write(f"{chr(10) if number else ''}{_headline(report)}")
                 show_rows(report["deployments"], COLUMNS)
         else:
-            show_rows(_members(reports), ("endpoint", "lease_ends_at", *COLUMNS))
-
-
-def _members(reports: Iterable[Row]) -> Iterator[Row]:
-    """A row for each deployment of each endpoint."""
-    for report in reports:
-        for member in report["deployments"]:
-            yield {"endpoint": report["id"], "lease_ends_at": report["lease_ends_at"], **member}
+            rows = (
+                {"endpoint": report["id"], "lease_ends_at": report["lease_ends_at"], **member}
+                for report in reports
+                for member in report["deployments"]
+            )
+            show_rows(rows, ("endpoint", "lease_ends_at", *COLUMNS))
 
 
 def report_on(client: "Client", endpoint: "CanaryEndpoint") -> Row:
     """An endpoint with what is known of its deployments."""
+    from tuneship.contract.errors import ResourceNotFound  # noqa: PLC0415 - starts slowly
+
+    members: list[Row] = []
+    for member in endpoint.deployments:
+        shown: Row = {"share": member.traffic_percentage, "deployment": member.id}
+        try:
+            deployment = client.deployments.get(member.id)
+            metrics = client.deployments.metrics(member.id, endpoint_id=endpoint.id, interval="1h")
+        except ResourceNotFound:  # a day after it was deleted
+            members.append({**shown, "status": "deleted"})
+            continue
+        errors, latency = metrics.summary.error_rate, metrics.summary.latency
+        shown |= {
+            "name": deployment.deployment_name,
+            "status": deployment.status,
+            "health": deployment.health,
+            "requests": None if errors is None else errors.request_count,
+            "errors": None if errors is None else errors.error_count,
+            "p95_ms": None if latency is None else latency.p95,
+        }
+        members.append(shown)
     lease = endpoint.lease
     return {
         "id": endpoint.id,
@@ -73,30 +91,7 @@ def report_on(client: "Client", endpoint: "CanaryEndpoint") -> Row:
         "status": endpoint.status,
         "updated_at": render_time(endpoint.updated_at),
         "lease_ends_at": None if lease is None else render_time(lease.expires_at),
-        "deployments": [
-            {"share": member.traffic_percentage, **_member(client, member.id, endpoint.id)}
-            for member in endpoint.deployments
-        ],
-    }
-
-
-def _member(client: "Client", deployment_id: str, endpoint_id: str) -> dict[str, Any]:
-    from tuneship.contract.errors import ResourceNotFound  # noqa: PLC0415 - starts slowly
-
-    try:
-        deployment = client.deployments.get(deployment_id)
-        metrics = client.deployments.metrics(deployment_id, endpoint_id=endpoint_id, interval="1h")
-    except ResourceNotFound:  # a day after it was deleted
-        return {"deployment": deployment_id, "status": "deleted"}
-    errors, latency = metrics.summary.error_rate, metrics.summary.latency
-    return {
-        "deployment": deployment_id,
-        "name": deployment.deployment_name,
-        "status": deployment.status,
-        "health": deployment.health,
-        "requests": None if errors is None else errors.request_count,
-        "errors": None if errors is None else errors.error_count,
-        "p95_ms": None if latency is None else latency.p95,
+        "deployments": members,
     }
 
 

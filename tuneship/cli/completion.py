@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 from tuneship.cli.connection import for_completion
-from tuneship.cli.declared import DeclaredVerb, list_of
+from tuneship.cli.declared import list_of
 from tuneship.cli.fields import without_null
 from tuneship.cli.output import entries_field, one_line
 
@@ -30,23 +30,19 @@ def completing(hint: Any) -> Callable[[str], Words]:
             verb = list_of(without_null(hint))
             if verb is None:
                 return []
-            found = _ids_in(verb, incomplete)
+            place = entries_field(verb.operation.hints["return"])
+            if place is None:
+                return []
+            with for_completion() as client:
+                page = client.call(verb.operation, limit=100)
+            found = [
+                (entry.id, ", ".join(one_line(getattr(entry, name)) for name in TELLING if hasattr(entry, name)))
+                for entry in getattr(page, place[0])
+                if entry.id.startswith(incomplete)
+            ]  # fmt: skip
         return found
 
     return complete
-
-
-def _ids_in(verb: DeclaredVerb, incomplete: str) -> Words:
-    place = entries_field(verb.operation.hints["return"])
-    if place is None:
-        return []
-    with for_completion() as client:
-        page = client.call(verb.operation, limit=100)
-    return [
-        (entry.id, ", ".join(one_line(getattr(entry, name)) for name in TELLING if hasattr(entry, name)))
-        for entry in getattr(page, place[0])
-        if entry.id.startswith(incomplete)
-    ]  # fmt: skip
 
 
 @contextmanager

@@ -76,21 +76,20 @@ def chosen_service() -> ChosenService:
         if not is_header(settings.client_id + settings.api_key.get_secret_value()):
             raise NoService("TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID must be printable ASCII")
         return ChosenService(settings, "the environment")
-    if login_file().is_file():
-        return ChosenService(_logged_in(login_file()), "tuneship login")
+    file = login_file()
+    if file.is_file():
+        from tuneship.settings import ClientSettings  # noqa: PLC0415 - starts slowly
+
+        if file.stat().st_mode & 0o077:
+            raise NoService(
+                f"{file} holds a key and is open to other users: run `chmod 600 {file}`"
+            )
+        fields = {name: value for name, value in _fields_in(file).items() if value}
+        try:
+            return ChosenService(ClientSettings(**fields), "tuneship login")
+        except ValueError:
+            raise NoService(f"{file} is damaged: run `tuneship login` again") from None
     return ChosenService(_on_this_machine(data_dir), f"the service of {data_dir}")
-
-
-def _logged_in(file: Path) -> "ClientSettings":
-    from tuneship.settings import ClientSettings  # noqa: PLC0415 - starts slowly
-
-    if file.stat().st_mode & 0o077:
-        raise NoService(f"{file} holds a key and is open to other users: run `chmod 600 {file}`")
-    fields = _fields_in(file)
-    try:
-        return ClientSettings(**{name: value for name, value in fields.items() if value})
-    except ValueError:
-        raise NoService(f"{file} is damaged: run `tuneship login` again") from None
 
 
 def _fields_in(file: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def jobs() -> None:
-    """Beside the declared verbs of jobs."""
+    """Hold the verbs of jobs that are not made from a declared operation."""
 
 
 @app.command()

@@ -57,7 +57,8 @@ def _api() -> Builders:
 
 def _machine() -> Builders:
     groups = {
-        group: lambda group=group: _in_panel(_own_group(group), MACHINE) for group in OWN_GROUPS
+        group: lambda group=group: _in_panel(group_of(import_module(_module(group)).app), MACHINE)
+        for group in OWN_GROUPS
     }
     alone = {
         name: lambda name=name, module=module: _in_panel(
@@ -81,10 +82,6 @@ def _talk(name: str) -> Any:
     from tuneship.cli import talk  # noqa: PLC0415 - starts slowly
 
     return {"generate": talk.generate_command, "chat": talk.chat_command}[name]()
-
-
-def _own_group(name: str) -> Any:
-    return group_of(import_module(_module(name)).app)
 
 
 def _resource(group: str) -> Any:

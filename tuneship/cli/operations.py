@@ -72,28 +72,28 @@ def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
     with reported():
         options = request_options(given)
         arguments = arguments_of(verb.operation, given)
+        operation, as_json = verb.operation, bool(given["as_json"])
+        body = arguments.get(operation.body_parameter[0]) if operation.body_parameter else None
         with connected(**options) as client:
-            _call(client, verb, arguments, given)
-
-
-def _call(
-    client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], given: Mapping[str, Any]
-) -> None:
-    operation, as_json = verb.operation, bool(given["as_json"])
-    body = arguments.get(operation.body_parameter[0]) if operation.body_parameter else None
-    if given.get("follow"):
-        _follow(client, verb, arguments, as_json)
-    elif getattr(body, "stream", False):
-        with closing(client.stream(operation, **arguments)) as pieces:
-            show_generation(pieces, as_json)
-    elif given.get("every_page") and verb.paged:
-        _show_every_page(client, verb, arguments, as_json)
-    elif operation.is_download:
-        _download(client, verb, arguments, given["target"], as_json)
-    elif operation.file_parameter:
-        show_reply(verb, _upload(client, verb, arguments, given), as_json)
-    else:
-        show_reply(verb, client.call(operation, **arguments), as_json)
+            if given.get("follow"):
+                if "limit" in arguments:
+                    raise BadField("--limit: does not bound a stream, leave it out with --follow")
+                # A wrong address or id is told at once; only a connection that worked is waited for.
+                client.call(operation, **arguments, limit=1)
+                patient = client.with_options(tries=FOLLOWING_TRIES)
+                with closing(patient.follow_job(**arguments)) as entries:
+                    show_entries(entries, as_json)
+            elif getattr(body, "stream", False):
+                with closing(client.stream(operation, **arguments)) as pieces:
+                    show_generation(pieces, as_json)
+            elif given.get("every_page") and verb.paged:
+                _show_every_page(client, verb, arguments, as_json)
+            elif operation.is_download:
+                _download(client, verb, arguments, given["target"], as_json)
+            elif operation.file_parameter:
+                show_reply(verb, _upload(client, verb, arguments, given), as_json)
+            else:
+                show_reply(verb, client.call(operation, **arguments), as_json)
 
 
 def _upload(
@@ -124,16 +124,6 @@ def _download(
         show_json({"folder": str(folder), "files": files})
     else:
         write(f"{len(files)} files in {folder}")
-
-
-def _follow(client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], as_json: bool) -> None:
-    if "limit" in arguments:
-        raise BadField("--limit: does not bound a stream, leave it out with --follow")
-    # A wrong address or id is told at once; only a connection that worked is waited for.
-    client.call(verb.operation, **arguments, limit=1)
-    patient = client.with_options(tries=FOLLOWING_TRIES)
-    with closing(patient.follow_job(**arguments)) as entries:
-        show_entries(entries, as_json)
 
 
 def show_reply(verb: DeclaredVerb, reply: Any, as_json: bool) -> None:

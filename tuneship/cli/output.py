@@ -102,19 +102,16 @@ def for_people(value: Any) -> str:
 
 def show_rows(rows: Iterable[Row], columns: Sequence[str]) -> None:
     """A table; in a pipe a line of names, and then each row as soon as it comes."""
-    if is_terminal():
-        _show_table([[for_people(row.get(name)) for name in columns] for row in rows], columns)
+    if not is_terminal():
+        write("\t".join(columns))
+        for row in rows:
+            write("\t".join(one_line(row.get(name)) for name in columns))
         return
-    write("\t".join(columns))
-    for row in rows:
-        write("\t".join(one_line(row.get(name)) for name in columns))
-
-
-def _show_table(cells: list[list[str]], columns: Sequence[str]) -> None:
     from rich.console import Console  # noqa: PLC0415 - starts slowly
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    cells = [[for_people(row.get(name)) for name in columns] for row in rows]
     if not cells:
         note("none")
         return
@@ -127,8 +124,8 @@ def _show_table(cells: list[list[str]], columns: Sequence[str]) -> None:
             columns[number], no_wrap=True, overflow="fold" if whole else "ellipsis",
             min_width=_width(cells, columns, number) if whole else None,
         )  # fmt: skip
-    for row in cells:
-        table.add_row(*(Text(row[number]) for number in shown))
+    for texts in cells:
+        table.add_row(*(Text(texts[number]) for number in shown))
     console.print(table)
     if left_out:
         note(f"not shown: {', '.join(left_out)} (--json has everything)")
@@ -163,11 +160,18 @@ def show_fields(value: Row) -> None:
     """One resource: a line for each field, nested ones as `a.b`; arrays of equal length become tables."""
     flat = dict(_flattened(value))
     arrays = _arrays(flat)
-    in_arrays = {name for group in arrays.values() for name in group}
+    left_out = {name for group in arrays.values() for name in group}
+    if is_terminal():
+        # Of a value that is a table in itself, people see only the summary.
+        left_out |= {
+            name
+            for name, content in flat.items()
+            if isinstance(content, list) and any(isinstance(one, list) for one in content)
+        }
     lines = {
         name: for_people(content) if is_terminal() else one_line(content)
         for name, content in flat.items()
-        if name not in in_arrays and not (is_terminal() and _is_nested(content))
+        if name not in left_out
     }
     lines = {name: text for name, text in lines.items() if text}
     width = max(map(len, lines), default=0)
@@ -176,21 +180,12 @@ def show_fields(value: Row) -> None:
     for parent, group in arrays.items():
         if lines or len(arrays) > 1:
             write(f"\n{parent}" if parent else "")
-        _show_arrays(parent, group)
-
-
-def _show_arrays(parent: str, group: dict[str, list[Any]]) -> None:
-    names = [name.removeprefix(f"{parent}.") for name in group]
-    rows = [dict(zip(names, row, strict=True)) for row in zip(*group.values(), strict=True)]
-    if is_terminal() and len(rows) > LAST_ROWS:
-        note(f"the last {LAST_ROWS} of {len(rows)} (--json and a pipe have all)")
-        rows = rows[-LAST_ROWS:]
-    show_rows(rows, names)
-
-
-def _is_nested(content: Any) -> bool:
-    """Whether a value is a table in itself, of which people see only the summary."""
-    return isinstance(content, list) and any(isinstance(one, list) for one in content)
+        names = [name.removeprefix(f"{parent}.") for name in group]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*group.values(), strict=True)]
+        if is_terminal() and len(rows) > LAST_ROWS:
+            note(f"the last {LAST_ROWS} of {len(rows)} (--json and a pipe have all)")
+            rows = rows[-LAST_ROWS:]
+        show_rows(rows, names)
 
 
 def _flattened(value: Row, prefix: str = "") -> Iterable[tuple[str, Any]]:

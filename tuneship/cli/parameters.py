@@ -248,8 +248,21 @@ def body_of(
 
     `begun`: fields that the command sets itself.
     """
+    content = dict(begun or {})
     source = given.get("params")
-    content = dict(begun or {}) | ({} if source is None else _read_params(source))
+    if source is not None:
+        from tuneship.parameter_files import UnreadableParameters, mapping_in  # noqa: PLC0415 - starts slowly
+
+        name = "standard input" if source == "-" else source
+        try:
+            text = sys.stdin.read() if source == "-" else Path(source).read_text("utf-8")
+            content |= mapping_in(text)
+        except OSError as error:
+            raise BadField(f"--params: {name} cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise BadField(f"--params: {name} is not valid YAML or JSON") from None
+        except UnreadableParameters as fault:
+            raise BadField(f"--params: {name}: {fault}") from None
     for assignment in given.get("set_fields") or ():
         set_field(content, model, assignment)
     for name, value in given_fields(model, given).items():
@@ -268,20 +281,6 @@ def _checked(validate: Callable[[], Any], content: Mapping[str, Any]) -> Any:
         return validate()
     except ValidationError as error:
         raise BadField("; ".join(problems_of(error, content))) from None
-
-
-def _read_params(source: str) -> dict[str, Any]:
-    from tuneship.parameter_files import UnreadableParameters, mapping_in  # noqa: PLC0415
-
-    name = "standard input" if source == "-" else source
-    try:
-        return mapping_in(sys.stdin.read() if source == "-" else Path(source).read_text("utf-8"))
-    except OSError as error:
-        raise BadField(f"--params: {name} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise BadField(f"--params: {name} is not valid YAML or JSON") from None
-    except UnreadableParameters as fault:
-        raise BadField(f"--params: {name}: {fault}") from None
 
 
 def arguments_of(operation: Operation[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Streams on a terminal: the log and the steps of a job, the text of a generation."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from tuneship.cli.output import is_terminal, note, one_line, readable, show_json, write
 from tuneship.contract.common import render_time_ms
 from tuneship.contract.generation import GeneratedText, Generation
 from tuneship.contract.job_reports import JobLogEntry, JobStep
+from tuneship.contract.tools import WrittenCall
 
 
 def show_entries(entries: Iterable[JobLogEntry | JobStep], as_json: bool) -> None:
@@ -33,7 +33,7 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
     whole, last = "", None
     for piece in pieces:
         if as_json:
-            show_json(_dumped(piece), is_stream=True)
+            show_json(piece.model_dump(mode="json"), is_stream=True)
         if not isinstance(piece, GeneratedText):
             last = piece
         elif not piece.index:  # the other answers follow at the end
@@ -45,7 +45,7 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
         whole = last.completion
         if not as_json:
             write(_shown(whole), end="")
-    if not as_json and not whole.endswith("\n"):
+    if not as_json and not whole.endswith("\n") and (whole or not (last and last.tool_calls)):
         write("")
     if last is not None and not as_json:
         _show_end(last)
@@ -53,16 +53,19 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
 
 
 def _show_end(generation: Generation) -> None:
-    """The other answers, where there are several, and the number of tokens."""
+    """The calls, the other answers where there are several, and the number of tokens."""
+    _show_calls(generation.tool_calls)
     for other in (generation.choices or ())[1:]:
         write("\n" + _shown(other.completion))
+        _show_calls(other.tool_calls)
     note(f"({generation.usage.completion_tokens} tokens, {one_line(generation.finish_reason)})")
+
+
+def _show_calls(calls: Iterable[WrittenCall] | None) -> None:
+    for call in calls or ():
+        write(_shown(f"{call.function.name} {call.function.arguments}"))
 
 
 def _shown(text: str) -> str:
     # A file or another program gets the text as it is.
     return readable(text) if is_terminal() else text
-
-
-def _dumped(piece: Any) -> dict[str, Any]:
-    return piece.model_dump(mode="json")

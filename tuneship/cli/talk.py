@@ -52,18 +52,14 @@ def target_of(client: "Client", name: str) -> Target:
         return Target(_stream_of(client, generate_by_endpoint), name)
     pages = (client.canary_endpoints.list, client.endpoints.list)
     for page in pages:
-        for endpoint in _named(page, name):
+        answer: Any = page(name=name)
+        entries = getattr(answer, "canary_endpoints", None)
+        for endpoint in answer.endpoints if entries is None else entries:
             return Target(_stream_of(client, generate_by_endpoint), endpoint.id)
     for deployment in client.deployments.iterate(limit=100):
         if deployment.deployment_name == name:
             return Target(_stream_of(client, generate), deployment.id)
     raise BadField("TARGET: no endpoint or deployment has this id or name")
-
-
-def _named(page: Callable[..., Any], name: str) -> list[Any]:
-    answer = page(name=name)
-    entries = getattr(answer, "canary_endpoints", None)
-    return list(answer.endpoints if entries is None else entries)
 
 
 def _stream_of(client: "Client", operation: Any) -> Callable[..., Iterator[Any]]:

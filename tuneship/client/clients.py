@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel
@@ -233,21 +233,18 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
             async with asyncio.timeout(None if math.isinf(left := self._seconds_left()) else left):
                 if call.sink is None:
                     return HttpAnswer(await self._http.request(**self._request(call)))
-                return await self._received(call, call.sink)
+                async with self._http.stream(**self._request(call)) as response:
+                    # A refusal is read as usual, and only the body of a good answer goes into the file.
+                    if not response.is_success:
+                        await response.aread()
+                        return HttpAnswer(response)
+                    async for block in response.aiter_bytes():
+                        await asyncio.to_thread(call.sink.write, block)
+                return HttpAnswer(httpx.Response(response.status_code, content=b""))
         except HTTP_FAILURES as failure:
             return HttpAnswer(failure=failure)
         except TimeoutError:
             return HttpAnswer(failure=httpx.ReadTimeout("no answer before the deadline"))
-
-    async def _received(self, call: Call, sink: BinaryIO) -> HttpAnswer:
-        """Write the body of a good answer into a file; the refusal is read as usual."""
-        async with self._http.stream(**self._request(call)) as response:
-            if not response.is_success:
-                await response.aread()
-                return HttpAnswer(response)
-            async for block in response.aiter_bytes():
-                await asyncio.to_thread(sink.write, block)
-        return HttpAnswer(httpx.Response(response.status_code, content=b""))
 
     async def send_folder(
         self, operation: Operation[..., R], form: BaseModel, folder: AnyPath

@@ -52,50 +52,34 @@ class Followed:
 Following = Generator[Open | Read | Pause | Followed, HttpAnswer | Block | None, None]
 
 
-@dataclass
-class _Progress:
-    """How far the stream has been read."""
-
-    after: str | None
-    failures: int = 0
-    has_ended: bool = False
-
-
 def follow_job(job_id: str, after: str | None, tries: int, draw: Callable[[], float]) -> Following:
     """The job's log lines and training steps until the job has ended.
 
     `tries` bounds the consecutive failures, as for any call; bytes from the service reset the count. For `draw` see
     `converse`. Raises the refusal or the last failure.
     """
-    progress = _Progress(after)
+    failures = 0
     while True:
-        answer = yield Open(get_job_logs.bind(job_id, after=progress.after, stream=True))
+        answer = yield Open(get_job_logs.bind(job_id, after=after, stream=True))
         if not isinstance(answer, HttpAnswer):
             raise TypeError("the result of Open is an HttpAnswer")
         failure, pause = judge(get_job_logs, answer)
         if failure is None:
-            yield from _entries(reader_of("get_job_logs", answer.response), progress)
-            if progress.has_ended:
-                return
+            reader = reader_of("get_job_logs", answer.response)
+            while (content := content_of((yield Read()))) is not None:
+                failures = 0
+                for event in reader.feed(content):
+                    after = event.id or after
+                    if event.kind == "done":
+                        return
+                    # Newer services may send other kinds of events; they are skipped.
+                    if event.kind in FRAMES:
+                        yield Followed(read_event("get_job_logs", FRAMES, event))
             failure, pause = ServiceUnreachable("get_job_logs: the stream broke off"), 0.0
-        progress.failures += 1
-        if pause is None or progress.failures >= tries:
+        failures += 1
+        if pause is None or failures >= tries:
             raise failure
-        yield Pause(backoff(pause, progress.failures, draw))
-
-
-def _entries(reader: EventReader, progress: _Progress) -> Following:
-    """Yield the entries of one answer, until the job's end or the answer's."""
-    while (content := content_of((yield Read()))) is not None:
-        progress.failures = 0
-        for event in reader.feed(content):
-            progress.after = event.id or progress.after
-            if event.kind == "done":
-                progress.has_ended = True
-                return
-            # Newer services may send other kinds of events; they are skipped.
-            if event.kind in FRAMES:
-                yield Followed(read_event("get_job_logs", FRAMES, event))
+        yield Pause(backoff(pause, failures, draw))
 
 
 def media_of(response: httpx.Response | None) -> str:

@@ -51,10 +51,17 @@ def stream_generation(
             raise TypeError("the result of Open is an HttpAnswer")
         failure, pause = judge(operation, answer)
         if failure is None:
-            if media_of(answer.response) == "application/json":
-                yield from _whole_reply(name)
-            else:
+            if media_of(answer.response) != "application/json":
                 yield from _pieces(name, reader_of(name, answer.response))
+                return
+            # A server that does not stream sends the whole reply.
+            content = b""
+            while (block := content_of((yield Read()))) is not None:
+                content += block
+            try:
+                yield Followed(Generation.model_validate_json(content))
+            except ValidationError:
+                raise BadResponse(f"{name}: the answer is not readable") from None
             return
         if pause is None or attempt == tries:
             raise failure
@@ -74,13 +81,3 @@ def _pieces(name: str, reader: EventReader) -> Following:
             if event.kind == "done":
                 return
     raise ServiceUnreachable(f"{name}: the stream broke off")
-
-
-def _whole_reply(name: str) -> Following:
-    content = b""
-    while (block := content_of((yield Read()))) is not None:
-        content += block
-    try:
-        yield Followed(Generation.model_validate_json(content))
-    except ValidationError:
-        raise BadResponse(f"{name}: the answer is not readable") from None

@@ -52,12 +52,20 @@ def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
     if hasattr(given, "read"):
         return _from_json_lines(given, "the file", columns)
     if hasattr(given, "itertuples"):
-        return _from_frame(given, columns)
+        chosen = _chosen("the frame", list(given.columns), columns)
+        # Column by column, as choosing several at once would copy them.
+        cells = [given[column] for column in chosen.values()]
+        return _from_columns("the frame", chosen, [cells])
     if isinstance(given, Mapping):
         message = "a mapping is not rows; of a DatasetDict choose one split, as in data['train']"
         raise SourceError(message)
     if getattr(given, "column_names", None) is not None:
-        return _from_dataset(given, columns)
+        chosen = _chosen("the dataset", list(given.column_names), columns)
+        # Neither arrays of another library nor, for columns that nobody asked for, decoded pictures.
+        plain = given.with_format(None).select_columns([*set(chosen.values())])
+        batches = plain.iter(batch_size=ROWS_AT_A_TIME)
+        cells = ([batch[column] for column in chosen.values()] for batch in batches)
+        return _from_columns("the dataset", chosen, cells)
     if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
         return _from_mappings(cast("Iterable[object]", given), columns)
     kinds = "a path, an open file, a frame, a dataset or an iterable of mappings"
@@ -76,7 +84,9 @@ def parse_columns(text: str) -> dict[str, str]:
         if not (field and equals and column):
             raise SourceError(f"columns: part {number} must be of the form field=column")
         if field in columns:
-            raise SourceError(f"columns: part {number} gives {_shown(field)} a second time")
+            # A field that does not exist may be a word of the user's.
+            shown = field if field in FIELDS else "a field"
+            raise SourceError(f"columns: part {number} gives {shown} a second time")
         columns[field] = column
     _check_fields(columns)
     return columns
@@ -85,10 +95,6 @@ def parse_columns(text: str) -> dict[str, str]:
 def is_json_lines(path: str | os.PathLike[str]) -> bool:
     """Whether a file counts as JSON Lines, as its name does not say that it is something else."""
     return Path(path).suffix.lower() not in READERS
-
-
-def _shown(field: str) -> str:
-    return field if field in FIELDS else "a field"
 
 
 def _check_fields(columns: Columns | None) -> None:
@@ -189,7 +195,11 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
         for cells in reader:
             where, start = f"{name}, line {start}", reader.line_num + 1
             if places is None:
-                places, width = _header(where, cells, columns), len(cells)
+                if len(cells) == 1 and any(mark in cells[0] for mark in ";\t|"):
+                    raise SourceError(f"{where}: cells must be separated by commas")
+                found, width = [cell.strip() for cell in cells], len(cells)
+                chosen = _chosen(f"{where} (the names of the columns)", found, columns)
+                places = {field: found.index(column) for field, column in chosen.items()}
             elif cells and len(cells) != width:
                 raise SourceError(f"{where}: has {len(cells)} cells, and the first line {width}")
             elif cells:  # a blank line is no row
@@ -198,15 +208,6 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
         raise SourceError(f"{name}, line {start}: {_csv_fault(str(error))}") from None
     if places is None:
         raise SourceError(f"{name}: is empty; its first line must name the columns")
-
-
-def _header(where: str, cells: Sequence[str], columns: Columns | None) -> dict[str, int]:
-    """The place of each field by the first line of a CSV file."""
-    if len(cells) == 1 and any(mark in cells[0] for mark in ";\t|"):
-        raise SourceError(f"{where}: cells must be separated by commas")
-    found = [cell.strip() for cell in cells]
-    chosen = _chosen(f"{where} (the names of the columns)", found, columns)
-    return {field: found.index(column) for field, column in chosen.items()}
 
 
 def _csv_fault(message: str) -> str:
@@ -248,22 +249,6 @@ def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterato
         raise SourceError(f"{name}: cannot be read as Parquet") from None
 
 
-def _from_frame(frame: Any, columns: Columns | None) -> Iterator[Record]:
-    chosen = _chosen("the frame", list(frame.columns), columns)
-    # Column by column, as choosing several at once would copy them.
-    cells = [frame[column] for column in chosen.values()]
-    return _from_columns("the frame", chosen, [cells])
-
-
-def _from_dataset(dataset: Any, columns: Columns | None) -> Iterator[Record]:
-    chosen = _chosen("the dataset", list(dataset.column_names), columns)
-    # Neither arrays of another library nor, for columns that nobody asked for, decoded pictures.
-    plain = dataset.with_format(None).select_columns([*set(chosen.values())])
-    batches = plain.iter(batch_size=ROWS_AT_A_TIME)
-    cells = ([batch[column] for column in chosen.values()] for batch in batches)
-    return _from_columns("the dataset", chosen, cells)
-
-
 def _from_columns(
     name: str, fields: Iterable[str], batches: Iterable[Sequence[Iterable[object]]]
 ) -> Iterator[Record]:
@@ -276,7 +261,10 @@ def _from_columns(
 def _chosen(name: str, found: Sequence[object], columns: Columns | None) -> Columns:
     """The column of each field in a table. Raises `SourceError` for one that is missing, ambiguous or extra."""
     if columns is None:
-        _check_enough(name, found)
+        missing = [field for field, names in ALIASES.items() if not {*names}.intersection(found)]
+        if missing and "messages" not in found and "conversations" not in found:
+            message = f"there is no column {' and no column '.join(missing)}"
+            raise SourceError(f"{name}: {message}; say with columns which ones to take")
         _check_extra(name, found)
         chosen: Columns = {field: field for field in FIELDS if field in found}
     else:
@@ -288,15 +276,6 @@ def _chosen(name: str, found: Sequence[object], columns: Columns | None) -> Colu
         if found.count(column) > 1:
             raise SourceError(f"{name}: there are several columns {column}")
     return chosen
-
-
-def _check_enough(name: str, found: Sequence[object]) -> None:
-    if "messages" in found or "conversations" in found:
-        return
-    missing = [field for field, names in ALIASES.items() if not {*names}.intersection(found)]
-    if missing:
-        message = f"there is no column {' and no column '.join(missing)}"
-        raise SourceError(f"{name}: {message}; say with columns which ones to take")
 
 
 def _check_extra(name: str, found: Sequence[object]) -> None:

@@ -64,7 +64,14 @@ def upload_file(
     bytes: it is gone with the process, however that ends.
     """
     with ExitStack() as stack:
-        file = _own_file(source, stack) if columns is None else None
+        file: BinaryIO | None = None
+        given: Any = source
+        # With other columns JSON Lines are written anew, like anything else.
+        if columns is None and isinstance(given, str | os.PathLike):
+            path = Path(cast("str", given))
+            file = stack.enter_context(opened(path)) if is_json_lines(path) else None
+        elif columns is None and hasattr(given, "read") and not hasattr(given, "encoding"):
+            file = given
         if file is not None and file.seekable():
             yield file, _nothing
             return
@@ -76,15 +83,6 @@ def upload_file(
         # What comes through a pipe cannot be read a second time.
         rows = _json_lines(source, columns) if file is None else iter(lambda: file.read(BLOCK), b"")
         yield spool, partial(_fill, rows, spool)
-
-
-def _own_file(source: Source, stack: ExitStack) -> BinaryIO | None:
-    """The file that a source is or names, if it holds JSON Lines."""
-    given: Any = source
-    if isinstance(given, str | os.PathLike):
-        path = Path(cast("str", given))
-        return stack.enter_context(opened(path)) if is_json_lines(path) else None
-    return given if hasattr(given, "read") and not hasattr(given, "encoding") else None
 
 
 def _nothing() -> None:

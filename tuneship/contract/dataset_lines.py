@@ -4,11 +4,21 @@ A line is a JSON object of format `instruction` or `conversation` (api docs: `do
 field and a code, never the text: it may be a patient's.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 from tuneship.contract import strict_json
+from tuneship.contract.tool_lines import (
+    ExampleProblem,
+    call_id,
+    calls_of,
+    check_calls,
+    tools_of,
+    uses_tools,
+)
+
+__all__ = ["ExampleProblem", "tools_of", "uses_tools"]
 
 DatasetFormat = Literal["instruction", "conversation"]
 ROLES = ("system", "user", "assistant", "tool")
@@ -26,24 +36,22 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 
 
-class _Weighted(TypedDict, total=False):
+class _MoreOfATurn(TypedDict, total=False):
     weight: int
+    tool_calls: list[dict[str, Any]]
+    tool_call_id: str
+    name: str
 
 
-class Message(_Weighted):
-    """One turn; `weight` 0 leaves an assistant turn out of the loss."""
+class Message(_MoreOfATurn):
+    """One turn; `weight` 0 leaves an assistant turn out of the loss.
+
+    `tool_calls` are an assistant's, as OpenAI has them, but with arguments as objects; `tool_call_id` and `name` belong
+    to a function's result.
+    """
 
     role: str
     content: str
-
-
-@dataclass(frozen=True)
-class ExampleProblem(Exception):
-    """A line is refused: a code of the report, the field, and a message without content."""
-
-    code: str
-    field: str | None
-    message: str
 
 
 def parse_line(line: bytes, dataset_format: DatasetFormat) -> list[Message]:
@@ -65,7 +73,7 @@ def decode_line(line: bytes) -> Mapping[str, Any]:
 
 
 def parse_example(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[Message]:
-    """Normalise one decoded line into messages. Raises `ExampleProblem`."""
+    """Normalise one decoded line into messages; `tools_of` has its functions. Raises `ExampleProblem`."""
     if dataset_format == "conversation":
         return _conversation(line)
     if "messages" in line or "conversations" in line:
@@ -132,13 +140,13 @@ def _conversation(line: Mapping[str, Any]) -> list[Message]:
         raise ExampleProblem("missing_field", "messages", "is required")
     if not isinstance(turns, list) or not turns:
         raise ExampleProblem("wrong_type", field, "must be a non-empty list")
-    if not isinstance(line.get("tools"), list | None):
-        raise ExampleProblem("wrong_type", "tools", "must be a list")
+    tools = tools_of(line)
     messages = [
         _message(turn, f"{field}[{index}]", role_key, text_key)
         for index, turn in enumerate(cast("list[object]", turns))
     ]
     _check_turns(messages, field)
+    check_calls(messages, tools, field)
     return messages
 
 
@@ -146,19 +154,23 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
     if not isinstance(turn, dict):
         raise ExampleProblem("wrong_type", field, "must be an object")
     fields = cast("dict[str, Any]", turn)
-    for key in (role_key, text_key):
-        if key not in fields:
-            raise ExampleProblem("missing_field", f"{field}.{key}", "is required")
+    if role_key not in fields:
+        raise ExampleProblem("missing_field", f"{field}.{role_key}", "is required")
     role: object = fields[role_key]
     # ShareGPT's own words, beside which many files use the usual ones.
     if role_key == "from" and isinstance(role, str):
         role = SHAREGPT_ROLES.get(role, role)
     if role not in ROLES:
         raise ExampleProblem("invalid_role", f"{field}.{role_key}", f"must be one of {ROLES}")
+    calls = calls_of(fields, field) if role == "assistant" else []
     message: Message = {
         "role": cast("str", role),
-        "content": _text(fields[text_key], f"{field}.{text_key}"),
+        "content": _content(fields, f"{field}.{text_key}", text_key, may_be_empty=bool(calls)),
     }
+    if calls:
+        message["tool_calls"] = calls
+    if role == "tool":
+        message |= _result(fields, field)
     weight = fields.get("weight")
     if weight is not None:
         # `isinstance` would take a flag for a number.
@@ -166,6 +178,38 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
             raise ExampleProblem("wrong_type", f"{field}.weight", "must be 0 or 1")
         message["weight"] = weight
     return message
+
+
+def _content(fields: Mapping[str, Any], field: str, key: str, *, may_be_empty: bool) -> str:
+    """The text of a turn. Beside calls there may be none, and a function's result may be empty."""
+    if may_be_empty and fields.get(key) is None:
+        return ""
+    if key not in fields:
+        raise ExampleProblem("missing_field", field, "is required")
+    if fields[key] == "" and (may_be_empty or fields.get("role") == "tool"):
+        return ""
+    return _text(fields[key], field)
+
+
+def _result(fields: Mapping[str, Any], field: str) -> Message:
+    """The fields of a function's result beside its text."""
+    more: dict[str, Any] = {}
+    identifier = call_id(fields.get("tool_call_id"), f"{field}.tool_call_id")
+    if identifier is not None:
+        more["tool_call_id"] = identifier
+    name = fields.get("name")
+    if isinstance(name, str):
+        more["name"] = name  # some templates write it
+    return cast("Message", more)
+
+
+def text_of(message: Message) -> str:
+    """The text of a turn with its calls as JSON, for counting and searching."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message["content"]
+    called = (json.dumps(call["function"], ensure_ascii=False) for call in calls)
+    return "\n".join([message["content"], *called])
 
 
 def _check_turns(messages: list[Message], field: str) -> None:

@@ -13,6 +13,19 @@ from tuneship.contract.examples import CANDIDATE, SUFFIX
 from tuneship.contract.operation import Example, operation
 from tuneship.contract.schema_keywords import SchemaRefused
 from tuneship.contract.token_inputs import TokenId
+from tuneship.contract.tools import (
+    MAXIMUM_CALLS,
+    MAXIMUM_FUNCTIONS,
+    CallId,
+    FunctionName,
+    FunctionTool,
+    TurnCall,
+    WrittenCall,
+    arguments_of,
+    check_functions,
+    check_turn,
+    fault_of_calls,
+)
 
 # Bounds the work of a template before the tokens can be counted.
 MAXIMUM_TURNS = 1000
@@ -25,7 +38,53 @@ class Turn(CreateRequest):
     """One turn of a conversation, as in a `conversation` dataset."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: Annotated[str, Field(min_length=1)]
+    content: Annotated[
+        str | None,
+        Field(
+            description="May be empty or absent beside `tool_calls`, and empty in a tool's turn."
+        ),
+    ] = None
+    tool_calls: Annotated[
+        list[TurnCall] | None,
+        Field(
+            min_length=1,
+            max_length=MAXIMUM_CALLS,
+            description="Additive. Calls that an assistant's turn has made.",
+        ),
+    ] = None
+    tool_call_id: Annotated[
+        CallId | None, Field(description="Additive. The call whose result a tool's turn is.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _content_of_its_role(self) -> Self:
+        check_turn(self.role, self.content, self.tool_calls, self.tool_call_id)
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content; empty where there is none."""
+        return self.content or ""
+
+    @property
+    def for_the_template(self) -> dict[str, Any]:
+        """The turn as templates write it: the arguments of calls are objects."""
+        turn: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls is not None:
+            turn["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": call.type,
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": arguments_of(call.function.arguments),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
 
 
 def _answerable(turns: list[Turn] | None) -> list[Turn] | None:
@@ -39,7 +98,29 @@ def _answerable(turns: list[Turn] | None) -> list[Turn] | None:
         raise ValueError("must hold a user turn")
     if roles[-1] not in ("user", "tool"):
         raise ValueError("must end with a user or tool turn")
+    fault = fault_of_calls([turn.model_dump() for turn in turns])
+    if fault is not None:
+        place = {"below": f"[{fault.turn}]{fault.field}"}
+        raise PydanticCustomError("value_error", cast("LiteralString", fault.message), place)
     return turns
+
+
+def _functions(tools: list[FunctionTool] | None) -> list[FunctionTool] | None:
+    if tools:
+        functions = [tool.function for tool in tools]
+        check_functions(
+            [function.name for function in functions],
+            [function.parameters for function in functions],
+        )
+    return tools
+
+
+Tools = Annotated[
+    list[FunctionTool] | None,
+    Field(max_length=MAXIMUM_FUNCTIONS),
+    AfterValidator(_functions),
+]
+ToolMode = Literal["auto", "none", "required"]
 
 
 def _followed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +248,40 @@ class Generate(CreateRequest):
         ResponseFormat | None,
         Field(description="Additive. The form of the answer; without it, any text."),
     ] = None
+    tools: Annotated[
+        Tools,
+        Field(
+            description="Additive. Functions that the model may call. An answer is text, or ends with calls; their "
+            "arguments fit the functions' schemas."
+        ),
+    ] = None
+    tool_choice: Annotated[
+        ToolMode | None,
+        Field(
+            description="Additive. `auto`: the model decides; `required`: it calls at least one function; `none`: it "
+            "does not see the functions. Without it `auto`."
+        ),
+    ] = None
+    allowed_tools: Annotated[
+        list[FunctionName] | None,
+        Field(
+            min_length=1,
+            max_length=MAXIMUM_FUNCTIONS,
+            description="Additive. Names of the `tools` that may be called; without it, all may be.",
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool, Field(description="Additive. Whether an answer may have several calls.")
+    ] = True
+
+    @property
+    def callable_tools(self) -> list[FunctionTool]:
+        """The functions that an answer may call."""
+        if self.tool_choice == "none":
+            return []
+        allowed = self.allowed_tools
+        tools = self.tools or []
+        return [tool for tool in tools if allowed is None or tool.function.name in allowed]
 
     @model_validator(mode="before")
     @classmethod
@@ -194,6 +309,20 @@ class Generate(CreateRequest):
             refuse("prompt_logprobs", "needs logprobs")
         if self.max_tokens == 0 and not self.prompt_logprobs:
             refuse("max_tokens", "may be 0 only with prompt_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _functions_fit(self) -> Self:
+        if self.tools and (self.raw or self.prompt_token_ids is not None):
+            text = "needs messages or a prompt that is rendered"
+            raise PydanticCustomError("conflict", text, {"param": "tools"})
+        if not self.tools and self.tool_choice == "required":
+            raise PydanticCustomError("conflict", "needs tools", {"param": "tool_choice"})
+        names = {tool.function.name for tool in self.tools or ()}
+        for number, name in enumerate(self.allowed_tools or ()):
+            if name not in names:
+                place = {"param": f"allowed_tools[{number}]"}
+                raise PydanticCustomError("value_error", "is no function of tools", place)
         return self
 
 
@@ -230,10 +359,17 @@ Logprobs = Annotated[
 ]
 
 
+ToolCalls = Annotated[
+    list[WrittenCall] | None,
+    Field(exclude_if=absent, description="The calls that the answer ends with, if there are any."),
+]
+
+
 class GeneratedChoice(Reply):
     """One of several answers."""
 
     completion: str
+    tool_calls: ToolCalls = None
     finish_reason: str
     logprobs: Logprobs = None
 
@@ -241,7 +377,8 @@ class GeneratedChoice(Reply):
 class Generation(Reply):
     """A completion and the deployment that served it. `prompt` is as it was sent, absent for any other.
 
-    With `n` above 1, `choices` has all answers, and `completion`, `finish_reason` and `logprobs` are the first one's.
+    With `n` above 1, `choices` has all answers, and `completion`, `tool_calls`, `finish_reason` and `logprobs` are the
+    first one's. With calls, `completion` is the text before them, and `finish_reason` is `tool_calls` or `length`.
     `logprobs` are of the tokens whose text is part of the completion.
     """
 
@@ -249,6 +386,7 @@ class Generation(Reply):
     deployment_id: str
     prompt: Annotated[str | None, Field(exclude_if=absent)] = None
     completion: str
+    tool_calls: ToolCalls = None
     finish_reason: str
     logprobs: Logprobs = None
     prompt_logprobs: Logprobs = None
@@ -260,6 +398,9 @@ class GeneratedText(Reply):
     """A piece of a streamed completion; all pieces together, of one `index`, are the completion."""
 
     text: str
+    tool_calls: Annotated[
+        list[WrittenCall] | None, Field(exclude_if=absent, description="Pieces of calls.")
+    ] = None
     index: Annotated[
         int | None, Field(exclude_if=absent, description="Of the answer, with `n` above 1.")
     ] = None
@@ -302,6 +443,20 @@ EXAMPLE_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 
+EXAMPLE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look_up_code",
+        "description": "Look up a code of ICD-10-CM.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string"}},
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+    },
+}
+
 EXAMPLE = Example(
     {
         "prompt": {"prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0.0, "stop": ["\n"]},
@@ -310,6 +465,11 @@ EXAMPLE = Example(
         "schema": {
             "prompt": EXAMPLE_PROMPT,
             "response_format": {"type": "json_schema", "schema": EXAMPLE_SCHEMA},
+        },
+        "tools": {
+            "messages": [{"role": "user", "content": "Is code H25.9 still valid?"}],
+            "tools": [EXAMPLE_TOOL],
+            "tool_choice": "required",
         },
         "score": {
             "prompt": "Senile cataract is a disease of the eye",

@@ -90,7 +90,7 @@ class ErrorRateSeries(Series):
 
 
 class TokenUsageSeries(Series):
-    """Tokens the model read and wrote; `empty_count` counts 200 answers with a blank completion."""
+    """Tokens the model read and wrote; `empty_count` counts 200 answers with a blank completion and no call."""
 
     total: Counts = None
     input: Counts = None

@@ -214,10 +214,17 @@ class _OperationEntry:
         }
         if operation.body_parameter is not None:
             entry["requestBody"] = self._body(operation.body_parameter[0])
-        entry["responses"] = {str(self._status): self._reply()} | {
-            str(status): _refusal(status, codes, shared_responses)
-            for status, codes in possible_refusals(operation).items()
-        }
+        entry["responses"] = {str(self._status): self._reply()}
+        for status, codes in possible_refusals(operation).items():
+            phrase = PHRASES[status].title().replace(" ", "")
+            # The usual codes of a status have a short name; another set of codes is another response.
+            usual = (ON_ALL | WITH_BODY | {404: "resource_not_found", 422: "validation_error"}).get(
+                status
+            )
+            name = phrase if codes == (usual,) else f"{phrase}_{'_'.join(codes)}"
+            if name not in shared_responses:
+                shared_responses[name] = _refusal_response(status, codes)
+            entry["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
         return entry
 
     def _parameters(self) -> Iterable[Json]:
@@ -292,17 +299,6 @@ class _OperationEntry:
 
 def _header_references(names: Iterable[str]) -> Json:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
-
-
-def _refusal(status: int, codes: tuple[str, ...], shared: dict[str, Json]) -> Json:
-    """A reference to the refusal's entry among the shared responses, made at its first use."""
-    phrase = PHRASES[status].title().replace(" ", "")
-    # The usual codes of a status have a short name; another set of codes is another response.
-    usual = (ON_ALL | WITH_BODY | {404: "resource_not_found", 422: "validation_error"}).get(status)
-    name = phrase if codes == (usual,) else f"{phrase}_{'_'.join(codes)}"
-    if name not in shared:
-        shared[name] = _refusal_response(status, codes)
-    return {"$ref": f"#/components/responses/{name}"}
 
 
 # Examples for codes that stand for several refusals: the first line of the class is too general there.

@@ -31,7 +31,7 @@ LIBRARIES = ("transformers", "torch", "safetensors", "tokenizers")
 
 
 def main(order_file: str, report_file: str) -> int:
-    """Carry out one order; returns the exit code."""
+    """Read the model that the order names and write the report, also of a failure. Returns the exit code."""
     order = ReadingOrder.read(Path(order_file))
     try:
         report = read_both(order)

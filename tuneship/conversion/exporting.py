@@ -56,7 +56,13 @@ def export(order: ExportOrder) -> ExportReport:
     del engine, lora  # the memory of one model at a time
     write = {"peft": _write_peft, "merged": _write_merged, "gguf": _write_gguf}[order.format]
     number_format = write(order)
-    model = _read_back(order)
+    target = Path(order.target)
+    if order.format == "gguf":
+        from tuneship.conversion.gguf_model import read_gguf  # noqa: PLC0415 - needs `gguf`
+
+        model = read_gguf(target, GGUF_FILE)[0].eval()
+    else:
+        model = _with_adapter(base, target) if order.format == "peft" else _float32(target)
     found = [transformers_logits(model, tokens) for tokens in texts]
     return ExportReport(
         difference=distance(found, expected),
@@ -119,19 +125,6 @@ def _write_gguf(order: ExportOrder) -> str:
     template = PromptTemplate.load(Path(order.adapter))
     write_model(_merged(order), Path(order.base), template, Path(order.target) / GGUF_FILE, about)
     return order.gguf_type
-
-
-def _read_back(order: ExportOrder) -> Any:
-    """The export as transformers or peft reads it."""
-    target = Path(order.target)
-    if order.format == "peft":
-        return _with_adapter(Path(order.base), target)
-    if order.format == "merged":
-        return _float32(target)
-    from tuneship.conversion.gguf_model import read_gguf  # noqa: PLC0415 - needs `gguf`
-
-    model, _ = read_gguf(target, GGUF_FILE)
-    return model.eval()
 
 
 if __name__ == "__main__":

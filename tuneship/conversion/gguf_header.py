@@ -188,7 +188,13 @@ class _Parser:
             raise GgufRefused("it is cut or damaged")
         data = -(-self._at // alignment) * alignment
         found = tuple(replace(tensor, begin=data + tensor.begin) for tensor in table)
-        self._check_extents(found)
+        # Every tensor must lie within the file.
+        blocks = {name: (values_a_block, size) for name, values_a_block, size in FORMATS.values()}
+        for tensor in found:
+            values_a_block, size = blocks[tensor.format]
+            rows, rest = divmod(prod(tensor.shape), values_a_block)
+            if rest or tensor.begin + rows * size > len(self._content):
+                raise IndexError
         return GgufHeader(values, found)
 
     def _number(self, kind: str) -> Any:
@@ -197,38 +203,34 @@ class _Parser:
         return value
 
     def _text(self) -> str:
-        return self._bytes(self._number("Q")).decode()
-
-    def _bytes(self, length: int) -> bytes:
+        length = self._number("Q")
         end = self._at + length
         if end > len(self._content):
             raise IndexError
         found = self._content[self._at : end]
         self._at = end
-        return found
+        return found.decode()
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:
             return self._text()
         if kind == ARRAY:
-            return self._skip_array(self._number("I"), self._number("Q"))
+            # It is passed over, and only its length is kept: vocabularies are read by transformers.
+            member, count = self._number("I"), self._number("Q")
+            if member in NUMBERS:
+                self._at += count * struct.calcsize(NUMBERS[member])
+            elif member == STRING:
+                for _ in range(count):
+                    length = self._number("Q")
+                    self._at += length
+            else:
+                raise GgufRefused("it is cut or damaged")
+            if self._at > len(self._content):
+                raise IndexError
+            return count
         if kind not in NUMBERS:
             raise GgufRefused("it is cut or damaged")
         return self._number(NUMBERS[kind])
-
-    def _skip_array(self, kind: int, count: int) -> int:
-        """Pass over an array and return its length: vocabularies are read by transformers."""
-        if kind in NUMBERS:
-            self._at += count * struct.calcsize(NUMBERS[kind])
-        elif kind == STRING:
-            for _ in range(count):
-                length = self._number("Q")
-                self._at += length
-        else:
-            raise GgufRefused("it is cut or damaged")
-        if self._at > len(self._content):
-            raise IndexError
-        return count
 
     def _tensor(self) -> GgufTensor:
         """A tensor of the table, which counts its place from the end of the header."""
@@ -238,11 +240,3 @@ class _Parser:
         if number not in FORMATS:
             raise GgufRefused(f"its tensor {name} has a number format that is not read here")
         return GgufTensor(name, tuple(reversed(shape)), FORMATS[number][0], begin)
-
-    def _check_extents(self, tensors: tuple[GgufTensor, ...]) -> None:
-        blocks = {name: (values, size) for name, values, size in FORMATS.values()}
-        for tensor in tensors:
-            values, size = blocks[tensor.format]
-            rows, rest = divmod(prod(tensor.shape), values)
-            if rest or tensor.begin + rows * size > len(self._content):
-                raise IndexError

@@ -38,7 +38,13 @@ def read_gguf(folder: Path, name: str) -> tuple[PreTrainedModel, GgufHeader]:
     check_convertible(header)
     options: dict[str, Any] = {"gguf_file": name, "local_files_only": True}
     config: Any = AutoConfig.from_pretrained(folder, **options)
-    _set_head_size(header, config)
+    # transformers does not take the size of a head from the file for every architecture.
+    names = ("rope.dimension_count", "attention.key_length", "attention.value_length")
+    sizes = {size for key in names if (size := header.setting(key)) is not None}
+    if len(sizes) > 1:
+        raise GgufRefused("its rotary embedding covers a part of each head, which is not read here")
+    if sizes:
+        config.head_dim = sizes.pop()
     _set_rotation(header, folder / name, config)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, output_loading_info=True, **options
@@ -50,16 +56,6 @@ def read_gguf(folder: Path, name: str) -> tuple[PreTrainedModel, GgufHeader]:
         if not torch.isfinite(weights).all():
             raise GgufRefused(f"its tensor {parameter} holds values that are not finite")
     return model, header
-
-
-def _set_head_size(header: GgufHeader, config: Any) -> None:
-    """Take the size of a head from the file, which transformers does not do for every architecture."""
-    names = ("rope.dimension_count", "attention.key_length", "attention.value_length")
-    sizes = {size for name in names if (size := header.setting(name)) is not None}
-    if len(sizes) > 1:
-        raise GgufRefused("its rotary embedding covers a part of each head, which is not read here")
-    if sizes:
-        config.head_dim = sizes.pop()
 
 
 def _set_rotation(header: GgufHeader, file: Path, config: Any) -> None:

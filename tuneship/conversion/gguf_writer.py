@@ -51,7 +51,13 @@ def write_model(
     """
     kind = _architecture(model)
     tokens = _Vocabulary(base, int(model.config.get_text_config().vocab_size))
-    tensors = {_name(name, kind): (name, tensor) for name, tensor in _own_tensors(model).items()}
+    # A head that is the embedding itself is not stored a second time.
+    shared = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
+    tensors = {
+        _name(name, kind): (name, tensor)
+        for name, tensor in model.state_dict().items()
+        if name not in shared
+    }
     writer = gguf.GGUFWriter(file, kind)
     writer.add_name(about["name"])
     if about["licence"]:
@@ -83,16 +89,6 @@ def _architecture(model: PreTrainedModel) -> str:
     if scaling not in ("default", "llama3"):
         raise GgufRefused(f"its rotary embedding is scaled by {scaling}, which is not written")
     return kind
-
-
-def _own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The tensors that are stored, by transformers' names."""
-    is_tied = model.config.tie_word_embeddings
-    return {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if not (is_tied and name == "lm_head.weight")
-    }
 
 
 def _name(name: str, kind: str) -> str:
@@ -182,21 +178,17 @@ class _Vocabulary:
         )
         for name, add in (("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id),
                           ("pad", writer.add_pad_token_id), ("unk", writer.add_unk_token_id)):  # fmt: skip
-            number = self._number_of(name, template)
-            if number is not None:
+            number = self._ends.get(f"{name}_token_id")
+            # An answer may have several ends, of which the first is named.
+            number = number[0] if isinstance(number, list) and number else number
+            text = template.special_tokens.get(f"{name}_token")
+            if not isinstance(number, int) and text in self.tokens:
+                number = self.tokens.index(text)
+            if isinstance(number, int):
                 add(number)
         # What a template renders is whole: the engine adds no token to it either.
         writer.add_add_bos_token(bool(self._settings.get("add_bos_token")))
         writer.add_chat_template(template.source)
-
-    def _number_of(self, name: str, template: PromptTemplate) -> int | None:
-        """The id of a special token; an answer may have several ends, of which the first is named."""
-        number = self._ends.get(f"{name}_token_id")
-        number = number[0] if isinstance(number, list) and number else number
-        text = template.special_tokens.get(f"{name}_token")
-        if not isinstance(number, int) and text in self.tokens:
-            return self.tokens.index(text)
-        return number if isinstance(number, int) else None
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -258,7 +258,7 @@ class RolloutRecord:
 
     @cached_property
     def looks(self) -> list[Look]:
-        """All looks so far."""
+        """All looks that the rollout has recorded, the first one first."""
         return [fact for fact in self.facts if isinstance(fact, Look)]
 
     @property

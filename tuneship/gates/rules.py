@@ -244,7 +244,7 @@ def baking(view: View) -> Ruling:
 
 
 def still_baking(view: View) -> Ruling | None:
-    """Hold until the bake's looks are over: only harm ends it earlier, not a maximum of looks."""
+    """Hold until the bake has had its number of usable looks, however many it takes; only harm ends it earlier."""
     if _sound_looks(view) < view.plan.bake_looks:
         return Ruling(Verdict.HOLD, reasons=("baking",))
     return None

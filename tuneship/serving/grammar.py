@@ -4,11 +4,14 @@ The service checks a schema with it before the request is sent, a replica compil
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from tuneship.tool_syntax import CallSyntax
 
 # Between two parts comes a space or the indentation of a new line: a model that has seen little JSON would otherwise
 # write whitespace until its tokens are used up. A name has one spelling only: with `\u0061` for `a`, an additional
@@ -29,6 +32,80 @@ _BYTES = LLTokenizer("byte")
 def grammar_of(schema: Mapping[str, Any]) -> str:
     """The grammar of the JSON texts that fit a schema. Raises `ValueError` for a schema that JSON cannot hold."""
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
+
+
+def grammar_of_calls(
+    syntax: CallSyntax,
+    functions: Mapping[str, Mapping[str, Any]],
+    special_tokens: Mapping[str, int],
+    *,
+    otherwise: Mapping[str, Any] | str | None,
+    is_parallel: bool,
+) -> str:
+    """The grammar of answers that call one of these functions, given with the schemas of their arguments.
+
+    `otherwise` is what an answer without a call may be: JSON that fits a schema, any text for "text", or nothing. Only
+    free text may stand before a call. Raises `ValueError` for a schema that JSON cannot hold.
+    """
+
+    def literal(text: str) -> str:
+        return _literal(text, special_tokens)
+
+    more = f" ({literal(syntax.between)} call)*" if is_parallel and syntax.between else ""
+    lines = [
+        "%llguidance {}",
+        "start: answer",
+        *_rules_of_answers(syntax, special_tokens, otherwise),
+        f"calls: call{more} {literal(syntax.end)}",
+        "call: " + " | ".join(f"call_{number}" for number in range(len(functions))),
+    ]
+    lines += [
+        f"call_{number}: {json.dumps(name)} {literal(syntax.middle)} %json {_with_options(schema)}"
+        for number, (name, schema) in enumerate(functions.items())
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rules_of_answers(
+    syntax: CallSyntax,
+    special_tokens: Mapping[str, int],
+    otherwise: Mapping[str, Any] | str | None,
+) -> list[str]:
+    """The rules of an answer, up to the name in its first call."""
+    begin, marker = syntax.begin, syntax.marker
+    calls = f"{_literal(begin, special_tokens)} calls"
+    if otherwise is None:
+        return [f"answer: {calls}"]
+    if not isinstance(otherwise, str):
+        return [f"answer: {calls} | other", f"other: %json {_with_options(otherwise)}"]
+    if not marker:
+        first = re.escape(begin[0])
+        return [f"answer: {calls} | OTHER", f"OTHER: /([^{first}](.|\\n)*)?/"]
+    # Text ends at the first marker, or it could hold one; a special token is no text anyway.
+    is_special = any(one in marker for one in special_tokens)
+    return [
+        f"answer: TEXT | trigger {_literal(begin[len(marker) :], special_tokens)} calls",
+        "TEXT: /(.|\\n)*/",
+        f"trigger{'' if is_special else '[lazy]'}: TEXT {_literal(marker, special_tokens)}",
+    ]
+
+
+def _with_options(schema: Mapping[str, Any]) -> str:
+    return json.dumps({"x-guidance": _OPTIONS, **schema}, allow_nan=False)
+
+
+def _literal(text: str, special_tokens: Mapping[str, int]) -> str:
+    """A text within a grammar; special tokens are written by their ids."""
+    present = sorted((one for one in special_tokens if one in text), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, present))})", text) if present else [text]
+    written = (
+        f"<[{special_tokens[piece]}]>"
+        if piece in special_tokens
+        else json.dumps(piece, ensure_ascii=False)
+        for piece in pieces
+        if piece
+    )
+    return " ".join(written)
 
 
 def is_usable(grammar: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from tuneship.client import ApiError, Client
-from tuneship.contract.jobs import ENDED, Job, JobMetrics
+from tuneship.contract.jobs import ENDED, JobMetrics
 from tuneship.tracking.tracked_run import TrackedDataset, TrackedRun, Value
 
 # Tag of a dataset with the SHA-256 of its file. The pipeline sets it at the upload, so that one file is one dataset in
@@ -24,12 +24,20 @@ def run_of_job(client: Client, job_id: str) -> TrackedRun:
     job = client.jobs.get(job_id)
     if job.status not in ENDED:
         raise JobNotEnded(f"job {job.id} is {job.status}: only a job that has ended is tracked")
+    # As the service resolved them. Tags are left out, since people write them.
+    parameters = {
+        "base_model": job.base_model,
+        "fine_tuning_method": job.fine_tuning_method,
+        "validation_frequency": job.validation_frequency,
+        "hyperparameters": job.hyperparameters,
+        "compute_config": job.compute_config,
+    }
     return TrackedRun(
         job_id=job.id,
         model_name=job.model_name,
         status=job.status,
         model=job.fine_tuned_model,
-        parameters=_parameters(job),
+        parameters=dict(_flat(parameters)),
         curves=_curves(client.jobs.metrics(job_id)),
         datasets=[
             *_datasets(client, job.dataset_id, "training"),
@@ -38,18 +46,6 @@ def run_of_job(client: Client, job_id: str) -> TrackedRun:
         started_at=job.started_at or job.created_at,
         ended_at=job.completed_at or job.updated_at,
     )
-
-
-def _parameters(job: Job) -> dict[str, Value]:
-    """The resolved parameters, flat: `hyperparameters.learning_rate`. Tags are left out, since people write them."""
-    chosen = {
-        "base_model": job.base_model,
-        "fine_tuning_method": job.fine_tuning_method,
-        "validation_frequency": job.validation_frequency,
-        "hyperparameters": job.hyperparameters,
-        "compute_config": job.compute_config,
-    }
-    return dict(_flat(chosen))
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:

@@ -60,7 +60,13 @@ class MlflowTracker:
     def write(self, run: TrackedRun) -> str:
         """Write the run, register its model, and move the alias where a release says what serves."""
         experiment_id = self._experiment_id()
-        logged = self._run(experiment_id, run)
+        known = self._client.search_runs([experiment_id], f"tags.`{JOB_TAG}` = '{run.job_id}'")
+        logged = next(iter(known), None) or self._client.create_run(
+            experiment_id,
+            start_time=_ms(run.started_at),
+            tags={JOB_TAG: run.job_id},
+            run_name=f"{run.model_name} {run.job_id}",
+        )
         run_id = logged.info.run_id
         self._log_training(run_id, run)
         if run.release is not None:
@@ -68,7 +74,14 @@ class MlflowTracker:
         if run.model is not None:
             self._register(logged, run, run.model)
         if run.release is not None and run.release.serving is not None:
-            self._move_champion(run.model_name, run.release.serving)
+            version = self._version(run.release.serving, run.model_name)
+            if version is not None:
+                self._client.set_registered_model_alias(
+                    run.model_name, CHAMPION, str(version.version)
+                )
+            # Without a version of the model that serves, no version of this name serves.
+            elif CHAMPION in self._client.get_registered_model(run.model_name).aliases:
+                self._client.delete_registered_model_alias(run.model_name, CHAMPION)
         is_whole = run.status == "completed"
         status = RunStatus.FINISHED if is_whole else RunStatus.FAILED
         self._client.set_terminated(run_id, RunStatus.to_string(status), _ms(run.ended_at))
@@ -86,17 +99,6 @@ class MlflowTracker:
             if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
                 raise
             return found.experiment_id
-
-    def _run(self, experiment_id: str, run: TrackedRun) -> Run:
-        same = self._client.search_runs([experiment_id], f"tags.`{JOB_TAG}` = '{run.job_id}'")
-        if same:
-            return same[0]
-        return self._client.create_run(
-            experiment_id,
-            start_time=_ms(run.started_at),
-            tags={JOB_TAG: run.job_id},
-            run_name=f"{run.model_name} {run.job_id}",
-        )
 
     def _log_training(self, run_id: str, run: TrackedRun) -> None:
         params = [Param(name, str(value)) for name, value in run.parameters.items()]
@@ -167,14 +169,6 @@ class MlflowTracker:
     def _version(self, model: str, name: str) -> ModelVersion | None:
         wanted = f"name = '{name}' and tags.`{MODEL_TAG}` = '{model}'"
         return next(iter(self._client.search_model_versions(wanted)), None)
-
-    def _move_champion(self, name: str, serving: str) -> None:
-        """Set the alias to the version of the model that serves; without one, no version of this name serves."""
-        version = self._version(serving, name)
-        if version is not None:
-            self._client.set_registered_model_alias(name, CHAMPION, str(version.version))
-        elif CHAMPION in self._client.get_registered_model(name).aliases:
-            self._client.delete_registered_model_alias(name, CHAMPION)
 
 
 def _ms(moment: datetime) -> int:

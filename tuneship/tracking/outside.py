@@ -42,30 +42,26 @@ def write_outside(
     try:
         for target in targets:
             order = TrackingOrder(target=target, runs=list(runs))
+            # Files instead of pipes: a pipe that nobody reads would block this process, and no limit would count.
+            with TemporaryFile() as told:
+                told.write(order.model_dump_json().encode())
+                told.seek(0)
+                said = TemporaryFile()  # noqa: SIM115 - read when the process has ended
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "tuneship.tracking"],
+                    stdin=told,
+                    stdout=said,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
             # Started one by one: should the next fail, this one is ended, too.
-            children.append(_start(order))
+            children.append(_Child(target, process, said))
         return [_report(child, ends_at, timeout_s) for child in children]
     finally:
         # Also those that a signal to this process has left running.
         for child in children:
             _end(child.process)
             child.said.close()
-
-
-def _start(order: TrackingOrder) -> _Child:
-    # Files instead of pipes: a pipe that nobody reads would block this process, and no limit would count.
-    with TemporaryFile() as told:
-        told.write(order.model_dump_json().encode())
-        told.seek(0)
-        said = TemporaryFile()  # noqa: SIM115 - read when the process has ended
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tuneship.tracking"],
-            stdin=told,
-            stdout=said,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    return _Child(order.target, process, said)
 
 
 def _report(child: _Child, ends_at: float, timeout_s: float) -> TrackingReport:

@@ -69,18 +69,17 @@ def _events(run: TrackedRun) -> Iterator[Event]:
         if file.suffix == ".md":
             yield _event(text_pb("release/report", file.read_text()), run.ended_at)
         else:
-            yield _event(_picture(file), run.ended_at)
+            content = file.read_bytes()
+            width, height = struct.unpack(">II", content[PNG_SIZE])
+            image = Summary.Image(
+                width=width, height=height, colorspace=3, encoded_image_string=content
+            )
+            shown = Summary(value=[Summary.Value(tag=f"release/{file.stem}", image=image)])
+            yield _event(shown, run.ended_at)
 
 
 def _event(summary: Summary, at: datetime, step: int = 0) -> Event:
     return Event(wall_time=at.timestamp(), step=step, summary=summary)
-
-
-def _picture(file: Path) -> Summary:
-    content = file.read_bytes()
-    width, height = struct.unpack(">II", content[PNG_SIZE])
-    image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=content)
-    return Summary(value=[Summary.Value(tag=f"release/{file.stem}", image=image)])
 
 
 def _table(run: TrackedRun) -> str:

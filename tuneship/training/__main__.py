@@ -38,6 +38,8 @@ from tuneship.training.spec import (
     TrainingSpec,
 )
 
+# Of a core that both want, serving gets three quarters.
+NICENESS = 5
 # Out of memory on CPU is a plain RuntimeError of torch with one of these texts.
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 NOT_WRITTEN = "a checkpoint or the model could not be written; the operator of the service must"
@@ -94,6 +96,8 @@ def run_job(order: Order) -> int:
     work_dir = order.folder
     progress = ProgressFile(work_dir / PROGRESS_FILE)
     stop = StopRequest(work_dir / CANCEL_FILE)
+    # Serving goes first, so that training may use every core. A process that was started with less keeps that.
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
         spec = TrainingSpec.from_json((work_dir / SPEC_FILE).read_text(encoding="utf-8"))
         restrict_to_job_files(order, spec)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
-from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem
+from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem, uses_tools
 from tuneship.security.sealed_files import open_plain
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.batches import Indices
@@ -38,6 +38,8 @@ class Data:
     training_indices: Indices
     validation: TokenizedExamples
     validation_indices: Indices
+    has_tools: bool = False
+    """Whether an example has functions or calls of them."""
 
     def fingerprint(self, spec: TrainingSpec) -> str:
         """A digest of everything that decides the course of the training."""
@@ -60,6 +62,7 @@ class ReadRows(NamedTuple):
     truncated: int
     # Rows left out, because the cut took all of their target tokens.
     dropped: int
+    has_tools: bool = False
 
 
 def read_data(
@@ -73,8 +76,10 @@ def read_data(
 
     Raises TrainingFailed(data_unreadable), also for a single example that would have to serve as both.
     """
+    has_tools = False
 
     def read(path: Path, key: str | None, name: str) -> TokenizedExamples:
+        nonlocal has_tools
         result = read_rows(path, spec.dataset_format, encoder, objective, key)
         if result.truncated:
             progress.log(
@@ -83,12 +88,13 @@ def read_data(
                 f"{encoder.context_length} tokens and were cut; {result.dropped} of them had nothing "
                 "left to learn and were dropped",
             )
+        has_tools |= result.has_tools
         return result.rows
 
     training = read(spec.training_file, keys.training, "training")
     if spec.validation_file is not None:
         validation = read(spec.validation_file, keys.validation, "validation")
-        return Data(training, training.all_indices, validation, validation.all_indices)
+        return Data(training, training.all_indices, validation, validation.all_indices, has_tools)
     if len(training) < 2:
         raise TrainingFailed(
             Reason.DATA_UNREADABLE, "one example is too few to train on one and measure on another"
@@ -99,7 +105,7 @@ def read_data(
         f"no validation dataset: {len(measured)} of {len(training)} training examples are set "
         "aside for validation",
     )
-    return Data(training, learnt, training, measured)
+    return Data(training, learnt, training, measured, has_tools)
 
 
 def carve_out(rows: TokenizedExamples) -> tuple[Indices, Indices]:
@@ -126,11 +132,13 @@ def read_rows(
     """
     tokens, masks, starts = [], [], [0]
     truncated = dropped = 0
+    has_tools = False
     examples = _read_examples(path, key, dataset_format, encoder.template, objective)
     while chunk := list(islice(examples, EXAMPLES_PER_CALL)):
-        encoded = encoder.encode([row for example in chunk for row in example])
+        encoded = encoder.encode([row for example in chunk for row in example.rows])
         for example in chunk:
-            rows = list(islice(encoded, len(example)))
+            has_tools |= example.has_tools
+            rows = list(islice(encoded, len(example.rows)))
             truncated += sum(len(ids) > encoder.context_length for ids, _ in rows)
             # A method that compares the rows of an example needs all of them, so it loses all or none.
             if not all(any(mask[1 : encoder.context_length]) for _, mask in rows):
@@ -155,7 +163,14 @@ def read_rows(
             f"the base model cannot be used: its tokenizer makes tokens beyond the {encoder.vocabulary} "
             "that the model knows",
         )
-    return ReadRows(tokenized, truncated, dropped)
+    return ReadRows(tokenized, truncated, dropped, has_tools)
+
+
+class _ReadExample(NamedTuple):
+    """The rows of an example, and whether it has functions or calls of them."""
+
+    rows: list[list[Segment]]
+    has_tools: bool
 
 
 def _read_examples(
@@ -164,8 +179,8 @@ def _read_examples(
     dataset_format: DatasetFormat,
     template: PromptTemplate,
     objective: Objective,
-) -> Iterator[list[list[Segment]]]:
-    """The rows of each example of a file; blank lines and a byte order mark are skipped."""
+) -> Iterator[_ReadExample]:
+    """Each example of a file; blank lines and a byte order mark are skipped."""
     try:
         with open_plain(path, key) as file:
             for number, line in enumerate(file, start=1):
@@ -173,7 +188,9 @@ def _read_examples(
                 if not text.strip():
                     continue
                 try:
-                    yield objective.rows(orjson.loads(text), dataset_format, template)
+                    example: Any = orjson.loads(text)
+                    rows = objective.rows(example, dataset_format, template)
+                    yield _ReadExample(rows, uses_tools(example))
                 except TemplateFailed as error:
                     raise _unreadable(path, f"line {number}: {error}") from error
                 except ExampleProblem as error:

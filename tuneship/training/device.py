@@ -83,8 +83,8 @@ def choose_threads(requested: int, parameters: int, processes: int = 1) -> int:
     """The number of threads of each of the job's processes; 0 requested: by the size of the model."""
     if requested:
         return requested
-    # One core is left to serving.
-    cores = len(os.sched_getaffinity(0)) - 1
+    # Every core: serving has the higher priority (`NICENESS` in `__main__.py`).
+    cores = len(os.sched_getaffinity(0))
     return 1 if parameters < SMALL_MODEL_PARAMETERS else max(1, cores // processes)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tuneship.contract.dataset_lines import DatasetFormat, Message, parse_example
+from tuneship.contract.dataset_lines import DatasetFormat, Message, parse_example, tools_of
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.batches import Indices, PaddedBatch
 from tuneship.training.tokenized_examples import Segment, TokenizedExamples
@@ -84,7 +84,9 @@ class SupervisedFineTuning:
         self, example: Any, dataset_format: DatasetFormat, template: PromptTemplate
     ) -> list[list[Segment]]:
         """One row for each example: the rendered conversation."""
-        return [conversation_segments(parse_example(example, dataset_format), template)]
+        messages = parse_example(example, dataset_format)
+        tools = tools_of(example) if dataset_format == "conversation" else []
+        return [conversation_segments(messages, template, tools)]
 
     def loss_terms(self, rows: TokenizedExamples, indices: Indices) -> int:
         """The number of target tokens."""
@@ -120,20 +122,30 @@ def add_totals(total: Mapping[str, float], part: Mapping[str, float]) -> Totals:
     return {**total, **{name: total.get(name, 0) + value for name, value in part.items()}}
 
 
-def conversation_segments(messages: Sequence[Message], template: PromptTemplate) -> list[Segment]:
+def conversation_segments(
+    messages: Sequence[Message],
+    template: PromptTemplate,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[Segment]:
     """Cut the text of a conversation where the assistant's turns begin and end.
 
     The text after the last target turn is left out, since no target follows from it. Raises TemplateFailed when the
     template renders earlier turns differently once later ones follow (some drop their reasoning): no cut is right then.
     """
-    whole = template.render(messages, add_generation_prompt=False)
+    if any("tool_calls" in message for message in messages):
+        template = template.with_tools  # also for the turns before the first call
+
+    def render(turns: Sequence[Message], *, asks: bool) -> str:
+        return template.render(turns, add_generation_prompt=asks, tools=tools)
+
+    whole = render(messages, asks=False)
     segments: list[Segment] = []
     position = 0
     for number, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("weight", 1) == 0:
             continue
-        before = template.render(messages[:number], add_generation_prompt=True)
-        until = template.render(messages[: number + 1], add_generation_prompt=False)
+        before = render(messages[:number], asks=True)
+        until = render(messages[: number + 1], asks=False)
         if not (until.startswith(before) and whole.startswith(until) and position <= len(before)):
             raise TemplateFailed(
                 f"the chat template of the base model renders turn {number + 1} differently alone "

@@ -137,19 +137,13 @@ def _attend(
     if options.get("softcap"):
         return _softcapped_attention(module, query, key, value, mask, options)
     is_learnt = torch.is_grad_enabled() and not (module.training and options.get("dropout"))
-    if is_learnt and mask is None and _takes_long(query):
+    is_on_cpu = query.device.type == "cpu"
+    takes_long = is_on_cpu and query.dtype is torch.bfloat16 and width <= SHORT_ROW_TOKENS
+    if is_learnt and mask is None and takes_long:
         scaling = options.get("scaling") or query.shape[-1] ** -0.5
         return ShortRows.apply(query, key, value, scaling).transpose(1, 2)
     options["is_causal"] = True
     return sdpa_attention_forward(module, query, key, value, mask, **options)[0]
-
-
-def _takes_long(query: Tensor) -> bool:
-    return (
-        query.device.type == "cpu"
-        and query.dtype is torch.bfloat16
-        and query.shape[2] <= SHORT_ROW_TOKENS
-    )
 
 
 class ShortRows(torch.autograd.Function):
@@ -183,13 +177,10 @@ class ShortRows(torch.autograd.Function):
 def _causal_weights(grouped: Tensor, key: Tensor, width: int, scaling: float) -> Tensor:
     """Return attention weights, shape (rows, heads of keys, queries of all heads that share a key, width)."""
     scores = (grouped @ key.mT).mul_(scaling)
-    scores += _future(width, key.dtype).repeat(grouped.shape[2] // width, 1)
+    # Minus infinity after each token, else 0: no query sees the tokens that follow its own.
+    future = torch.full((width, width), -torch.inf, dtype=key.dtype).triu(1)
+    scores += future.repeat(grouped.shape[2] // width, 1)
     return functional.softmax(scores, dim=-1)
-
-
-def _future(width: int, dtype: torch.dtype) -> Tensor:
-    """Return a mask that is added to scores: minus infinity after each token, else 0, shape (width, width)."""
-    return torch.full((width, width), -torch.inf, dtype=dtype).triu(1)
 
 
 def _window_mask(width: int, window: int, device: torch.device) -> Tensor:

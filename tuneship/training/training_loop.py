@@ -346,7 +346,9 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: ProgressFile, stop: Stop
 
     def write_files(directory: Path) -> None:
         loop.save_best(directory)
-        encoder.template.save(directory, keys.adapter)
+        # So that programs that read the model's own template write functions as its examples had them.
+        template = encoder.template.with_tools if data.has_tools else encoder.template
+        template.save(directory, keys.adapter)
         save_parity(directory, learner, encoder, keys.adapter)
 
     remove_leftovers(spec.output_dir)

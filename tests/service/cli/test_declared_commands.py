@@ -281,6 +281,18 @@ def test_text_is_generated_by_deployment_and_by_endpoint(fresh: Place) -> None:
     assert streamed.stdout == f"{ANSWER}\n"
 
 
+def test_calls_of_functions_are_shown(fresh: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = '<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call>'
+    tokenizer: Any = fresh.service.parts.catalogue.default.tokenizer
+    tool = json.dumps([{"type": "function", "function": {"name": "look_up"}}])
+    deployment = fresh.service.deployment("calling")
+    for answer, shown in ((call, "look_up {}\n"), (f"text\n{call}", "text\nlook_up {}\n")):
+        tokens = tokenizer.encode(answer, add_special_tokens=False).ids
+        monkeypatch.setattr(fresh.service.engines, "answer", tokens)
+        done = fresh.run("generate", deployment, "a", "--set", f"tools={tool}")
+        assert done.stdout == shown, done.output
+
+
 def test_texts_are_embedded_by_deployment_and_by_endpoint(fresh: Place) -> None:
     texts = ("--set", "input.0=senile cataract", "--set", "input.1=asthma", "--pooling", "last")
     for group, target in (

@@ -49,6 +49,62 @@ def test_other_names_are_told(shared: Service) -> None:
     ]
 
 
+def with_call(code: str, description: str = "d") -> dict[str, Any]:
+    """An example with a function and a call of it."""
+    function = {"name": "look_up", "arguments": json.dumps({"code": code})}
+    call = {"id": "c", "type": "function", "function": function}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    tool = {"type": "function", "function": {"name": "look_up", "description": description}}
+    return {"messages": messages, "tools": [tool]}
+
+
+def test_calls_and_functions_are_counted_compared_and_searched(shared: Service) -> None:
+    lines = [with_call("H25"), with_call("H26"), with_call("H25", "e"), with_call("H25")]
+    report = shared.validate(jsonl(*lines), format="conversation")
+    assert (report["is_valid"], report["num_examples"]) == (True, 4)
+    assert [(one["line"], one["code"]) for one in report["warnings"]] == [(4, "duplicate_example")]
+    talk = {**TALK, "messages": [TALK["messages"][0], {"role": "assistant", "content": "b"}]}
+    plain, one = (
+        shared.validate(jsonl(line), format="conversation")["token_distribution"]
+        for line in (talk, with_call("H25"))
+    )
+    assert one["prompt_tokens"] > plain["prompt_tokens"] + 10, "functions are read"
+    assert one["response_tokens"] > plain["response_tokens"] + 10, "calls are written"
+    marked = with_call("<|end|>", "write to a@b.org")
+    found = shared.validate(jsonl(marked), format="conversation")["warnings"]
+    assert {(problem["field"], problem["code"]) for problem in found} == {
+        ("messages[1].tool_calls", "special_token"),
+        ("tools", "suspected_phi"),
+    }
+
+
+def test_a_line_whose_functions_do_not_fit_the_context_is_told(shared: Service) -> None:
+    long = with_call("H25", "word " * 500)
+    (warning,) = shared.validate(jsonl(long), format="conversation")["warnings"]
+    assert (warning["line"], warning["code"]) == (1, "too_long")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "field"),
+    [
+        (SECRET, "invalid_tool", "tools[0].function.name"),
+        ("other", "invalid_tool_call", "messages[1].tool_calls[0].function.name"),
+    ],
+)
+def test_a_bad_function_is_refused_by_its_place_in_every_way(
+    shared: Service, name: str, code: str, field: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": name}}]
+    content = jsonl(TALK, {**with_call("H25"), "tools": tools})
+    problems = shared.validate(content, format="conversation")["errors"]
+    assert [(one["line"], one["code"], one["field"]) for one in problems] == [(2, code, field)]
+    assert SECRET not in json.dumps(problems)
+    form = {"name": "bad", "format": "conversation"}
+    answer = shared.call("POST", "/v1/datasets", data=form, files={"file": content})
+    assert answer.status_code == 422
+    assert SECRET not in answer.text
+
+
 @pytest.mark.parametrize(
     ("content", "hint"),
     [

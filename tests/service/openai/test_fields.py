@@ -9,21 +9,43 @@ from openai.types import (
     embedding_create_params,
     file_create_params,
 )
+from openai.types.chat import (
+    ChatCompletionAllowedToolChoiceParam,
+    ChatCompletionAllowedToolsParam,
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageFunctionToolCallParam,
+    ChatCompletionNamedToolChoiceCustomParam,
+    ChatCompletionNamedToolChoiceParam,
+    ChatCompletionToolMessageParam,
+    ChatCompletionUserMessageParam,
+)
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.chat.chat_completion_message_function_tool_call_param import (
+    Function as CalledFunctionParam,
+)
 from openai.types.fine_tuning import job_create_params as job_params
 from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
-from openai.types.responses import EasyInputMessageParam, ResponseTextConfigParam
+from openai.types.responses import (
+    EasyInputMessageParam,
+    FunctionToolParam,
+    ResponseFunctionToolCallParam,
+    ResponseTextConfigParam,
+    ToolChoiceAllowedParam,
+    ToolChoiceFunctionParam,
+)
 from openai.types.responses import response_create_params as response_params
 from openai.types.responses.response_format_text_json_schema_config_param import (
     ResponseFormatTextJSONSchemaConfigParam,
 )
 from openai.types.responses.response_input_file_param import ResponseInputFileParam
 from openai.types.responses.response_input_image_param import ResponseInputImageParam
-from openai.types.responses.response_input_param import Message
+from openai.types.responses.response_input_param import FunctionCallOutput, Message
 from openai.types.responses.response_input_text_param import ResponseInputTextParam
 from openai.types.responses.response_output_message_param import ResponseOutputMessageParam
 from openai.types.responses.response_output_refusal_param import ResponseOutputRefusalParam
 from openai.types.responses.response_output_text_param import ResponseOutputTextParam
+from openai.types.shared_params import FunctionDefinition as FunctionDefinitionParam
 from openai.types.shared_params.response_format_json_schema import (
     JSONSchema,
     ResponseFormatJSONSchema,
@@ -37,7 +59,13 @@ from openai.types.webhooks import (
 
 from tuneship.contract.openai.answering import NamedSchema
 from tuneship.contract.openai.batches import BatchCreate
-from tuneship.contract.openai.chat import ChatCompletionCreate, ChatResponseFormat
+from tuneship.contract.openai.chat import (
+    AllowedTools,
+    ChatCompletionCreate,
+    ChatMessage,
+    ChatResponseFormat,
+    ChatToolChoice,
+)
 from tuneship.contract.openai.completions import TextCompletionCreate
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.contract.openai.fields import OpenAIRequest
@@ -48,10 +76,14 @@ from tuneship.contract.openai.jobs import (
     TuningMethod,
 )
 from tuneship.contract.openai.responses import (
+    InputCall,
     InputMessage,
     InputPart,
+    InputResult,
     ResponseCreate,
     ResponseStreamOptions,
+    ResponseTool,
+    ResponseToolChoice,
     TextFormat,
     TextOptions,
 )
@@ -61,6 +93,7 @@ from tuneship.contract.openai.webhooks import (
     WebhookEndpointUpdate,
     WebhookSecretRotation,
 )
+from tuneship.contract.tools import CalledFunction, FunctionDefinition, FunctionTool, TurnCall
 
 TYPES: list[tuple[Any, type[OpenAIRequest]]] = [
     (chat_params.CompletionCreateParamsBase, ChatCompletionCreate),
@@ -104,6 +137,18 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
         (ResponseFormatTextJSONSchemaConfigParam, TextFormat),
         (ResponseFormatJSONSchema, ChatResponseFormat),
         (JSONSchema, NamedSchema),
+        (ChatCompletionUserMessageParam, ChatMessage),
+        (ChatCompletionAssistantMessageParam, ChatMessage),
+        (ChatCompletionToolMessageParam, ChatMessage),
+        (ChatCompletionNamedToolChoiceParam, ChatToolChoice),
+        (ChatCompletionNamedToolChoiceCustomParam, ChatToolChoice),
+        (ChatCompletionAllowedToolChoiceParam, ChatToolChoice),
+        (ChatCompletionAllowedToolsParam, AllowedTools),
+        (FunctionToolParam, ResponseTool),
+        (ToolChoiceFunctionParam, ResponseToolChoice),
+        (ToolChoiceAllowedParam, ResponseToolChoice),
+        (ResponseFunctionToolCallParam, InputCall),
+        (FunctionCallOutput, InputResult),
         (EasyInputMessageParam, InputMessage),
         (Message, InputMessage),
         (ResponseOutputMessageParam, InputMessage),
@@ -119,3 +164,17 @@ def test_every_field_of_the_parts_is_known(sent: Any, read: type[OpenAIRequest])
     fields = {field.alias or name for name, field in read.model_fields.items()}
     known = {*fields, *read.neutral, *read.unsupported, "file"}
     assert set(sent.__annotations__) - known == set()
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (ChatCompletionFunctionToolParam, FunctionTool),
+        (FunctionDefinitionParam, FunctionDefinition),
+        (ChatCompletionMessageFunctionToolCallParam, TurnCall),
+        (CalledFunctionParam, CalledFunction),
+    ],
+    ids=lambda one: one.__name__,
+)
+def test_functions_and_calls_of_chats_are_those_of_the_main_api(sent: Any, read: Any) -> None:
+    assert set(sent.__annotations__) == set(read.model_fields)

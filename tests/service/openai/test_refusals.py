@@ -23,7 +23,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("chat/completions", CHAT | {"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
     ("chat/completions", CHAT | {"logit_bias": {"5": 1}}, "unsupported_value", "logit_bias"),
-    ("chat/completions", CHAT | {"tools": [{"name": SECRET}]}, "unsupported_value", "tools"),
+    ("chat/completions", CHAT | {"tools": [{"name": SECRET}]}, "unknown_parameter", "tools[0].name"),
     ("chat/completions", CHAT | {"functions": [SECRET]}, "unsupported_parameter", "functions"),
     ("chat/completions", CHAT | {"top_k": 5}, "unknown_parameter", "top_k"),
     ("chat/completions", CHAT | {SECRET: 5}, "unknown_parameter", None),

@@ -51,8 +51,8 @@ def test_sharegpt_is_normalised() -> None:
     assert other_names(line, "conversation") == ["conversations"]
 
 
-def test_tools_and_weights_are_taken() -> None:
-    line = {"messages": [USER, {**ANSWER, "weight": 0}, USER, ANSWER], "tools": [{"name": "t"}]}
+def test_weights_are_taken() -> None:
+    line = {"messages": [USER, {**ANSWER, "weight": 0}, USER, ANSWER], "tools": []}
     assert parse_example(line, "conversation")[1] == {**ANSWER, "weight": 0}
 
 

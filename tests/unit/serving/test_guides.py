@@ -12,12 +12,14 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.unit.serving.test_replica import GENERATE, connected
+from tuneship.service.generation.call_reader import CallReader
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.grammar import accepts, grammar_of, is_usable
+from tuneship.serving.grammar import accepts, grammar_of, grammar_of_calls, is_usable
 from tuneship.serving.guides import GrammarCompiler, GrammarRefused
 from tuneship.serving.model import CausalModel
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest, Sequence
+from tuneship.tool_syntax import CallSyntax
 
 TINY = Path(__file__).parents[3] / "tuneship" / "base_models" / "tuneship-tiny"
 STOPS = (1,)
@@ -111,6 +113,42 @@ def test_every_answer_of_a_mixed_batch_fits_its_schema_or_is_cut_by_its_length(
         assert reasons[str(number)] == "stop", text
         jsonschema.validate(json.loads(text), schema)
         assert accepts(grammar_of(schema), text)
+
+
+@pytest.mark.parametrize("mark", ["<tool_call>", "<|user|>"])
+@pytest.mark.parametrize("otherwise", ["text", None])
+def test_an_answer_calls_functions_also_where_their_mark_is_a_special_token(
+    mark: str, otherwise: str | None
+) -> None:
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    special = {"<|user|>": tokenizer.token_to_id("<|user|>")}
+    between = '"}\n' + mark + '{"name": "'
+    syntax = CallSyntax(mark + '{"name": "', '", "arguments": ', between, "}\n")
+    functions = {"look_up": PERSON, "list": {"type": "object", "additionalProperties": False}}
+    grammar = grammar_of_calls(syntax, functions, special, otherwise=otherwise, is_parallel=False)
+    one, compiler = engine()
+    for number in range(6):
+        request = GenerateRequest(
+            tokens=(5, 6, 8 + number),
+            max_tokens=120,
+            temperature=1.0,
+            seed=number,
+            stop_tokens=STOPS,
+            grammar=grammar,
+        )
+        one.submit(str(number), request, compiler.guide(grammar, STOPS))
+    answers, reasons = run(one)
+    for name, tokens in answers.items():
+        text = tokenizer.decode(tokens, skip_special_tokens=False)
+        assert mark not in special or (special[mark] in tokens) == (mark in text)
+        reader = CallReader(syntax, is_text_before=True, needs_call=otherwise is None)
+        reader.feed(text, is_last=True)
+        assert otherwise is not None or reader.calls
+        for call in reader.calls if reasons[name] == "stop" else ():
+            jsonschema.validate(
+                json.loads(call.function.arguments), functions[call.function.name or ""]
+            )
+        assert reader.is_complete or reasons[name] == "length"
 
 
 def test_a_mask_changes_no_bit_of_the_other_rows_and_no_log_probability() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.waiting import until
 from tests.unit.training.conftest import PATIENCE_S
+from tuneship.training.__main__ import NICENESS
 from tuneship.training.progress_file import POLL_SECONDS
 
 if TYPE_CHECKING:
@@ -206,6 +208,16 @@ def test_sigterm_ends_the_training_even_while_it_is_loading(make_job: "JobMaker"
     process.terminate()
     process.wait(PATIENCE_S)
     assert [line["kind"] for line in job.lines()] in ([], ["cancelled"])
+
+
+def test_serving_has_the_higher_priority(make_job: "JobMaker") -> None:
+    job = make_job(epochs=10_000)
+    process = job.start()
+    wait_for_step(job, 1)
+    lowered = os.getpriority(os.PRIO_PROCESS, process.pid)
+    assert lowered == max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_training_that_stood_still_goes_on(make_job: "JobMaker") -> None:

@@ -1,6 +1,8 @@
 """Tests of which tokens of an example are learnt, and of how an example is cut."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +75,28 @@ def test_nothing_after_the_end_token_is_learnt(encoder: Encoder) -> None:
     assert (len(tokens), learnt) == (4, [False, True, True, False])
 
 
-def write(path: Path, *lines: dict[str, str]) -> Path:
+def write(path: Path, *lines: Mapping[str, object]) -> Path:
     path.write_text("\ufeff" + "\n\n".join(json.dumps(line) for line in lines))
     return path
+
+
+def test_it_is_known_whether_examples_have_functions(encoder: Encoder, tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "red"}
+    talk = {"messages": [TALK[0], answer], "tools": []}
+    function = {"name": "f", "arguments": "{}"}
+    called = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    tool = {"type": "function", "function": {"name": "f"}}
+    wide = replace(encoder, context_length=600)
+    for number, (line, expected) in enumerate(
+        [
+            (talk, False),
+            ({**talk, "tools": [tool]}, True),
+            ({"messages": [TALK[0], called]}, True),
+        ]
+    ):
+        path = write(tmp_path / f"{number}.jsonl", talk, line)
+        read = read_rows(path, "conversation", wide, SupervisedFineTuning())
+        assert (len(read.rows), read.has_tools) == (2, expected)
 
 
 def test_rows_hold_the_tokens_of_the_rendered_text(encoder: Encoder, tmp_path: Path) -> None:

@@ -115,4 +115,4 @@ class Answered(Reply):
     system_fingerprint: str | None = None
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]

@@ -1,6 +1,6 @@
 """Chat completions of OpenAI's API."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -9,9 +9,12 @@ from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
 from tuneship.contract.generation import (
     EXAMPLE_SCHEMA,
+    EXAMPLE_TOOL,
     MAXIMUM_ALTERNATIVES,
     MAXIMUM_TURNS,
     FormatType,
+    ToolMode,
+    Tools,
 )
 from tuneship.contract.openai.answering import (
     PENALTIES,
@@ -26,7 +29,18 @@ from tuneship.contract.openai.answering import (
 )
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import ANY_VALUE, NeutralFields, OpenAIRequest
+from tuneship.contract.openai.tool_choices import ChosenTools, text_of_parts
 from tuneship.contract.operation import Example
+from tuneship.contract.tools import (
+    MAXIMUM_CALLS,
+    MAXIMUM_FUNCTIONS,
+    CallId,
+    FunctionName,
+    TurnCall,
+    WrittenCall,
+    check_turn,
+    fault_of_calls,
+)
 
 
 class ChatPart(OpenAIRequest):
@@ -42,19 +56,79 @@ class ChatPart(OpenAIRequest):
 class ChatMessage(OpenAIRequest):
     """One turn of a conversation. `developer` is another name of `system`."""
 
-    unsupported = frozenset(
-        {"name", "tool_calls", "tool_call_id", "function_call", "audio", "refusal"}
-    )
+    unsupported = frozenset({"name", "function_call", "audio", "refusal"})
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[ChatPart], Field(min_length=1)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[
+        str | Annotated[list[ChatPart], Field(min_length=1)] | None,
+        Field(
+            description="May be empty or absent beside `tool_calls`, and empty in a tool's turn."
+        ),
+    ] = None
+    tool_calls: Annotated[
+        list[TurnCall] | None,
+        Field(min_length=1, max_length=MAXIMUM_CALLS, description="Calls of an assistant's turn."),
+    ] = None
+    tool_call_id: Annotated[
+        CallId | None,
+        Field(description="The call whose result a tool's turn is, which needs it."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _fields_of_its_role(self) -> Self:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise PydanticCustomError("missing", "is required", {"below": ".tool_call_id"})
+        check_turn(self.role, self.content, self.tool_calls, self.tool_call_id)
+        return self
 
     @property
-    def text(self) -> str:
-        """The content as one text."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+    def turn(self) -> dict[str, Any]:
+        """The turn as the main API takes it."""
+        return {
+            "role": self.role,
+            "content": text_of_parts(self.content),
+            "tool_calls": self.tool_calls,
+            "tool_call_id": self.tool_call_id,
+        }
+
+
+class ChosenFunction(OpenAIRequest):
+    """The name of a function."""
+
+    name: FunctionName
+
+
+class ChosenTool(OpenAIRequest):
+    """One of the request's functions."""
+
+    neutral: ClassVar[NeutralFields] = {"type": ("function",)}
+
+    function: ChosenFunction
+
+
+class AllowedTools(OpenAIRequest):
+    """The functions that may be called, of all that the model reads."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MAXIMUM_FUNCTIONS)]
+
+
+class ChatToolChoice(OpenAIRequest):
+    """A function that shall be called once, or the functions that may be called."""
+
+    unsupported = frozenset({"custom"})
+
+    type: Literal["function", "allowed_tools"]
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        for name in ("function", "allowed_tools"):
+            if (getattr(self, name) is not None) != (self.type == name):
+                text = "is required by the type, and stands beside no other one"
+                raise PydanticCustomError("conflict", text, {"below": f".{name}"})
+        return self
 
 
 class ChatResponseFormat(OpenAIRequest):
@@ -79,9 +153,6 @@ class ChatCompletionCreate(SampledRequest):
 
     neutral: ClassVar[NeutralFields] = {
         **PENALTIES,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": ANY_VALUE,
         "store": (False,),
         "metadata": ANY_VALUE,
         "service_tier": ("auto", "default"),
@@ -116,8 +187,37 @@ class ChatCompletionCreate(SampledRequest):
         ChatResponseFormat | None,
         Field(description="The answer is complete and fits, or it ends with `length`."),
     ] = None
+    tools: Annotated[
+        Tools, Field(description="Functions that the model may call; arguments fit their schemas.")
+    ] = None
+    tool_choice: Annotated[
+        ToolMode | ChatToolChoice | None,
+        Field(description="`none`: the model does not see the functions."),
+    ] = None
+    parallel_tool_calls: bool = True
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
+
+    @property
+    def chosen(self) -> ChosenTools:
+        """The meaning of `tool_choice`."""
+        choice = self.tool_choice
+        if not isinstance(choice, ChatToolChoice):
+            return ChosenTools(choice, None)
+        if choice.function is not None:
+            return ChosenTools("required", [choice.function.name], is_named=True)
+        allowed = choice.allowed_tools
+        names = [tool.function.name for tool in allowed.tools] if allowed is not None else None
+        return ChosenTools(None if allowed is None else allowed.mode, names)
+
+    @model_validator(mode="after")
+    def _calls_and_choices_that_fit(self) -> Self:
+        fault = fault_of_calls([message.model_dump() for message in self.messages])
+        if fault is not None:
+            place = {"param": f"messages[{fault.turn}]{fault.field}"}
+            raise PydanticCustomError("value_error", cast("Any", fault.message), place)
+        self.chosen.check([tool.function.name for tool in self.tools or ()])
+        return self
 
     @model_validator(mode="after")
     def _alternatives_of_something(self) -> Self:
@@ -135,8 +235,9 @@ class ChatAnswer(Reply):
     """The turn that a model wrote."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: Annotated[str | None, Field(description="Null if there are calls alone.")]
     refusal: None = None
+    tool_calls: Annotated[list[WrittenCall] | None, Field(exclude_if=absent)] = None
 
 
 class ChatLikelyToken(Reply):
@@ -182,6 +283,7 @@ class ChatDelta(Reply):
 
     role: Annotated[Literal["assistant"] | None, Field(exclude_if=absent)] = None
     content: Annotated[str | None, Field(exclude_if=absent)] = None
+    tool_calls: Annotated[list[WrittenCall] | None, Field(exclude_if=absent)] = None
 
 
 class ChatChunkChoice(Reply):
@@ -233,6 +335,11 @@ EXAMPLE_CHAT_REPLY: dict[str, Any] = {
     example=Example(
         {
             "chat": EXAMPLE_CHAT,
+            "tools": {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "Is code H25.9 still valid?"}],
+                "tools": [EXAMPLE_TOOL],
+            },
             "schema": {
                 **EXAMPLE_CHAT,
                 "response_format": {

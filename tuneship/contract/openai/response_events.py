@@ -5,7 +5,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tuneship.contract.common import Reply
-from tuneship.contract.openai.responses import Nothing, OutputMessage, OutputText, ResponseObject
+from tuneship.contract.openai.responses import (
+    Nothing,
+    OutputCall,
+    OutputMessage,
+    OutputText,
+    ResponseObject,
+)
 
 
 class NumberedEvent(Reply):
@@ -28,15 +34,15 @@ class ResponseStateEvent(NumberedEvent):
 
 
 class OutputItemEvent(NumberedEvent):
-    """The answer's message began, or ended."""
+    """The answer's message or a call began, or ended."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
-    output_index: Literal[0] = 0
-    item: OutputMessage
+    output_index: int
+    item: OutputMessage | OutputCall
 
 
 class TextPlace(NumberedEvent):
-    """The place of a text in its response."""
+    """The place of a text in its response, where it is the first item."""
 
     item_id: str
     output_index: Literal[0] = 0
@@ -66,6 +72,36 @@ class TextDoneEvent(TextPlace):
     logprobs: Nothing = Field(default_factory=list[Any])
 
 
+class ArgumentsPlace(NumberedEvent):
+    """The place of a call in its response."""
+
+    item_id: str
+    output_index: int
+
+
+class ArgumentsDeltaEvent(ArgumentsPlace):
+    """A piece of a call's arguments."""
+
+    type: Literal["response.function_call_arguments.delta"] = (
+        "response.function_call_arguments.delta"
+    )
+    delta: str
+
+
+class ArgumentsDoneEvent(ArgumentsPlace):
+    """The whole arguments of a call."""
+
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    name: str
+    arguments: str
+
+
 ResponseEvent = (
-    ResponseStateEvent | OutputItemEvent | ContentPartEvent | TextDeltaEvent | TextDoneEvent
+    ResponseStateEvent
+    | OutputItemEvent
+    | ContentPartEvent
+    | TextDeltaEvent
+    | TextDoneEvent
+    | ArgumentsDeltaEvent
+    | ArgumentsDoneEvent
 )

@@ -1,16 +1,19 @@
 """Responses of OpenAI's API, without state: nothing is stored, so every request holds its whole conversation."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
 from tuneship.contract.generation import (
     EXAMPLE_SCHEMA,
+    EXAMPLE_TOOL,
     MAXIMUM_TURNS,
     FormatType,
     SchemaOfAnswer,
+    ToolMode,
 )
 from tuneship.contract.openai.answering import (
     AskedModel,
@@ -23,7 +26,15 @@ from tuneship.contract.openai.answering import (
 )
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import ANY_VALUE, NeutralFields, OpenAIRequest
+from tuneship.contract.openai.tool_choices import ChosenTools, text_of_parts
 from tuneship.contract.operation import Example
+from tuneship.contract.tools import (
+    MAXIMUM_FUNCTIONS,
+    Arguments,
+    CallId,
+    FunctionName,
+    ParametersSchema,
+)
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -65,11 +76,120 @@ class InputMessage(OpenAIRequest):
     content: Text | Annotated[list[InputPart], Field(min_length=1)]
 
     @property
-    def text(self) -> str:
-        """The content as one text."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+    def turn(self) -> dict[str, Any]:
+        """The turn as the main API takes it."""
+        return {"role": self.role, "content": text_of_parts(self.content)}
+
+
+class InputCall(OpenAIRequest):
+    """A call of a function in an earlier response."""
+
+    neutral: ClassVar[NeutralFields] = {
+        "type": ("function_call",),
+        "id": ANY_VALUE,
+        "status": ANY_VALUE,
+    }
+    unsupported = frozenset({"async", "caller", "namespace"})
+
+    call_id: CallId
+    name: FunctionName
+    arguments: Arguments
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The call as the main API takes it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class InputResult(OpenAIRequest):
+    """The result of a call."""
+
+    neutral: ClassVar[NeutralFields] = {
+        "type": ("function_call_output",),
+        "id": ANY_VALUE,
+        "name": ANY_VALUE,
+        "status": ANY_VALUE,
+    }
+    unsupported = frozenset({"caller", "namespace"})
+
+    call_id: CallId
+    output: str | Annotated[list[InputPart], Field(min_length=1)]
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """The turn as the main API takes it."""
+        return {
+            "role": "tool",
+            "content": text_of_parts(self.output),
+            "tool_call_id": self.call_id,
+        }
+
+
+def _kind_of_item(item: Any) -> str:
+    kind: object = cast("dict[str, Any]", item).get("type") if isinstance(item, dict) else None
+    return f"~{kind}" if kind in ("function_call", "function_call_output") else "~message"
+
+
+# Told apart before they are read, so that an item is refused for what it lacks, and not for what it is not. Names of
+# branches that begin so are left out of the places in refusals.
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("~message")]
+    | Annotated[InputCall, Tag("~function_call")]
+    | Annotated[InputResult, Tag("~function_call_output")],
+    Discriminator(_kind_of_item),
+]
+Input = Annotated[
+    Annotated[Text, Tag("~text")]
+    | Annotated[list[InputItem], Field(min_length=1, max_length=MAXIMUM_TURNS), Tag("~items")],
+    Discriminator(lambda sent: "~items" if isinstance(sent, list) else "~text"),
+]
+
+
+class ResponseTool(OpenAIRequest):
+    """A function that the model may call."""
+
+    neutral: ClassVar[NeutralFields] = {"type": ("function",)}
+    unsupported = frozenset({"async", "allowed_callers", "defer_loading", "output_schema"})
+
+    name: FunctionName
+    description: str | None = None
+    parameters: ParametersSchema | None = None
+    strict: Strict = None
+
+    @property
+    def for_the_main_api(self) -> dict[str, Any]:
+        """The same as the main API takes it."""
+        return {"type": "function", "function": self.model_dump(exclude_none=True)}
+
+
+class ResponseToolName(OpenAIRequest):
+    """One of the request's functions."""
+
+    neutral: ClassVar[NeutralFields] = {"type": ("function",)}
+
+    name: FunctionName
+
+
+class ResponseToolChoice(OpenAIRequest):
+    """A function that shall be called once, or the functions that may be called."""
+
+    type: Literal["function", "allowed_tools"]
+    name: FunctionName | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[
+        list[ResponseToolName] | None, Field(min_length=1, max_length=MAXIMUM_FUNCTIONS)
+    ] = None
+
+    @model_validator(mode="after")
+    def _fields_of_its_type(self) -> Self:
+        is_function = self.type == "function"
+        wanted = {"name": is_function, "mode": not is_function, "tools": not is_function}
+        for name, is_wanted in wanted.items():
+            if (getattr(self, name) is not None) != is_wanted:
+                text = "is required by the type, and stands beside no other one"
+                raise PydanticCustomError("conflict", text, {"below": f".{name}"})
+        return self
 
 
 class TextFormat(OpenAIRequest):
@@ -123,14 +243,11 @@ class ResponseCreate(OpenAIRequest):
         # Asks for a part of answers that no model here writes.
         "include": ([], ["reasoning.encrypted_content"]),
         "max_tool_calls": ANY_VALUE,
-        "parallel_tool_calls": ANY_VALUE,
         "prompt_cache_options": ANY_VALUE,
         "prompt_cache_retention": ANY_VALUE,
         "reasoning": ({}, {"effort": "none"}),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
@@ -148,7 +265,7 @@ class ResponseCreate(OpenAIRequest):
     )
 
     model: AskedModel
-    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAXIMUM_TURNS)]
+    input: Input
     instructions: Annotated[
         Text | None, Field(description="Stands before the conversation, as its system turn.")
     ] = None
@@ -156,6 +273,18 @@ class ResponseCreate(OpenAIRequest):
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     text: TextOptions | None = None
+    tools: Annotated[
+        list[ResponseTool] | None,
+        Field(
+            max_length=MAXIMUM_FUNCTIONS,
+            description="Functions that the model may call; arguments fit their schemas.",
+        ),
+    ] = None
+    tool_choice: Annotated[
+        ToolMode | ResponseToolChoice | None,
+        Field(description="`none`: the model does not see the functions."),
+    ] = None
+    parallel_tool_calls: bool = True
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[Metadata | None, Field(description="Is returned with the answer.")] = None
@@ -170,6 +299,21 @@ class ResponseCreate(OpenAIRequest):
     def person(self) -> str | None:
         """The text that stands for the person who asks."""
         return self.safety_identifier or self.user or self.prompt_cache_key
+
+    @property
+    def chosen(self) -> ChosenTools:
+        """The meaning of `tool_choice`."""
+        choice = self.tool_choice
+        if not isinstance(choice, ResponseToolChoice):
+            return ChosenTools(choice, None)
+        if choice.name is not None:
+            return ChosenTools("required", [choice.name], is_named=True)
+        return ChosenTools(choice.mode, [tool.name for tool in choice.tools or ()])
+
+    @model_validator(mode="after")
+    def _choice_that_fits(self) -> Self:
+        self.chosen.check([tool.name for tool in self.tools or ()])
+        return self
 
 
 class OutputText(Reply):
@@ -192,6 +336,27 @@ class OutputMessage(Reply):
     role: Literal["assistant"] = "assistant"
     status: ResponseStatus
     content: list[OutputText]
+
+
+class OutputCall(Reply):
+    """A call that the model wrote. Its arguments fit the function's schema unless it is incomplete."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str
+    status: ResponseStatus
+
+
+class AnswerTool(Reply):
+    """A function of the request."""
+
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class InputTokenDetails(Reply):
@@ -265,8 +430,10 @@ class ResponseObject(Reply):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: Annotated[str, Field(description="The model that answered, also for an endpoint.")]
-    output: list[OutputMessage] = Field(default_factory=list[OutputMessage])
-    parallel_tool_calls: Literal[True] = True
+    output: list[OutputMessage | OutputCall] = Field(
+        default_factory=list[OutputMessage | OutputCall]
+    )
+    parallel_tool_calls: bool = True
     previous_response_id: None = None
     prompt_cache_key: str | None = None
     reasoning: None = None
@@ -275,8 +442,10 @@ class ResponseObject(Reply):
     store: Literal[False] = False
     temperature: float
     text: AnswerText = Field(default_factory=AnswerText)
-    tool_choice: Literal["auto"] = "auto"
-    tools: Nothing = Field(default_factory=list[Any])
+    tool_choice: Annotated[
+        ToolMode | dict[str, Any], Field(description="As it was sent; `auto` without one.")
+    ] = "auto"
+    tools: list[AnswerTool] = Field(default_factory=list[AnswerTool])
     top_logprobs: Literal[0] = 0
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -349,6 +518,11 @@ EXAMPLE_RESPONSE: dict[str, Any] = {
                 "input": "senile cataract",
                 "max_output_tokens": 64,
                 "temperature": 0.0,
+            },
+            "tools": {
+                "model": MODEL,
+                "input": "Is code H25.9 still valid?",
+                "tools": [{"type": "function", **EXAMPLE_TOOL["function"]}],
             },
             "schema": {
                 "model": MODEL,

@@ -78,7 +78,7 @@ def with_required_settings(settings: S) -> S:
 
 
 def missing_here(able: Mapping[str, bool], settings: ServiceSettings) -> list[str]:
-    """The prerequisites of the mode that the installation lacks; `able`: whether it enforces a safeguard, by name."""
+    """List what this installation lacks for hipaa mode. `able` says of each safeguard, by name, if it is enforced."""
     missing = [
         f"{name}, which is not enforced here" for name in REQUIRED if not able.get(name, False)
     ]
@@ -92,7 +92,7 @@ def missing_here(able: Mapping[str, bool], settings: ServiceSettings) -> list[st
 
 
 def refuse_create(missing: list[str], caller: Caller) -> None:
-    """Raises `ValidationRefused` that names every missing prerequisite."""
+    """Refuse to create something in hipaa mode where anything is missing; `ValidationRefused` names all of it."""
     if not caller.is_private:
         missing = [*missing, GOOD_WAY]
     if not caller.has_good_key:

@@ -169,32 +169,25 @@ def _copied(
     names = source.files()
     files = {stage / "model" / name: (source.folder / name).resolve() for name in names}
     if hard_links:
-        files = {target: file for target, file in files.items() if not _is_shared(file, target)}
+        for target, file in list(files.items()):
+            # Another file system, one without links, or a file of another user has it copied.
+            with suppress(OSError):
+                target.hardlink_to(file)
+                del files[target]
         if files:
             note("the files cannot be shared from there, so they are copied")
     _refuse_full(settings, sum(file.stat().st_size for file in files.values()))
     for target, file in files.items():
-        _copy(file, target)
+        with file.open("rb") as read, target.open("xb") as written:
+            # A file system that can share blocks until one copy changes needs no time and no room.
+            try:
+                fcntl.ioctl(written, FICLONE, read.fileno())
+            except OSError:
+                shutil.copyfileobj(read, written, COPIED_AT_ONCE)
+            flush_open(written)
     order = ReadingOrder(str(source.folder.absolute()), str(stage / "model"))
     digests = {name: digest_of(stage / "model" / name) for name in names}
     return _Prepared(order, source.folder.absolute(), digests)
-
-
-def _is_shared(source: Path, target: Path) -> bool:
-    try:
-        target.hardlink_to(source)
-    except OSError:  # another file system, one without links, or a file of another user
-        return False
-    return True
-
-
-def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as read, target.open("xb") as written:
-        try:
-            fcntl.ioctl(written, FICLONE, read.fileno())
-        except OSError:
-            shutil.copyfileobj(read, written, COPIED_AT_ONCE)
-        flush_open(written)
 
 
 def _refuse_full(settings: ServiceSettings, needed: int) -> None:

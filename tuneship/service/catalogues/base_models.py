@@ -356,6 +356,16 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
         raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(ENGINES)}")
     if not isinstance(options, list) or (options and not ENGINES[runtime].takes_options):
         raise CatalogueFault(f"the runtime_options of {entry['id']} must be a list, for vllm only")
+    weights = entry.get("weights")
+    if weights is not None:
+        if not ENGINES[runtime].is_own:
+            raise CatalogueFault(
+                f"the weights of {entry['id']} are chosen by runtime_options of vllm"
+            )
+        if weights not in WEIGHTS:
+            raise CatalogueFault(
+                f"the weights of {entry['id']} must be one of: {', '.join(WEIGHTS)}"
+            )
     return CataloguedModel(
         id=str(entry["id"]),
         path=path,
@@ -364,19 +374,8 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
         description=str(entry.get("description", "")),
         runtime=runtime,
         runtime_options=tuple(map(str, cast("list[Any]", options))),
-        weights=_weights(entry, ENGINES[runtime]),
+        weights=None if weights is None else str(weights),
     )
-
-
-def _weights(entry: dict[str, Any], engine: EngineKind) -> str | None:
-    weights = entry.get("weights")
-    if weights is None:
-        return None
-    if not engine.is_own:
-        raise CatalogueFault(f"the weights of {entry['id']} are chosen by runtime_options of vllm")
-    if weights not in WEIGHTS:
-        raise CatalogueFault(f"the weights of {entry['id']} must be one of: {', '.join(WEIGHTS)}")
-    return str(weights)
 
 
 def cached_snapshot(hub_id: str) -> Path:

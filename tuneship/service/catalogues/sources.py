@@ -44,14 +44,6 @@ class CheckpointSource:
 
     def files(self) -> list[str]:
         """The names of the files to copy. Raises `AddingRefused` for a checkpoint that cannot be served."""
-        weights = self._weights()
-        # Nothing is loaded for it, so that a mistake shows at once.
-        fault = CataloguedModel(self.name, self.folder, self.name, "", "").fault
-        if fault is not None:
-            raise AddingRefused(f"{self.name} cannot be added: {fault}")
-        return [*(name for name in SIDE_FILES if (self.folder / name).is_file()), *weights]
-
-    def _weights(self) -> list[str]:
         index = self.folder / INDEX
         if index.is_file():
             names = self._named_in(index)
@@ -67,7 +59,12 @@ class CheckpointSource:
         lost = sorted(name for name in names if not (self.folder / name).is_file())
         if lost:
             raise AddingRefused(f"{self.name} cannot be added: its {lost[0]} is missing")
-        return [*sorted(names), *([INDEX] if index.is_file() else [])]
+        # Nothing is loaded for it, so that a mistake shows at once.
+        fault = CataloguedModel(self.name, self.folder, self.name, "", "").fault
+        if fault is not None:
+            raise AddingRefused(f"{self.name} cannot be added: {fault}")
+        beside = [name for name in SIDE_FILES if (self.folder / name).is_file()]
+        return [*beside, *sorted(names), *([INDEX] if index.is_file() else [])]
 
     def _named_in(self, index: Path) -> set[str]:
         """The files that an index of weights names: plain names in the same folder."""
@@ -111,7 +108,16 @@ def find_source(text: str) -> CheckpointSource | GgufSource:
     if path.is_dir():
         return CheckpointSource("directory", path.resolve().name, path)
     if path.is_file():
-        return _gguf(path)
+        try:
+            header = read_header(path)
+            check_convertible(header)
+        except GgufRefused as refusal:
+            raise AddingRefused(f"{path.name} cannot be added: {refusal}") from None
+        except OSError as error:
+            raise AddingRefused(f"{path.name} cannot be read: {error.strerror}") from None
+        # The checkpoint that is made of it is in 16 bits, or in float32 where all of the file is.
+        width = 4 if all(tensor.format == "F32" for tensor in header.tensors) else 2
+        return GgufSource(path.name, path, header.licence, header.parameters * width)
     if path.suffix == ".gguf" or not HUB_ID.fullmatch(text):
         raise AddingRefused(f"{text}: no such file or directory")
     try:
@@ -124,15 +130,3 @@ def default_id(source: CheckpointSource | GgufSource) -> str:
     """An id made of the source's name, which may still be refused."""
     name = Path(source.name).stem if isinstance(source, GgufSource) else Path(source.name).name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:64]
-
-
-def _gguf(file: Path) -> GgufSource:
-    try:
-        header = read_header(file)
-        check_convertible(header)
-    except GgufRefused as refusal:
-        raise AddingRefused(f"{file.name} cannot be added: {refusal}") from None
-    except OSError as error:
-        raise AddingRefused(f"{file.name} cannot be read: {error.strerror}") from None
-    width = 4 if all(tensor.format == "F32" for tensor in header.tensors) else 2
-    return GgufSource(file.name, file, header.licence, header.parameters * width)

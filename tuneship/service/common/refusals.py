@@ -16,6 +16,7 @@ from tuneship.contract.errors import (
 
 DECLARED_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 # Parts of pydantic's locations that name a branch of a union, not a field.
+TAG = "~"  # begins the names of branches that a field's value was told to be of
 BRANCHES = {"int", "float", "str", "constrained-int", "constrained-float", "function-after"}
 # Problems that one answer lists: a body may have thousands.
 MAX_DETAILS = 100
@@ -43,6 +44,8 @@ def field_path(parts: Iterable[int | str], *, known: bool = True) -> str | None:
     for part in parts:
         if isinstance(part, int):
             text += f"[{part}]"
+        elif part.startswith(TAG):
+            continue
         elif part in BRANCHES or not DECLARED_NAME.fullmatch(part):
             break
         else:

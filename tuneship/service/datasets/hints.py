@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from tuneship.contract.dataset_lines import DatasetFormat, Message
+from tuneship.contract.dataset_lines import DatasetFormat, Message, text_of
 from tuneship.contract.datasets import LineProblem
 from tuneship.service.catalogues.base_models import special_texts
 
@@ -41,8 +41,8 @@ class SeenExamples:
         self._memory: list[mmap.mmap] = []
         self._tables: list[memoryview[int]] = []
 
-    def add(self, messages: Sequence[Message]) -> bool:
-        """Add an example; return whether the same turns were added before."""
+    def add(self, messages: Sequence[Message], tools: str = "") -> bool:
+        """Add an example; return whether the same turns with the same functions were added before."""
         if self._free == 0:
             self._memory.append(mmap.mmap(-1, 4 * self._entries))  # untouched pages take no memory
             self._tables.append(memoryview(self._memory[-1]).cast("I"))
@@ -50,7 +50,8 @@ class SeenExamples:
             self._entries *= 2
 
         # Open addressing with linear probing.
-        example = hash(tuple([part for one in messages for part in (one["role"], one["content"])]))
+        parts = [part for one in messages for part in (one["role"], text_of(one))]
+        example = hash((*parts, tools))
         mark = (example & 0xFFFF_FFFF) or 1  # 0 is an empty entry
         index, table = 0, self._tables[0]
         for table in self._tables:
@@ -79,22 +80,29 @@ class TextHints:
         self._format = dataset_format
         self._markers = None if tokenizer is None else special_texts(tokenizer)
 
-    def warnings(self, line: int, messages: Sequence[Message]) -> Iterator[LineProblem]:
+    def warnings(
+        self, line: int, messages: Sequence[Message], tools: str = ""
+    ) -> Iterator[LineProblem]:
         """Yield a warning for each special token and each suspicion in one example."""
-        for index, message in enumerate(messages):
-            text = message["content"]
+        for field, text in self._texts(messages, tools):
             if self._markers is not None and self._markers.search(text):
-                field = self._field(index, message)
                 reason = "holds a special token of the tokenizer as text"
                 yield LineProblem(line=line, field=field, code="special_token", message=reason)
             for suspicion in _suspicions(text):
-                field, reason = self._field(index, message), f"may hold {suspicion}"
+                reason = f"may hold {suspicion}"
                 yield LineProblem(line=line, field=field, code="suspected_phi", message=reason)
 
-    def _field(self, index: int, message: Message) -> str:
-        if self._format == "instruction":
-            return INSTRUCTION_FIELDS[message["role"]]
-        return f"messages[{index}].content"
+    def _texts(self, messages: Sequence[Message], tools: str) -> Iterator[tuple[str, str]]:
+        """Yield each text with its field."""
+        for index, message in enumerate(messages):
+            if self._format == "instruction":
+                yield INSTRUCTION_FIELDS[message["role"]], message["content"]
+                continue
+            yield f"messages[{index}].content", message["content"]
+            if "tool_calls" in message:
+                yield f"messages[{index}].tool_calls", text_of(message)[len(message["content"]) :]
+        if tools:
+            yield "tools", tools
 
 
 def _suspicions(text: str) -> Iterator[str]:

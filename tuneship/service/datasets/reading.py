@@ -5,11 +5,12 @@ file: two batches, 1,000 problems and 5 bytes for each line, to find repetitions
 no database. Next: `hints.py` (warnings), `advice.py` (suggestions), `token_counting.py`.
 """
 
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from tuneship.contract.dataset_lines import (
     BYTE_ORDER_MARK,
@@ -20,6 +21,8 @@ from tuneship.contract.dataset_lines import (
     decode_line,
     other_names,
     parse_example,
+    text_of,
+    tools_of,
 )
 from tuneship.contract.datasets import LineProblem
 from tuneship.service.catalogues.base_models import CataloguedModel
@@ -37,10 +40,22 @@ BATCHES_AHEAD = 2
 LINES_AT_ONCE = 2048
 # Expected length of a line; the table of repetitions grows when lines are shorter.
 EXPECTED_LINE_BYTES = 256
+# Stands for the functions of an example where only what a template adds to them is counted.
+NO_TOOL: list[dict[str, Any]] = [{"type": "function", "function": {"name": ""}}]
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
-# Line number and turns.
-Example = tuple[int, list[Message]]
+
+class ReadExample(NamedTuple):
+    """A good line: its number, its turns, and the functions that it lists, as text."""
+
+    line: int
+    messages: list[Message]
+    tools: str = ""
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the turns, and of the functions."""
+        return [*map(text_of, self.messages), *([self.tools] if self.tools else [])]
 
 
 class ReadingStopped(Exception):
@@ -115,15 +130,15 @@ def read_dataset(file: BinaryIO, size: int, plan: Plan) -> DatasetReading:
     return reading
 
 
-def _batches(examples: Iterator[Example | None]) -> Iterator[list[Example]]:
+def _batches(examples: Iterator[ReadExample | None]) -> Iterator[list[ReadExample]]:
     """Group examples: about `CHARACTERS_AT_ONCE` characters, or those of `LINES_AT_ONCE` lines."""
-    batch: list[Example] = []
+    batch: list[ReadExample] = []
     size = lines = 0
     for example in examples:
         lines += 1
         if example is not None:
             batch.append(example)
-            size += sum(len(message["content"]) for message in example[1])
+            size += sum(map(len, example.texts))
         if size >= CHARACTERS_AT_ONCE or lines >= LINES_AT_ONCE:
             yield batch
             batch, size, lines = [], 0, 0
@@ -132,7 +147,7 @@ def _batches(examples: Iterator[Example | None]) -> Iterator[list[Example]]:
 
 def _examples(
     file: BinaryIO, reading: DatasetReading, seen: SeenExamples
-) -> Iterator[Example | None]:
+) -> Iterator[ReadExample | None]:
     """Yield the example of each line, None for a line without one."""
     plan = reading.plan
     hints = TextHints(plan.format, plan.base.tokenizer if plan.base else None)
@@ -143,7 +158,8 @@ def _examples(
             continue
         try:
             fields = decode_line(line)
-            example = parse_example(fields, plan.format)
+            messages = parse_example(fields, plan.format)
+            tools = tools_of(fields) if plan.format == "conversation" else []
         except ExampleProblem as problem:
             reading.refuse(number, problem)
             # Such a line has user turns, only no answer.
@@ -152,12 +168,14 @@ def _examples(
             continue
 
         reading.other_names.update(other_names(fields, plan.format))
-        for warning in hints.warnings(number, example):
+        listed = json.dumps(tools, ensure_ascii=False) if tools else ""
+        example = ReadExample(number, messages, listed)
+        for warning in hints.warnings(number, messages, listed):
             reading.warn(warning)
-        if seen.add(example):
+        if seen.add(messages, listed):
             message = "repeats an earlier example"
             reading.warn(_problem(number, None, "duplicate_example", message))
-        yield number, example
+        yield example
 
 
 def _problem(line: int | None, field: str | None, code: str, message: str) -> LineProblem:
@@ -197,17 +215,17 @@ class _Tally:
         self._counting = counting
         self._base = reading.plan.base
         self._counter = None if self._base is None else TokenCounter(self._base.tokenizer)
-        self._in_flight: deque[tuple[list[Example], Future[list[int]]]] = deque()
+        self._in_flight: deque[tuple[list[ReadExample], Future[list[int]]]] = deque()
         self._overheads: dict[tuple[str, ...], int] = {}
 
-    def add(self, batch: list[Example]) -> None:
+    def add(self, batch: list[ReadExample]) -> None:
         """Begin to count a batch; wait where too many are in flight."""
         reading = self._reading
         reading.num_examples += len(batch)
         reading.has_instructions |= bool(batch)
         if self._counter is None or not batch:
             return
-        texts = [message["content"] for _, messages in batch for message in messages]
+        texts = [text for example in batch for text in example.texts]
         self._in_flight.append((batch, self._counting.submit(self._counter.count, texts)))
         # A batch with very long texts is counted before the next one is read, which limits the memory.
         is_long = sum(map(len, texts)) > BATCHES_AHEAD * CHARACTERS_AT_ONCE
@@ -223,35 +241,39 @@ class _Tally:
         batch, future = self._in_flight.popleft()
         counts = iter(future.result())
         answers = whole = 0
-        for line, messages in batch:
+        for example in batch:
             tokens = 0
-            for message in messages:
+            for message in example.messages:
                 number = next(counts)
                 tokens += number
                 if message["role"] == "assistant":
                     answers += number
+            tokens += next(counts) if example.tools else 0
             whole += tokens
-            self._check_length(line, messages, tokens)
+            self._check_length(example, tokens)
         self._reading.response_tokens += answers
         self._reading.prompt_tokens += whole - answers
 
-    def _check_length(self, line: int, messages: list[Message], tokens: int) -> None:
+    def _check_length(self, example: ReadExample, tokens: int) -> None:
         base = self._base
         if base is None:
             return
-        roles = tuple([message["role"] for message in messages])
-        overhead = self._overheads.get(roles)
+        roles = tuple([message["role"] for message in example.messages])
+        shape = (*roles, "tools") if example.tools else roles
+        overhead = self._overheads.get(shape)
         if overhead is None:
             # Tokens that the chat template adds to turns of these roles; counted once, as most examples are alike.
             empty = [{"role": role, "content": ""} for role in roles]
             try:
-                text = base.template.render(empty, add_generation_prompt=False)
+                text = base.template.render(
+                    empty, add_generation_prompt=False, tools=NO_TOOL if example.tools else None
+                )
             except TemplateFailed:
                 text = ""  # training reports it
             if len(self._overheads) > REPORTED_PROBLEMS:
                 self._overheads.clear()
             overhead = len(base.tokenizer.encode(text, add_special_tokens=False))
-            self._overheads[roles] = overhead
+            self._overheads[shape] = overhead
         if tokens + overhead > base.context_length:
             text = f"is longer than the context of {base.context_length} tokens and will be cut"
-            self._reading.warn(_problem(line, None, "too_long", text))
+            self._reading.warn(_problem(example.line, None, "too_long", text))

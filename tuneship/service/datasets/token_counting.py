@@ -33,16 +33,11 @@ class TokenCounter:
         if len(known) > REMEMBERED_TEXTS:
             known.clear()
         new = [text for text in dict.fromkeys(texts) if text not in known]
-        counted = dict(zip(new, self._counts(new), strict=True))
-        known.update(one for one in counted.items() if len(one[0]) <= REMEMBERED_CHARACTERS)
-        return [counted[text] if text in counted else known[text] for text in texts]
-
-    def _counts(self, texts: Sequence[str]) -> list[int]:
-        counts = [0] * len(texts)
+        counts = [0] * len(new)
         owners: list[int] = []  # for each piece the index of its text
         pieces: list[str] = []
         size = 0
-        for index, text in enumerate(texts):
+        for index, text in enumerate(new):
             for piece in slices(text):
                 owners.append(index)
                 pieces.append(piece)
@@ -51,7 +46,9 @@ class TokenCounter:
                     self._add(counts, owners, pieces)
                     owners, pieces, size = [], [], 0
         self._add(counts, owners, pieces)
-        return counts
+        counted = dict(zip(new, counts, strict=True))
+        known.update(one for one in counted.items() if len(one[0]) <= REMEMBERED_CHARACTERS)
+        return [counted[text] if text in counted else known[text] for text in texts]
 
     def _add(self, counts: list[int], owners: Sequence[int], pieces: Sequence[str]) -> None:
         encoded = self._encode(pieces, add_special_tokens=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError
 from tuneship.contract.generation import TokenLogprob
+from tuneship.contract.tools import WrittenCall
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
 from tuneship.store.deployment_logs import LogEntry
@@ -27,6 +28,8 @@ class WrittenAnswer:
     """The token that ended it, which is no part of its text."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """Those of its prompt, with the first answer to it."""
+    tool_calls: list[WrittenCall] | None = None
+    """The calls that it ends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,13 @@ class WrittenAnswers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a text was wanted and none came; a request for a prompt's log probabilities wants none."""
+        """Whether an answer was wanted, and neither a text nor a call came.
+
+        A request for a prompt's log probabilities wants none.
+        """
         is_scored = any(answer.prompt_logprobs is not None for answer in self.answers)
-        return not is_scored and not any(answer.completion.strip() for answer in self.answers)
+        is_written = any(answer.completion.strip() or answer.tool_calls for answer in self.answers)
+        return not is_scored and not is_written
 
 
 @dataclass(frozen=True, slots=True)

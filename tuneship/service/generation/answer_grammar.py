@@ -4,6 +4,7 @@ It takes a few milliseconds, and about a second for the largest schemas, so it r
 """
 
 from functools import lru_cache
+from typing import Any
 
 from tuneship.contract.answer_schemas import AnswerSchema, read_schema
 from tuneship.contract.generation import ResponseFormat
@@ -20,13 +21,28 @@ _is_usable = lru_cache(REMEMBERED)(is_usable)
 
 def answer_grammar(form: ResponseFormat) -> str:
     """The grammar of answers in this form, which is no free text. Raises `ValidationRefused`."""
-    read = read_schema({"type": "object"} if form.json_schema is None else form.json_schema)
+    return check_schema(_read(form), FIELD)
+
+
+def schema_of(form: ResponseFormat) -> dict[str, Any]:
+    """The schema of answers in this form, for a grammar of which they are a part. Raises `ValidationRefused`."""
+    read = _read(form)
+    check_schema(read, FIELD)
+    return read.schema
+
+
+def _read(form: ResponseFormat) -> AnswerSchema:
+    return read_schema({"type": "object"} if form.json_schema is None else form.json_schema)
+
+
+def check_schema(read: AnswerSchema, field: str) -> str:
+    """The grammar of the texts that fit a schema. Raises `ValidationRefused` on `field` if nothing can follow it."""
     try:
         grammar = grammar_of(read.schema)
     except ValueError:  # a number or a text that JSON holds in no portable way
-        raise refused(FIELD, "holds a value that is not supported") from None
+        raise refused(field, "holds a value that is not supported") from None
     if not _is_usable(grammar):
-        raise refused(FIELD + _culprit(read), UNUSABLE)
+        raise refused(field + _culprit(read), UNUSABLE)
     return grammar
 
 

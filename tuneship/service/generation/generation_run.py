@@ -24,6 +24,7 @@ from tuneship.service.context.context import Context
 from tuneship.service.generation.accounting import WrittenAnswer, WrittenAnswers
 from tuneship.service.generation.answer_grammar import answer_grammar
 from tuneship.service.generation.answer_run import AnswerRun, Emit
+from tuneship.service.generation.call_reader import ReadPiece
 from tuneship.service.generation.prompts import (
     PromptTooLong,
     is_long_prompt,
@@ -35,6 +36,7 @@ from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.service.generation.routing import RoutingTarget
 from tuneship.service.generation.span import note_answer, note_request
 from tuneship.service.generation.text_stream import TextStream
+from tuneship.service.generation.tool_grammar import CallPlan, call_plan
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.identifiers import new_id
 
@@ -63,6 +65,7 @@ class GenerationRun(RoutedRun):
         self._request = request
         self._prompts = prompts or raw_prompts(request)
         self._text: TextStream | None = None
+        self._plan: CallPlan | None = None
 
     async def stream(self) -> Stream:
         """Run in a task of its own, and return when the first text is there."""
@@ -90,6 +93,7 @@ class GenerationRun(RoutedRun):
         choices = [
             GeneratedChoice(
                 completion=answer.completion,
+                tool_calls=answer.tool_calls,
                 finish_reason=answer.finish_reason,
                 logprobs=answer.logprobs,
             )
@@ -100,6 +104,7 @@ class GenerationRun(RoutedRun):
             deployment_id=self._target.deployment_id,
             prompt=self._request.prompt,
             completion=choices[0].completion,
+            tool_calls=choices[0].tool_calls,
             finish_reason=choices[0].finish_reason,
             logprobs=choices[0].logprobs,
             prompt_logprobs=self.written.answers[0].prompt_logprobs,
@@ -132,7 +137,13 @@ class GenerationRun(RoutedRun):
             )
         else:
             prepared = replica_requests(self._deployment, self._served, request, self._prompts)
-        if request.response_format is not None and request.response_format.type != "text":
+        if request.callable_tools:
+            self.grammar_param = "tools"
+            self._plan = await self._parts.threads.texts.run(
+                context.client_id, call_plan, self._served, request
+            )
+            prepared = [replace(one, grammar=self._plan.grammar) for one in prepared]
+        elif request.response_format is not None and request.response_format.type != "text":
             grammar = await self._parts.threads.texts.run(
                 context.client_id, answer_grammar, request.response_format
             )
@@ -159,12 +170,13 @@ class GenerationRun(RoutedRun):
         if (is_emptied or is_cut) and prepared[0].grammar is not None:
             answers = [replace(answer, finish_reason="length") for answer in answers]
         if is_emptied:
-            answers = [replace(answer, completion="", logprobs=None) for answer in answers]
+            empty: dict[str, Any] = {"completion": "", "tool_calls": None, "logprobs": None}
+            answers = [replace(answer, **empty) for answer in answers]
         elif is_cut:
             answers = [_shortened(answer) for answer in answers]
             if text is not None:
                 for number, answer in enumerate(answers):
-                    self._emitter(text, number)(answer.completion, None)
+                    self._emitter(text, number)(ReadPiece(answer.completion), None)
         return WrittenAnswers(answers, sum(len(one.tokens) for one in prepared))
 
     async def _run_all(self, prepared: list[GenerateRequest]) -> list[WrittenAnswer]:
@@ -174,7 +186,7 @@ class GenerationRun(RoutedRun):
         """
         now, count = self._context.now, self._request.n
         runs = [
-            AnswerRun(self._parts, self._served, self._request, one, self._in_flight)
+            AnswerRun(self._parts, self._served, self._request, one, self._in_flight, self._plan)
             for prompt in prepared
             for one in _with_own_seeds(prompt, count)
         ]
@@ -203,8 +215,15 @@ class GenerationRun(RoutedRun):
         """Return the function that puts the text of an answer on the stream."""
         index = number if max(1, len(self._prompts)) * self._request.n > 1 else None
 
-        def emit(piece: str, logprobs: list[TokenLogprob] | None) -> None:
-            text.emit(GeneratedText(text=piece, index=index, logprobs=logprobs))
+        def emit(piece: ReadPiece, logprobs: list[TokenLogprob] | None) -> None:
+            text.emit(
+                GeneratedText(
+                    text=piece.text,
+                    tool_calls=piece.calls or None,
+                    index=index,
+                    logprobs=logprobs,
+                )
+            )
 
         return emit
 
@@ -234,7 +253,7 @@ def _with_own_seeds(prepared: GenerateRequest, count: int) -> list[GenerateReque
 
 
 def _shortened(answer: WrittenAnswer) -> WrittenAnswer:
-    """The answer as a drill cuts it off."""
+    """The answer as a drill cuts it off, before any calls."""
     short, share = shortened(answer.completion)
     tokens = max(1, round(share * answer.tokens))
-    return replace(answer, completion=short, tokens=tokens, logprobs=None)
+    return replace(answer, completion=short, tool_calls=None, tokens=tokens, logprobs=None)

@@ -7,19 +7,19 @@ warning: the author of a dataset writes turns, the author of a prompt must not.
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.errors import ErrorDetail, ValidationRefused
-from tuneship.contract.generation import Generate
+from tuneship.contract.generation import Generate, Turn
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.queries import Row
-from tuneship.template import PromptTemplate
+from tuneship.template import PromptTemplate, TemplateFailed
 
 DEFAULT_MAX_TOKENS = 256
 # Characters beyond which tokenizing would hold up the event loop: a thousand take up to two milliseconds.
@@ -38,11 +38,18 @@ def raw_prompts(request: Generate) -> Sequence[TextOrIds]:
 
 
 def is_long_prompt(request: Generate, raw: Sequence[TextOrIds]) -> bool:
-    """Whether rendering and tokenizing take too long for the event loop."""
+    """Whether rendering and tokenizing take too long for the event loop; with functions, nobody counts."""
+    if request.tools:
+        return True
     turns = request.messages or ()
-    characters = sum(len(turn.content) + TURN_CHARACTERS for turn in turns)
+    characters = sum(_characters(turn) + TURN_CHARACTERS for turn in turns)
     texts = raw or (request.prompt or "",)
     return sum(map(len, texts)) + characters > LONG_PROMPT_CHARACTERS
+
+
+def _characters(turn: Turn) -> int:
+    calls = turn.tool_calls or ()
+    return len(turn.text) + sum(len(call.function.arguments) + TURN_CHARACTERS for call in calls)
 
 
 def replica_requests(
@@ -57,14 +64,35 @@ def replica_requests(
     if raw:
         found = [raw_tokens(served.base, prompt, context_length, param) for prompt in raw]
     else:
-        messages: list[Any] = [turn.model_dump() for turn in request.messages or ()]
+        messages: list[Any] = [turn.for_the_template for turn in request.messages or ()]
         if request.prompt is not None:
             messages = list(instruction_messages(request.prompt))
-        characters = sum(len(message["content"]) for message in messages)
+        tools = shown_tools(request)
+        characters = sum(len(text) for text in texts_within([messages, tools]))
         if served.base.is_surely_longer(characters, context_length):
             raise PromptTooLong(param, f"over {context_length}", context_length)
-        found = [prompt_tokens(served.base, served.template, messages, param)]
+        found = [prompt_tokens(served.base, served.template, messages, param, tools)]
     return [_replica_request(deployment, served, request, tokens) for tokens in found]
+
+
+def shown_tools(request: Generate) -> list[dict[str, Any]]:
+    """The functions that the model reads: all of the request, or none where it must not call any."""
+    if request.tool_choice == "none":
+        return []
+    return [tool.for_the_template for tool in request.tools or ()]
+
+
+def texts_within(value: object) -> Iterator[str]:
+    """Yield every text in a value of JSON, names included."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            waiting += [*cast("Mapping[str, object]", one).items()]
+        elif isinstance(one, list | tuple):
+            waiting += cast("Sequence[object]", one)
 
 
 def raw_tokens(
@@ -142,27 +170,25 @@ def prompt_tokens(
     template: PromptTemplate,
     messages: Sequence[Mapping[str, Any]],
     param: str,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Token ids up to the assistant's turn. Raises `ValidationRefused` on `param` for what cannot be text."""
     markers = base.special_texts
-    texts = [str(message["content"]) for message in messages]
+    texts = [*texts_within([list(messages), list(tools)])]
     if markers is None or not any(map(markers.search, texts)):
         _refuse_other_spellings(base, texts, param)
-        return _encoded(base, template.render(messages, add_generation_prompt=True))
+        return _encoded(base, _rendered(template, messages, tools, param))
 
     # Render with a placeholder character for each special token in the caller's text, then encode its text by itself.
     specials = sorted({special for text in texts for special in markers.findall(text)})
     used = set("".join(texts))
     free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
     placeholders = dict(zip(specials, free, strict=False))
-    turns = [
-        {**message, "content": markers.sub(lambda match: placeholders[match[0]], text)}
-        for message, text in zip(messages, texts, strict=True)
-    ]
-    _refuse_other_spellings(base, [turn["content"] for turn in turns], param)
+    turns, listed = (_replaced(list(value), markers, placeholders) for value in (messages, tools))
+    _refuse_other_spellings(base, [*texts_within([turns, listed])], param)
 
     hidden = {mark: text for text, mark in placeholders.items()}
-    rendered = template.render(turns, add_generation_prompt=True)
+    rendered = _rendered(template, turns, listed, param)
     tokens: list[int] = []
     for piece in re.split(f"([{''.join(hidden)}])", rendered):
         is_special = piece in hidden
@@ -170,6 +196,33 @@ def prompt_tokens(
             _encoded_as_text(base, hidden[piece], param) if is_special else _encoded(base, piece)
         )
     return tokens
+
+
+def _rendered(
+    template: PromptTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    param: str,
+) -> str:
+    try:
+        return template.render(messages, add_generation_prompt=True, tools=tools)
+    except TemplateFailed as error:
+        raise refused(param, f"cannot be rendered: {error}") from error
+
+
+def _replaced(value: Any, markers: "re.Pattern[str]", placeholders: Mapping[str, str]) -> Any:
+    """A value of JSON with another text for each special token in its texts and names."""
+    if isinstance(value, str):
+        return markers.sub(lambda match: placeholders[match[0]], value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return {
+            _replaced(name, markers, placeholders): _replaced(one, markers, placeholders)
+            for name, one in items
+        }
+    if isinstance(value, list):
+        return [_replaced(one, markers, placeholders) for one in cast("list[Any]", value)]
+    return value
 
 
 def _encoded(base: CataloguedModel, text: str) -> list[int]:

@@ -40,6 +40,8 @@ class RoutedRun(ABC):
     """The word for what the model does, in errors."""
     too_large_param: ClassVar[str]
     """The field that a request too large for the memory of a replica is refused by."""
+    grammar_param = "response_format"
+    """The field that a request whose grammar cannot be followed is refused by."""
     _deployment: Row
     _served: ServedModel
     _faults: Faults
@@ -158,5 +160,5 @@ class RoutedRun(ABC):
         if isinstance(error, RequestTooLarge):
             return refused(self.too_large_param, f"asks for too much: {error}", "out_of_range")
         if isinstance(error, UnusableGrammar):
-            return refused("response_format", str(error))
+            return refused(self.grammar_param, str(error))
         return InternalError(f"the model failed during the {self.work}")

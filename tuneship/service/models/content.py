@@ -23,7 +23,6 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.exports import (
     EXPORTING,
-    Exportable,
     Exporter,
     ExportRefused,
     exportable,
@@ -78,7 +77,17 @@ def _exported(
     context: Context, model_id: str, wanted: tuple[str, str], left: threading.Event
 ) -> TarStream:
     parts = context.parts
-    model = _exportable(context, model_id)
+    if not model_id.startswith(TUNED):
+        base_of(parts, model_id, "model_id")
+        text = "a base model is not exported: its owner has it"
+        raise InvalidRequestError(text, param="model_id", status=409)
+    with context.read() as connection:
+        row = own_model(context, connection, model_id)
+        model = exportable(connection, parts.keyring, row)
+    try:
+        refuse_hipaa(model, is_allowed=parts.settings.export_hipaa_models)
+    except ExportRefused as refusal:
+        raise PermissionDenied(str(refusal), param="model_id") from None
     # The adapter, and at most the base model in 4 bytes a weight.
     base = parts.catalogue.get(model.row["base_model"])
     check_room(parts.settings, 0 if base is None or base.fault else base.parameters * 4)
@@ -99,21 +108,6 @@ def _exported(
         return archive
 
 
-def _exportable(context: Context, model_id: str) -> Exportable:
-    if not model_id.startswith(TUNED):
-        base_of(context.parts, model_id, "model_id")
-        text = "a base model is not exported: its owner has it"
-        raise InvalidRequestError(text, param="model_id", status=409)
-    with context.read() as connection:
-        row = own_model(context, connection, model_id)
-        model = exportable(connection, context.parts.keyring, row)
-    try:
-        refuse_hipaa(model, is_allowed=context.parts.settings.export_hipaa_models)
-    except ExportRefused as refusal:
-        raise PermissionDenied(str(refusal), param="model_id") from None
-    return model
-
-
 def _refuse_stopped(parts: Parts) -> None:
     if parts.halted.is_set():
         raise InternalError("the service is shutting down", status=503, retry_after=1)
@@ -132,22 +126,19 @@ def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
         try:
             with file.open() as opened:
                 unpack(opened, adapter)
-            base = base or _base_named(parts, adapter)
+            if base is None:
+                known = {one.id: one for one in parts.catalogue}
+                name = named_base(adapter)
+                if name not in known:
+                    text = (
+                        "base_model is needed: the adapter names none of the base models, which are"
+                    )
+                    raise InvalidRequestError(f"{text} {', '.join(known)}", param="base_model")
+                base = known[name]
             _check(parts, base, adapter, stage)
         except AdapterFault as fault:
             raise InvalidRequestError(f"the adapter {fault}", param="file") from None
         return _stored(context, form, base, adapter)
-
-
-def _base_named(parts: Parts, adapter: Path) -> CataloguedModel:
-    name = named_base(adapter)
-    known = {base.id: base for base in parts.catalogue}
-    if name not in known:
-        raise InvalidRequestError(
-            f"base_model is needed: the adapter names none of the base models, which are {', '.join(known)}",
-            param="base_model",
-        )
-    return known[name]
 
 
 def _check(parts: Parts, base: CataloguedModel, adapter: Path, stage: Path) -> None:

@@ -48,6 +48,12 @@ class CardFacts:
 
 def card(facts: CardFacts, order: ExportOrder, report: ExportReport) -> str:
     """The text of the README."""
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    checked = (
+        f"Format {order.format}, weights in {report.number_format}. It was read back and compared with the service's "
+        f"engine: over fixed texts the logits differ by {report.difference:.2g} of their standard deviation "
+        f"({report.allowed:g} is allowed). Written and read with {versions}."
+    )
     return "\n".join(
         [
             *_header(facts, order),
@@ -58,7 +64,10 @@ def card(facts: CardFacts, order: ExportOrder, report: ExportReport) -> str:
             *_origin(facts),
             *_training(facts),
             *_gates(facts),
-            *_check(order, report),
+            "## This export",
+            "",
+            checked,
+            "",
         ]
     )
 
@@ -145,27 +154,17 @@ def release_gates(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _gates(facts: CardFacts) -> list[str]:
     if not facts.gates:
         return []
+    rows: list[str] = []
+    for gate in facts.gates:
+        # Its texts are for the report of the release.
+        numbers = {name: one for name, one in gate.items() if isinstance(one, int | float)}
+        shown = ", ".join(f"{name} {one:.4g}" for name, one in numbers.items())
+        rows.append(f"| {gate['name']} | {gate['state']} | {shown} |")
     return [
         "## Gates of its release",
         "",
         "| gate | state | numbers |",
         "|---|---|---|",
-        *(f"| {gate['name']} | {gate['state']} | {_numbers(gate)} |" for gate in facts.gates),
+        *rows,
         "",
     ]
-
-
-def _numbers(gate: Mapping[str, Any]) -> str:
-    """The numbers of a gate by name; its texts are for the report of the release."""
-    numbers = {name: one for name, one in gate.items() if isinstance(one, int | float)}
-    return ", ".join(f"{name} {one:.4g}" for name, one in numbers.items())
-
-
-def _check(order: ExportOrder, report: ExportReport) -> list[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    text = (
-        f"Format {order.format}, weights in {report.number_format}. It was read back and compared with the service's "
-        f"engine: over fixed texts the logits differ by {report.difference:.2g} of their standard deviation "
-        f"({report.allowed:g} is allowed). Written and read with {versions}."
-    )
-    return ["## This export", "", text, ""]

@@ -45,7 +45,17 @@ def unpack(file: BinaryIO, folder: Path) -> None:
         )
     if missing := [name for name in (CONFIG, WEIGHTS) if name not in seen]:
         raise AdapterFault(f"has no {missing[0]}")
-    _settle_template(folder)
+    # The template is kept as our own trainings do, although a tokenizer's settings may hold it.
+    settings = folder / TOKENIZER_CONFIG_FILE
+    try:
+        held = settings.is_file() and "chat_template" in _object(settings)
+        if held or (folder / TEMPLATE_FILE).is_file():
+            PromptTemplate.load(folder).save(folder)
+        else:
+            (folder / SPECIAL_TOKENS_FILE).unlink(missing_ok=True)
+    except (TemplateFailed, ValueError, KeyError, TypeError, AttributeError):
+        raise AdapterFault("has a chat template that cannot be read") from None
+    settings.unlink(missing_ok=True)
 
 
 def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
@@ -62,20 +72,6 @@ def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None
         shutil.copyfileobj(content, written)
     if path.stat().st_size != entry.size:
         raise AdapterFault("is cut or no tar archive")
-
-
-def _settle_template(folder: Path) -> None:
-    """Keep the template as our own trainings do: a tokenizer's settings may hold it, too."""
-    settings = folder / TOKENIZER_CONFIG_FILE
-    try:
-        held = settings.is_file() and "chat_template" in _object(settings)
-        if held or (folder / TEMPLATE_FILE).is_file():
-            PromptTemplate.load(folder).save(folder)
-        else:
-            (folder / SPECIAL_TOKENS_FILE).unlink(missing_ok=True)
-    except (TemplateFailed, ValueError, KeyError, TypeError, AttributeError):
-        raise AdapterFault("has a chat template that cannot be read") from None
-    settings.unlink(missing_ok=True)
 
 
 def named_base(folder: Path) -> str:

@@ -24,10 +24,8 @@ from tuneship.contract.openai.chat import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
-    ChatMessage,
 )
 from tuneship.contract.openai.completions import TextChoice, TextCompletion, TextCompletionCreate
-from tuneship.contract.openai.responses import InputMessage
 from tuneship.service.common.refusals import refusal
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.generation.accounting import WrittenAnswers
@@ -56,15 +54,15 @@ def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
         "n": request.n,
         **prompt,
     }
+    fields = {name: value for name, value in fields.items() if value is not None}
     try:
         return Generate.model_validate(fields)
     except ValidationError as error:
         raise refusal(error) from None
 
 
-def turns_of(messages: Sequence[ChatMessage | InputMessage]) -> list[dict[str, str]]:
+def joined_turns(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The turns of a conversation; the system and developer turns at its beginning are one."""
-    turns = [{"role": message.role, "content": message.text} for message in messages]
     first = next(
         (number for number, turn in enumerate(turns) if turn["role"] not in SYSTEM), len(turns)
     )
@@ -105,7 +103,10 @@ def chat_completion(head: AnswerHead, generation: Generation) -> ChatCompletion:
     choices = [
         ChatChoice(
             index=index,
-            message=ChatAnswer(content=one.completion),
+            message=ChatAnswer(
+                content=None if one.tool_calls and not one.completion else one.completion,
+                tool_calls=one.tool_calls,
+            ),
             logprobs=chat_logprobs(one.logprobs),
             finish_reason=_reason(one.finish_reason),
         )
@@ -144,6 +145,7 @@ def text_completion(
 def _choices(generation: Generation) -> list[GeneratedChoice]:
     first = GeneratedChoice(
         completion=generation.completion,
+        tool_calls=generation.tool_calls,
         finish_reason=generation.finish_reason,
         logprobs=generation.logprobs,
     )
@@ -151,7 +153,13 @@ def _choices(generation: Generation) -> list[GeneratedChoice]:
 
 
 def _reason(finish_reason: str) -> FinishReason:
-    return "length" if finish_reason == "length" else "stop"
+    return (
+        "length"
+        if finish_reason == "length"
+        else "tool_calls"
+        if finish_reason == "tool_calls"
+        else "stop"
+    )
 
 
 @dataclass(frozen=True)
@@ -175,7 +183,10 @@ def chat_pieces(head: AnswerHead, count: int) -> Pieces:
         [chunk(index, ChatDelta(role="assistant", content="")) for index in range(count)],
         lambda piece: chunk(
             piece.index or 0,
-            ChatDelta(content=piece.text),
+            ChatDelta(
+                content=None if piece.tool_calls and not piece.text else piece.text,
+                tool_calls=piece.tool_calls,
+            ),
             logprobs=chat_logprobs(piece.logprobs),
         ),
         lambda generation: [

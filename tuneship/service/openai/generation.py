@@ -20,11 +20,11 @@ from tuneship.service.openai.answers import (
     chat_completion,
     chat_pieces,
     generation_of,
+    joined_turns,
     openai_stream,
     routing_key_of,
     text_completion,
     text_pieces,
-    turns_of,
 )
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.refusals import with_names
@@ -46,10 +46,14 @@ async def openai_create_chat_completion(
         if most is None and deployment is not None:
             most = deployment["generation"]["max_output_tokens"]
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        form = request.response_format
+        form, chosen = request.response_format, request.chosen
         return generation_of(
             request,
-            messages=turns_of(request.messages),
+            messages=joined_turns([message.turn for message in request.messages]),
+            tools=request.tools,
+            tool_choice=chosen.mode,
+            allowed_tools=chosen.names,
+            parallel_tool_calls=request.parallel_tool_calls and not chosen.is_named,
             max_tokens=most,
             logprobs=logprobs,
             response_format=None if form is None else form.for_the_main_api,

@@ -12,6 +12,8 @@ from tuneship.contract.generation import BrokenOff, Generate, GeneratedText, Gen
 from tuneship.contract.openai import responses as contract
 from tuneship.contract.openai.ids import new_form_id
 from tuneship.contract.openai.response_events import (
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
     ContentPartEvent,
     OutputItemEvent,
     ResponseEvent,
@@ -22,21 +24,25 @@ from tuneship.contract.openai.response_events import (
 from tuneship.contract.openai.responses import (
     AnswerFormat,
     AnswerText,
+    AnswerTool,
     IncompleteDetails,
-    InputMessage,
+    InputCall,
+    OutputCall,
     OutputMessage,
     OutputText,
     ResponseCreate,
     ResponseFailure,
     ResponseObject,
     ResponseStatus,
+    ResponseToolChoice,
     ResponseUsage,
 )
-from tuneship.service.common.refusals import refusal
+from tuneship.contract.tools import WrittenCall, fault_of_calls
+from tuneship.service.common.refusals import refusal, refused
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
-from tuneship.service.openai.answers import routing_key_of, turns_of
+from tuneship.service.openai.answers import joined_turns, routing_key_of
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.refusals import openai_refusal, with_names
 from tuneship.service.openai.targets import deployment_of, target_of
@@ -61,7 +67,10 @@ async def openai_create_response(
     deployment = await deployment_of(context, target)
     # Without a row the run below refuses the request.
     settings: Mapping[str, Any] = {} if deployment is None else deployment["generation"]
-    with with_names(NAMES):
+    flat = {
+        f"tools[{place}].function": f"tools[{place}]" for place in range(len(request.tools or ()))
+    }
+    with with_names(NAMES | flat):
         run = GenerationRun(context, target, _generate_of(request, settings), started)
         begun = _begun(
             request,
@@ -71,8 +80,7 @@ async def openai_create_response(
             model="" if deployment is None else deployment["model_name"],
         )
         if not request.stream:
-            ended, _ = _ended(begun, await run.answer(), int(context.now.timestamp()))
-            return ended
+            return _ended(begun, await run.answer(), int(context.now.timestamp()))
         events = _Events(begun, context)
         return await reframed(await run.stream(), events.first(), events.of)
 
@@ -82,23 +90,46 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
 
     Raises `ValidationRefused` for a conversation that no model can continue.
     """
-    messages = request.input
-    if isinstance(messages, str):
-        messages = [InputMessage(role="user", content=messages)]
-    if request.instructions is not None:
-        messages = [InputMessage(role="system", content=request.instructions), *messages]
+    turns = joined_turns(_turns(request))
+    fault = fault_of_calls(turns)
+    if fault is not None:
+        raise refused("input", f"holds a turn whose calls do not fit: {fault.message}")
     form = None if request.text is None else request.text.format
+    chosen = request.chosen
+    fields = {
+        "messages": turns,
+        "max_tokens": request.max_output_tokens or settings.get("max_output_tokens"),
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "stream": request.stream,
+        "response_format": None if form is None else form.for_the_main_api,
+        "tools": [tool.for_the_main_api for tool in request.tools or ()],
+        "tool_choice": chosen.mode,
+        "allowed_tools": chosen.names,
+        "parallel_tool_calls": request.parallel_tool_calls and not chosen.is_named,
+    }
     try:
-        return Generate(
-            messages=turns_of(messages),  # pyright: ignore[reportArgumentType]
-            max_tokens=request.max_output_tokens or settings.get("max_output_tokens"),
-            temperature=request.temperature,
-            top_p=request.top_p,
-            stream=request.stream,
-            response_format=None if form is None else form.for_the_main_api,  # pyright: ignore[reportArgumentType]
-        )
+        return Generate.model_validate(fields)
     except ValidationError as error:
         raise refusal(error) from None
+
+
+def _turns(request: ResponseCreate) -> list[dict[str, Any]]:
+    """The turns of the conversation; calls belong to the assistant's turn before them."""
+    if isinstance(request.input, str):
+        turns: list[dict[str, Any]] = [{"role": "user", "content": request.input}]
+    else:
+        turns = []
+        for item in request.input:
+            if not isinstance(item, InputCall):
+                turns.append(item.turn)
+                continue
+            if not turns or turns[-1]["role"] != "assistant":
+                turns.append({"role": "assistant", "content": ""})
+            turns[-1].setdefault("tool_calls", []).append(item.call)
+    if request.instructions is None:
+        return turns
+    return [{"role": "system", "content": request.instructions}, *turns]
 
 
 def _begun(
@@ -116,6 +147,9 @@ def _begun(
         temperature=settings.get("default_temperature", 1) if temperature is None else temperature,
         top_p=settings.get("default_top_p", 1) if top_p is None else top_p,
         text=_text_of(request),
+        tools=[AnswerTool(**tool.model_dump()) for tool in request.tools or ()],
+        tool_choice=_choice_of(request),
+        parallel_tool_calls=request.parallel_tool_calls,
         user=request.user,
         **head,
     )
@@ -128,6 +162,32 @@ def _text_of(request: ResponseCreate) -> AnswerText:
     return AnswerText(format=AnswerFormat(**form.model_dump(by_alias=True)))
 
 
+def _choice_of(request: ResponseCreate) -> Any:
+    choice = request.tool_choice
+    if not isinstance(choice, ResponseToolChoice):
+        return choice or "auto"
+    if choice.name is not None:
+        return {"type": choice.type, "name": choice.name}
+    tools = [{"type": "function", "name": tool.name} for tool in choice.tools or ()]
+    return {"type": choice.type, "mode": choice.mode, "tools": tools}
+
+
+def _output(
+    begun: ResponseObject, generation: Generation
+) -> tuple[ResponseStatus, list[OutputMessage | OutputCall]]:
+    """How an answer ended, and its items: its text, then its calls; only the last one may be incomplete."""
+    is_cut = generation.finish_reason == "length"
+    status: ResponseStatus = "incomplete" if is_cut else "completed"
+    calls = generation.tool_calls or []
+    items: list[OutputMessage | OutputCall] = []
+    if generation.completion or not calls:
+        items.append(_message(begun, "completed" if calls else status, generation.completion))
+    for number, call in enumerate(calls):
+        is_last = number == len(calls) - 1
+        items.append(_call_item(call, status if is_last else "completed"))
+    return status, items
+
+
 def _message(begun: ResponseObject, status: ResponseStatus, *texts: str) -> OutputMessage:
     return OutputMessage(
         id=new_form_id(begun.id, "msg"),
@@ -136,26 +196,34 @@ def _message(begun: ResponseObject, status: ResponseStatus, *texts: str) -> Outp
     )
 
 
-def _ended(
-    begun: ResponseObject, generation: Generation, completed_at: int
-) -> tuple[ResponseObject, OutputMessage]:
+def _call_item(call: WrittenCall, status: ResponseStatus) -> OutputCall:
+    call_id = call.id or ""
+    return OutputCall(
+        id=new_form_id(call_id, "fc"),
+        call_id=call_id,
+        name=call.function.name or "",
+        arguments=call.function.arguments,
+        status=status,
+    )
+
+
+def _ended(begun: ResponseObject, generation: Generation, completed_at: int) -> ResponseObject:
     """The response with its answer, which is incomplete where it reached its limit."""
-    is_cut = generation.finish_reason == "length"
-    status: ResponseStatus = "incomplete" if is_cut else "completed"
-    message = _message(begun, status, generation.completion)
+    status, items = _output(begun, generation)
+    is_cut = status == "incomplete"
     usage = generation.usage
     changed: dict[str, Any] = {
         "status": status,
         "completed_at": None if is_cut else completed_at,
         "incomplete_details": IncompleteDetails() if is_cut else None,
-        "output": [message],
+        "output": items,
         "usage": ResponseUsage(
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         ),
     }
-    return begun.model_copy(update=changed), message
+    return begun.model_copy(update=changed)
 
 
 class _Events:
@@ -166,30 +234,29 @@ class _Events:
         self._context = context
         self._numbers: Iterator[int] = count()
         self._item_id = new_form_id(begun.id, "msg")
+        self._index = -1
+        """The place of the item that was told last; those before it have ended."""
+        self._has_message = False
+        self._call: OutputCall | None = None
+        """The call that was told last."""
+        self._text = ""
 
     def first(self) -> list[Frame]:
-        """The events before the text."""
+        """The events before the answer."""
         begun = self._begun
         events: list[ResponseEvent] = [
-            *(
-                ResponseStateEvent(type=kind, sequence_number=next(self._numbers), response=begun)
-                for kind in ("response.created", "response.in_progress")
-            ),
-            OutputItemEvent(
-                type="response.output_item.added",
-                sequence_number=next(self._numbers),
-                item=_message(begun, "in_progress"),
-            ),
-            ContentPartEvent(
-                type="response.content_part.added", part=OutputText(text=""), **self._place()
-            ),
+            ResponseStateEvent(type=kind, sequence_number=next(self._numbers), response=begun)
+            for kind in ("response.created", "response.in_progress")
         ]
+        # With functions, only the answer shows whether there is any text.
+        if not begun.tools:
+            events += self._open_message()
         return _frames(events)
 
     def of(self, frame: Frame) -> list[Frame]:
         """The events of a piece of the generation, or of its end."""
         if isinstance(frame.data, GeneratedText):
-            return _frames([TextDeltaEvent(delta=frame.data.text, **self._place())])
+            return _frames([*self._text_events(frame.data.text), *self._call_events(frame.data)])
         if isinstance(frame.data, Generation):
             return _frames(self._end(frame.data))
         if isinstance(frame.data, BrokenOff):
@@ -206,27 +273,87 @@ class _Events:
             return _frames([event])
         return []
 
+    def _text_events(self, text: str) -> list[ResponseEvent]:
+        if not text and self._begun.tools:
+            return []
+        self._text += text
+        opened = [] if self._has_message else self._open_message()
+        return [*opened, TextDeltaEvent(delta=text, **self._place())]
+
+    def _call_events(self, piece: GeneratedText) -> list[ResponseEvent]:
+        """The events of pieces of calls; the first piece of one ends the item before it."""
+        events: list[ResponseEvent] = []
+        for call in piece.tool_calls or ():
+            if call.id is not None:
+                events += self._close("completed")
+                self._index += 1
+                self._call = _call_item(call, "in_progress")
+                events.append(self._item_event("response.output_item.added", self._call))
+            last, delta = self._call, call.function.arguments
+            if last is not None and delta:
+                self._call = last.model_copy(update={"arguments": last.arguments + delta})
+                events.append(ArgumentsDeltaEvent(delta=delta, **self._call_place(last)))
+        return events
+
+    def _open_message(self) -> list[ResponseEvent]:
+        self._has_message = True
+        self._index += 1
+        added = self._item_event("response.output_item.added", _message(self._begun, "in_progress"))
+        part = OutputText(text="")
+        return [
+            added,
+            ContentPartEvent(type="response.content_part.added", part=part, **self._place()),
+        ]
+
+    def _close(self, status: ResponseStatus) -> list[ResponseEvent]:
+        """The events at the end of the item that was told last."""
+        if self._call is not None:
+            ended = self._call.model_copy(update={"status": status})
+            return [
+                ArgumentsDoneEvent(
+                    name=ended.name, arguments=ended.arguments, **self._call_place(ended)
+                ),
+                self._item_event("response.output_item.done", ended),
+            ]
+        if not self._has_message:
+            return []
+        part, message = OutputText(text=self._text), _message(self._begun, status, self._text)
+        return [
+            TextDoneEvent(text=self._text, **self._place()),
+            ContentPartEvent(type="response.content_part.done", part=part, **self._place()),
+            self._item_event("response.output_item.done", message),
+        ]
+
     def _end(self, generation: Generation) -> list[ResponseEvent]:
         now = int(self._context.now.timestamp())
-        ended, message = _ended(self._begun, generation, now)
-        text = generation.completion
-        is_cut = ended.incomplete_details is not None
+        ended = _ended(self._begun, generation, now)
+        opened = [] if self._has_message or self._call is not None else self._open_message()
         return [
-            TextDoneEvent(text=text, **self._place()),
-            ContentPartEvent(
-                type="response.content_part.done", part=OutputText(text=text), **self._place()
-            ),
-            OutputItemEvent(
-                type="response.output_item.done",
-                sequence_number=next(self._numbers),
-                item=message,
-            ),
+            *opened,
+            *self._close(ended.status),
             ResponseStateEvent(
-                type="response.incomplete" if is_cut else "response.completed",
+                type="response.incomplete"
+                if ended.status == "incomplete"
+                else "response.completed",
                 sequence_number=next(self._numbers),
                 response=ended,
             ),
         ]
+
+    def _item_event(self, kind: Any, item: OutputMessage | OutputCall) -> OutputItemEvent:
+        return OutputItemEvent(
+            type=kind,
+            sequence_number=next(self._numbers),
+            output_index=self._index,
+            item=item,
+        )
+
+    def _call_place(self, call: OutputCall) -> dict[str, Any]:
+        return {
+            "sequence_number": next(self._numbers),
+            "item_id": call.id,
+            "output_index": self._index,
+        }
 
     def _place(self) -> dict[str, Any]:
         return {"sequence_number": next(self._numbers), "item_id": self._item_id}

@@ -1,0 +1,162 @@
+"""How one chat template writes function calls: read off what the template itself renders for two invented calls.
+
+For a template that does not know functions, a text before it turns functions, calls and results into ordinary turns.
+Next: `template.py` (renders), `service/generation/tool_grammar.py` (an answer that is a call).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+# Stands before the template, so that an exported model renders the same.
+PRELUDE = (Path(__file__).parent / "tool_prelude.jinja").read_text(encoding="utf-8")
+ARGUMENTS = {"zqkey": "zqvalue"}
+NAME_CHARACTER = re.compile(r"[A-Za-z0-9_-]")
+# What a text must begin with to be told from other text: up to the first space or brace.
+MARKER = re.compile(r"[^\s{]{3,}")
+
+
+class Renders(Protocol):
+    """Renders messages, as a chat template does."""
+
+    def __call__(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> str | None:
+        """The text; None where the template refuses the messages."""
+        ...
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """The text around the names and the arguments of the calls in an answer."""
+
+    begin: str
+    """Before the name in the first call."""
+    middle: str
+    """Between a call's name and its arguments, which are a JSON object."""
+    between: str | None
+    """From the arguments of one call to the name in the next; None where a turn has one call only."""
+    end: str
+    """After the last call's arguments."""
+
+    @property
+    def marker(self) -> str:
+        """The text by which a call is recognised within other text; empty where calls stand only at the beginning."""
+        found = MARKER.match(self.begin)
+        return found[0] if found else ""
+
+
+def shows_tools(render: Renders) -> bool:
+    """Whether a template writes the functions of a request, calls of them and their results."""
+    asked = [{"role": "user", "content": "zqask"}]
+    listed = render(asked, add_generation_prompt=True, tools=[_tool("zqfunction")]) or ""
+    called = render([*asked, _called(1)], add_generation_prompt=False) or ""
+    result = {
+        "role": "tool",
+        "tool_call_id": "zqcall001",
+        "name": "zqfunction",
+        "content": "zqresult",
+    }
+    answered = render([*asked, _called(1), result], add_generation_prompt=True) or ""
+    return (
+        "zqfunction" in listed
+        and "zqpurpose" in listed
+        and "zqfunction" in called
+        and "zqvalue" in called
+        and "zqresult" in answered
+    )
+
+
+def shows_system_turns(render: Renders) -> bool:
+    """Whether a template writes a system turn."""
+    turns = [{"role": "system", "content": "zqsystem"}, {"role": "user", "content": "zqask"}]
+    return "zqsystem" in (render(turns, add_generation_prompt=True) or "")
+
+
+def syntax_of(render: Renders) -> CallSyntax | None:
+    """The syntax of a template that shows functions; None for one that is no text around names and JSON objects."""
+    lead, ends = _around_text(render)
+    one = _answer(render, 1, ends)
+    if one is None:
+        return None
+    begin, middle, end = one
+    begin = begin.removeprefix(lead)
+    between = None
+    two = _answer(render, 2, ends)
+    if two is not None and two[0].removeprefix(lead) == begin and two[2] == end:
+        # `middle` of two calls reaches from the first name to the arguments of the second.
+        between = _between(two[1], middle)
+    pieces = begin + middle + end + (between or "")
+    is_told_apart = begin.strip() and not NAME_CHARACTER.match(middle) and middle
+    if not is_told_apart or "zq" in pieces:
+        return None
+    return CallSyntax(begin, middle, between, end)
+
+
+def _tool(name: str) -> dict[str, Any]:
+    properties = {"zqkey": {"type": "string", "description": "zqpurpose"}}
+    parameters = {"type": "object", "properties": properties, "required": ["zqkey"]}
+    function = {"name": name, "description": "zqpurpose", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _called(count: int) -> dict[str, Any]:
+    calls = [
+        {
+            "id": f"zqcall00{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": dict(ARGUMENTS)},
+        }
+        for number, name in zip(range(count), ("zqfunction", "zqother"), strict=False)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _around_text(render: Renders) -> tuple[str, str]:
+    """The text that a template writes before and behind an answer of plain text."""
+    turns = [{"role": "user", "content": "zqask"}]
+    answer = {"role": "assistant", "content": "zqresult"}
+    tools = [_tool("zqfunction")]
+    before = render(turns, add_generation_prompt=True, tools=tools) or ""
+    whole = render([*turns, answer], add_generation_prompt=False, tools=tools) or ""
+    start, _, end = whole.rpartition("zqresult")
+    return start.removeprefix(before) if start.startswith(before) else "", end
+
+
+def _answer(render: Renders, count: int, ends: str) -> tuple[str, str, str] | None:
+    """The text of an answer before the first name, between it and the last arguments, and after these."""
+    asked = [{"role": "user", "content": "zqask"}]
+    tools = [_tool("zqfunction"), _tool("zqother")]
+    before = render(asked, add_generation_prompt=True, tools=tools)
+    whole = render([*asked, _called(count)], add_generation_prompt=False, tools=tools)
+    if before is None or whole is None or not whole.startswith(before) or not whole.endswith(ends):
+        return None
+    answer = whole[len(before) : len(whole) - len(ends)]
+    begin, found, rest = answer.partition("zqfunction")
+    arguments = next((text for text in _spellings() if text in rest), None)
+    if not found or arguments is None:
+        return None
+    middle, _, end = rest.rpartition(arguments)
+    return begin, middle.replace(arguments, "zqarguments"), end
+
+
+def _spellings() -> list[str]:
+    return [
+        json.dumps(ARGUMENTS),
+        json.dumps(ARGUMENTS, separators=(",", ":")),
+        json.dumps(ARGUMENTS, indent=4),
+    ]
+
+
+def _between(middle_of_two: str, middle: str) -> str | None:
+    """The text from the first arguments to the second name."""
+    start, _, rest = middle_of_two.partition("zqarguments")
+    between, found, last = rest.partition("zqother")
+    return between if found and start == last == middle else None
