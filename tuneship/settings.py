@@ -43,6 +43,7 @@ def _split_command(value: object) -> object:
 
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_command)]
 # The variables that worker processes get: no database address and no key.
 WORKER_ENVIRONMENT = (
@@ -196,6 +197,45 @@ class ServiceSettings(BaseSettings):
             "0 takes its share of what is free when it starts.",
         ),
     ] = 0
+    agents: Literal["none", "local", "ray"] = Field(
+        default="none",
+        description="Where the replicas of our own engine run: `none`, as processes of the service; `local`, by agents "
+        "on this machine; `ray`, by agents on the nodes of a Ray cluster.",
+    )
+    ray_urls: Hosts = Field(
+        default=(),
+        description="Dashboards of Ray clusters, e.g. `https://head:8265`. Agents start on the first; those that an "
+        "earlier service has left on any of them are ended.",
+    )
+    ray_token_file: Path | None = Field(
+        default=None, description="File with the token of the clusters, which must require one."
+    )
+    ray_ca_file: Path | None = Field(
+        default=None,
+        description="PEM file of the authority that signed the dashboards' certificates.",
+    )
+    ray_plaintext: bool = Field(
+        default=False,
+        description="Send the token over http to another machine: for a private network only.",
+    )
+    agent_command: Annotated[
+        Command, Field(min_length=1, description="Starts an agent on a node of a Ray cluster.")
+    ] = ("python", "-m", "tuneship.runtime.agent")
+    agent_ports: Annotated[
+        str, Field(pattern=r"^\d{1,5}(-\d{1,5})?$", description="On which agents of Ray listen.")
+    ] = "20000-20999"
+    agent_cpus: Annotated[
+        float, Field(gt=0, le=4096, description="Cores that Ray sets aside for one replica.")
+    ] = 1.0
+    agent_gpus: Annotated[
+        float, Field(ge=0, le=64, description="GPUs that Ray sets aside for one replica.")
+    ] = 0.0
+    agent_memory_bytes: Annotated[
+        int, Field(ge=0, description="Memory that Ray sets aside for one replica; 0: none.")
+    ] = 0
+    agent_start_timeout_s: Annotated[
+        float, Field(gt=0, le=900, description="Until an agent must listen on a node.")
+    ] = 120.0
     auto_scaling_queue_s: Annotated[
         float, Field(gt=0, description="A request that waits so long brings another replica.")
     ] = 1.0
@@ -285,6 +325,29 @@ class ServiceSettings(BaseSettings):
             raise ValueError(
                 "otlp_endpoint must be an address only: give credentials in OTEL_EXPORTER_OTLP_HEADERS"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ray(self) -> "ServiceSettings":
+        if self.agents != "ray":
+            given = (self.ray_urls, self.ray_token_file, self.ray_ca_file)
+            if any(given) or self.ray_plaintext:
+                raise ValueError("ray_urls and the other settings of Ray need agents=ray")
+            return self
+        if not self.ray_urls or self.ray_token_file is None:
+            raise ValueError("agents=ray needs ray_urls and ray_token_file")
+        for url in self.ray_urls:
+            place = urlsplit(url)
+            if place.scheme not in ("http", "https") or not place.hostname:
+                raise ValueError("ray_urls must begin with http:// or https:// and name a host")
+            # Logs name the addresses.
+            if "@" in place.netloc or place.query or place.fragment:
+                raise ValueError("ray_urls must be addresses only: the token belongs into a file")
+            is_open = place.scheme == "http" and place.hostname not in LOOPBACK
+            if is_open and not self.ray_plaintext:
+                raise ValueError(
+                    "ray_urls must begin with https://, or ray_plaintext allow the token to be read on the way"
+                )
         return self
 
     @model_validator(mode="after")

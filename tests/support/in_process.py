@@ -29,6 +29,7 @@ from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.replica_pool import ReplicaPool
+from tuneship.runtime.replica_set import replica_process
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring
@@ -140,7 +141,7 @@ class Service:
             else CATALOGUE,
             instances=InstanceCatalogue(self.settings.instance_catalogue),
             recorder=Recorder(),
-            replicas=ReplicaPool(self.engines, data_dir / "logs"),
+            replicas=ReplicaPool(replica_process(self.engines), data_dir / "logs"),
             cursors=Cursors(b"secret"),
             receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
             vault=Vault(b"v" * 32),

@@ -32,7 +32,6 @@ from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import Deliverer
 from tuneship.host.durable import write_private
-from tuneship.host.machine import cache_share
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
 from tuneship.host.thread_pools import Threads
@@ -48,7 +47,7 @@ from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
-from tuneship.service.access.isolation import can_isolate, worker_folder
+from tuneship.service.access.isolation import can_isolate
 from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
 from tuneship.service.access.key_usage import KeyKeeper
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
@@ -78,6 +77,7 @@ from tuneship.service.open_installation import (
     open_for_member,
     open_for_service,
 )
+from tuneship.service.own_replicas import check_ray, own_replicas
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
@@ -161,6 +161,7 @@ def serve(
         tempfile.tempdir = str(settings.data_dir / "scratch")  # uploads spool here, not in /tmp
         scheme = "http" if settings.tls_certificate is None else "https"
         address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
+        check_ray(settings)
         if settings.cluster is None:
             opened = open_for_service(settings, utc_now(), accept_clock=accept_clock)
         else:
@@ -217,10 +218,7 @@ def _build(
         if base.engine is VLLM_ENGINE
     }
 
-    def cache_bytes(base: Path) -> int:
-        return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
-
-    models = worker_folder(settings, "models")
+    own = own_replicas(settings, secret, runtime, catalogue, isolates=isolates)
     return Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -230,12 +228,7 @@ def _build(
         instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
         replicas=ReplicaPool(
-            runtime,
-            data_dir / "logs",
-            vllm_replicas,
-            cache_bytes,
-            models,
-            catalogue.weights_of,
+            own, data_dir / "logs", vllm_replicas, is_own_here=settings.agents != "ray"
         ),
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
