@@ -51,6 +51,12 @@ def test_a_cluster_needs_a_postgres_and_a_name_that_can_be_shown() -> None:
         ServiceSettings(cluster="a\nb", **{**given, **NEEDED})
 
 
+def test_members_have_no_agents_yet() -> None:
+    given: dict[str, Any] = NEEDED
+    with pytest.raises(ValidationError, match="TUNESHIP_AGENTS cannot be used in a cluster yet"):
+        ServiceSettings(cluster="one", agents="local", **given)
+
+
 @pytest.fixture
 def given(tmp_path: Path, postgres: Cluster, bucket: str) -> dict[str, Any]:
     key = tmp_path / "keys" / "master.key"
