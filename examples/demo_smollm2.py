@@ -78,7 +78,9 @@ def main() -> int:
         "--busy", action="store_true", help="other programs use this machine: no latency gates"
     )
     parser.add_argument(
-        "--rows", type=int, help=f"use so many rows of each file instead of {ROWS:,}, without a goal"
+        "--rows",
+        type=int,
+        help=f"use so many rows of each file instead of {ROWS:,}, without a goal",
     )
     chosen = parser.parse_args()
     started = time.monotonic()
