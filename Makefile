@@ -9,6 +9,7 @@ BENCH_SECONDS = 1200
 PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder --durations=10
 PURE = contract gates metrics traffic client
 TESTS = tests
+EVERY_CHANGE = (not slow and not soak) or essential
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Before tuneship-client was a distribution, tuneship had its files: removing the one would take them from the other.
@@ -28,14 +29,14 @@ up: $(VENV)/service.stamp ## service, Prefect server, worker and deployments on 
 down: $(VENV)/service.stamp ## end what `make up` started
 	@$(BIN)/python -m deployments.local down
 
-test: $(VENV)/dev.stamp ## what every change must pass: the fast tests and one of each kind of the slow ones
-	$(PYTEST) -n 3 -m "(not slow and not soak) or essential" $(TESTS)
+test: $(VENV)/dev.stamp coverage ## what every change must pass: the fast tests and one of each kind of the slow ones
+	$(PYTEST) -n 3 -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)
 
-test-all: $(VENV)/dev.stamp coverage ## every other test but `make soak`
+test-all: $(VENV)/dev.stamp ## every other test but `make soak`
 	$(PYTEST) -n 3 -m "slow and not soak and not essential" $(TESTS)
 
-coverage: $(VENV)/dev.stamp ## branch coverage of the pure packages by their own tests
-	$(PYTEST) -n 3 -m "not slow and not soak" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
+coverage: $(VENV)/dev.stamp ## the tests of the pure packages, with their branch coverage; a part of `make test`
+	$(PYTEST) -n 3 -m "$(EVERY_CHANGE)" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
 	  --cov-fail-under=95 $(PURE:%=tests/unit/%)
 
 soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills, new examples

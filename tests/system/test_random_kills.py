@@ -151,10 +151,10 @@ def client_of(serve: ForkedServe) -> Client:
 
 
 @pytest.mark.slow
-def test_sixty_random_kills_lose_and_double_nothing(
+def test_thirty_random_kills_lose_and_double_nothing(
     tmp_path: Path, database_settings: Callable[[], dict[str, Any]]
 ) -> None:
-    kill_at_random(tmp_path, database_settings().get("database_url", ""), seed=1, kills=60)
+    kill_at_random(tmp_path, database_settings().get("database_url", ""), seed=1, kills=30)
 
 
 @pytest.mark.slow

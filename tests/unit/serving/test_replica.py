@@ -169,3 +169,4 @@ def test_a_gateway_that_goes_without_reading_is_one_that_has_gone() -> None:
         ours.close()
         assert list(frames.receive(None)) == []
         assert frames.closed
+        frames.close()

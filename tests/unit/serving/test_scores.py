@@ -17,7 +17,8 @@ from tuneship.serving.generic import GenericModel
 from tuneship.serving.scores import LEAST_LOGPROB, scores_of
 from tuneship.serving.sequence import GenerateRequest, TokenScore
 
-TOLERANCE = 2e-5
+# Sums of float32 in another order; with AVX-512, 2.003e-5 was seen in one of thousands.
+TOLERANCE = 5e-5
 TOP = 5
 
 
