@@ -4,7 +4,6 @@ The log probabilities of its multiple-choice task are compared with those of tra
 """
 
 import json
-import os
 import subprocess
 import sys
 import venv
@@ -87,7 +86,6 @@ def evaluate(
     harness: Path, served: Serve, tasks: Path, model: str, task: str, *options: str, **more: str
 ) -> list[dict[str, Any]]:
     """Run the program and return what it kept of each line, in their order."""
-    key = json.loads((served.data_dir / "credentials.json").read_text())["api_key"]
     path = "chat/completions" if "chat" in model else "completions"
     arguments = {
         "base_url": f"{served.url}/openai/v1/{path}",
@@ -102,7 +100,7 @@ def evaluate(
     command += ["--tasks", task, "--output_path", output, "--log_samples", *options]
     run = subprocess.run(
         command,
-        env=os.environ | offline | {"OPENAI_API_KEY": key},
+        env=served.openai_variables() | offline,
         check=False,
         capture_output=True,
         text=True,

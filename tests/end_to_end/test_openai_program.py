@@ -1,7 +1,6 @@
 """A program that was written for OpenAI tunes a model and asks it, with nothing changed but two variables."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,12 +58,9 @@ print(json.dumps({
 def test_it_uploads_tunes_polls_and_asks(tmp_path: Path) -> None:
     served = Serve(tmp_path / "data")
     try:
-        key = json.loads((served.data_dir / "credentials.json").read_text())["api_key"]
-        variables = {"OPENAI_BASE_URL": f"{served.url}/openai/v1", "OPENAI_API_KEY": key}
-        kept = {name: value for name, value in os.environ.items() if "OPENAI" not in name}
         run = subprocess.run(
             [sys.executable, "-c", PROGRAM],
-            env=kept | variables,
+            env=served.openai_variables(),
             check=False,
             capture_output=True,
             text=True,

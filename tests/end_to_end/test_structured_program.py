@@ -10,6 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.support.openai_clients import of_process
 from tests.support.processes import Serve
 
 pytestmark = pytest.mark.slow
@@ -44,11 +45,9 @@ class Diagnosis(BaseModel):
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     served = Serve(tmp_path_factory.mktemp("structured") / "data")
-    key = json.loads((served.data_dir / "credentials.json").read_text())["api_key"]
-    with openai.OpenAI(base_url=f"{served.url}/openai/v1", api_key=key, timeout=300) as made:
+    with of_process(served) as made:
         yield made
     served.kill()
-    served.process.wait(60)
 
 
 def test_answers_parse_into_the_programs_classes_beside_free_ones(client: openai.OpenAI) -> None:

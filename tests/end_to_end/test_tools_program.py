@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.openai_clients import of_process
 from tests.support.processes import Serve
+from tests.support.waiting import until
 from tuneship.template import PromptTemplate
 
 pytestmark = pytest.mark.slow
@@ -53,8 +54,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 @pytest.fixture(scope="module")
 def client(served: Serve) -> Iterator[openai.OpenAI]:
-    key = json.loads((served.data_dir / "credentials.json").read_text())["api_key"]
-    with openai.OpenAI(base_url=f"{served.url}/openai/v1", api_key=key, timeout=300) as made:
+    with of_process(served) as made:
         yield made
 
 
@@ -69,9 +69,8 @@ def model(client: openai.OpenAI) -> str:
         training_file=file.id,
         method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
     )
-    while job.status not in ("succeeded", "failed", "cancelled"):
-        time.sleep(0.5)
-        job = client.fine_tuning.jobs.retrieve(job.id)
+    until(lambda: client.fine_tuning.jobs.retrieve(job.id).finished_at)
+    job = client.fine_tuning.jobs.retrieve(job.id)
     assert job.status == "succeeded", job.error
     assert job.fine_tuned_model is not None
     return job.fine_tuned_model

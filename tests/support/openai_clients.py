@@ -1,10 +1,11 @@
-"""Clients of the `openai` package that call a service in this process through a socket."""
+"""Clients of the `openai` package that call a service in this process through a socket, or a service process."""
 
 from typing import Any
 
 import openai
 
 from tests.support.in_process import Service
+from tests.support.processes import Serve
 
 
 def key_of(service: Service, client: str = "alice") -> str:
@@ -24,6 +25,13 @@ def options_of(service: Service, client: str = "alice") -> dict[str, Any]:
 
 def blocking(service: Service, client: str = "alice", **more: Any) -> openai.OpenAI:
     return openai.OpenAI(**(options_of(service, client) | more))
+
+
+def of_process(serve: Serve) -> openai.OpenAI:
+    found = serve.openai_variables()
+    return openai.OpenAI(
+        base_url=found["OPENAI_BASE_URL"], api_key=found["OPENAI_API_KEY"], timeout=300
+    )
 
 
 def asynchronous(service: Service, client: str = "alice") -> openai.AsyncOpenAI:

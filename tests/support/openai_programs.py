@@ -35,18 +35,14 @@ class Asked:
         turns: Any = [{"role": "user", "content": QUESTION}]
         request = Generate(messages=turns, max_tokens=12, temperature=0)
         self.answer = client.deployments.generate(deployment, request).completion
-        key = json.loads((serve.data_dir / "credentials.json").read_text())["api_key"]
-        self.base_url = f"{serve.url}/openai/v1"
-        kept = {name: value for name, value in os.environ.items() if "OPENAI" not in name}
-        self.variables = kept | {
-            "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_KEY": key,
+        self.variables = serve.openai_variables() | {
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it would be downloaded
             "MODEL": MODEL,
             "QUESTION": QUESTION,
             "DIAGNOSIS": json.dumps(DIAGNOSIS),
         }
+        self.base_url = self.variables["OPENAI_BASE_URL"]
 
     def run(self, *command: str | Path, cwd: Path | None = None, **more: str) -> str:
         """Run a program and return its output."""

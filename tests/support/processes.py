@@ -70,10 +70,20 @@ class Serve:
         self.url = line.split()[1]
         return self.process
 
+    @property
+    def settings(self) -> ClientSettings:
+        """The address and the local key, as another program would find them."""
+        return ClientSettings.from_credentials(self.data_dir / "credentials.json")
+
     def client(self) -> Client:
-        credentials = self.data_dir / "credentials.json"
-        self._clients.append(Client(ClientSettings.from_credentials(credentials)))
+        self._clients.append(Client(self.settings))
         return self._clients[-1]
+
+    def openai_variables(self) -> dict[str, str]:
+        """The environment of a program that was written for OpenAI."""
+        kept = {name: value for name, value in os.environ.items() if "OPENAI" not in name}
+        key = self.settings.api_key.get_secret_value()
+        return kept | {"OPENAI_BASE_URL": f"{self.url}/openai/v1", "OPENAI_API_KEY": key}
 
     def kill(self) -> None:
         """Kill the process, as a power failure would."""
