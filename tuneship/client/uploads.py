@@ -66,7 +66,7 @@ def upload_file(
     with ExitStack() as stack:
         file: BinaryIO | None = None
         given: Any = source
-        # With other columns JSON Lines are written anew, like anything else.
+        # With chosen columns, JSON Lines are rewritten like any other source.
         if columns is None and isinstance(given, str | os.PathLike):
             path = Path(cast("str", given))
             file = stack.enter_context(opened(path)) if is_json_lines(path) else None
