@@ -15,10 +15,9 @@ from tuneship.contract.tool_lines import (
     calls_of,
     check_calls,
     tools_of,
-    uses_tools,
 )
 
-__all__ = ["ExampleProblem", "tools_of", "uses_tools"]
+__all__ = ["ExampleProblem", "tools_of"]
 
 DatasetFormat = Literal["instruction", "conversation"]
 ROLES = ("system", "user", "assistant", "tool")

@@ -26,12 +26,6 @@ class ExampleProblem(Exception):
     message: str
 
 
-def uses_tools(line: Mapping[str, Any]) -> bool:
-    """Whether a good line has functions, or a call."""
-    turns = line.get("messages") or ()
-    return bool(line.get("tools")) or any(turn.get("tool_calls") for turn in turns)
-
-
 def tools_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The functions of a line. Raises `ExampleProblem`."""
     tools = line.get("tools")
