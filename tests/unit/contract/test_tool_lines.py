@@ -86,6 +86,17 @@ def test_other_ways_to_write_it_are_taken(line: Any) -> None:
     assert parse_example(line, "conversation")
 
 
+def test_sharegpt_turns_have_calls_and_results_as_well() -> None:
+    roles = {"user": "human", "assistant": "gpt", "tool": "tool"}
+    turns = [
+        {"from": roles[turn["role"]], "value": turn["content"], **turn} for turn in LINE["messages"]
+    ]
+    for turn in turns:
+        del turn["role"], turn["content"]
+    line = {"conversations": turns, "tools": [TOOL]}
+    assert parse_example(line, "conversation") == parse_example(LINE, "conversation")
+
+
 FUNCTION = ["tools", 0, "function"]
 REFUSED: list[tuple[Any, str, str]] = [
     (changed(["tools"], {}), "wrong_type", "tools"),
