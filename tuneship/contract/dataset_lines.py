@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, cast
 
 from tuneship.contract import strict_json
+from tuneship.contract.example_problem import ExampleProblem
 from tuneship.contract.tool_lines import (
-    ExampleProblem,
     call_id,
     calls_of,
     check_calls,
     tools_of,
 )
-
-__all__ = ["ExampleProblem", "tools_of"]
 
 DatasetFormat = Literal["instruction", "conversation"]
 ROLES = ("system", "user", "assistant", "tool")

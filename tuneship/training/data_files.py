@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem
+from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.example_problem import ExampleProblem
 from tuneship.security.sealed_files import open_plain
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.batches import Indices

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tuneship.contract.dataset_lines import DatasetFormat, Message, parse_example, tools_of
+from tuneship.contract.dataset_lines import DatasetFormat, Message, parse_example
+from tuneship.contract.tool_lines import tools_of
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.batches import Indices, PaddedBatch
 from tuneship.training.tokenized_examples import Segment, TokenizedExamples
