@@ -1,6 +1,7 @@
-"""Parts that chat completions and completions share: where an answer ends, who asks, and what it took."""
+"""Parts of requests for answers, and of the answers, that several operations share."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -30,6 +31,22 @@ Strict = Annotated[
     bool | None,
     Field(description="Every schema is followed strictly, whatever this says."),
 ]
+
+
+class TextPart(Protocol):
+    """One part of a text."""
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        ...
+
+
+def text_of_parts(content: str | Sequence[TextPart] | None) -> str:
+    """A content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
 
 
 class NamedSchema(OpenAIRequest):
