@@ -31,6 +31,10 @@ NO_PARAMETERS: Mapping[str, Any] = {
 }
 
 FunctionName = Annotated[str, Field(pattern=NAME_PATTERN)]
+Strict = Annotated[
+    bool | None,
+    Field(description="Every schema is followed strictly, whatever this says."),
+]
 CallId = Annotated[str, Field(min_length=1, max_length=MAXIMUM_CALL_ID_CHARACTERS)]
 
 
@@ -72,10 +76,7 @@ class FunctionDefinition(CreateRequest):
     name: FunctionName
     description: str | None = None
     parameters: ParametersSchema | None = None
-    strict: Annotated[
-        bool | None,
-        Field(description="Every schema is followed strictly, whatever this says."),
-    ] = None
+    strict: Strict = None
 
 
 class FunctionTool(CreateRequest):

@@ -16,9 +16,9 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.openai.answering import (
     AskedModel,
+    AskingUser,
     SchemaDescription,
     SchemaName,
-    Strict,
     Text,
     main_format,
     refuse_other_fields,
@@ -34,6 +34,7 @@ from tuneship.contract.tools import (
     CallId,
     FunctionName,
     ParametersSchema,
+    Strict,
 )
 
 Metadata = Annotated[
@@ -285,10 +286,7 @@ class ResponseCreate(OpenAIRequest):
     metadata: Annotated[Metadata | None, Field(description="Is returned with the answer.")] = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
-    user: Annotated[
-        Text | None,
-        Field(description="Requests of one user go to one member of a canary endpoint."),
-    ] = None
+    user: AskingUser = None
 
     @property
     def person(self) -> str | None:
