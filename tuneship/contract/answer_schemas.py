@@ -44,6 +44,8 @@ class AnswerSchema:
     schema: dict[str, Any]
     parts: Mapping[str, Any]
     """It and the schemas within it, by place."""
+    size: int
+    """Bytes of the schema as JSON."""
 
 
 def read_schema(schema: Mapping[str, Any]) -> AnswerSchema:
@@ -59,7 +61,7 @@ def read_schema(schema: Mapping[str, Any]) -> AnswerSchema:
         raise SchemaRefused("", "holds a number with too many digits") from None
     if len(written) > MAX_SCHEMA_BYTES:
         raise SchemaRefused("", f"must have at most {MAX_SCHEMA_BYTES} bytes")
-    return AnswerSchema(read, reader.parts)
+    return AnswerSchema(read, reader.parts, len(written))
 
 
 def followed(schema: dict[str, Any]) -> dict[str, Any]:

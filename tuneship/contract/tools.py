@@ -143,7 +143,7 @@ def check_functions(names: Sequence[str], schemas: Sequence[Mapping[str, Any] | 
     if sum(len(one.parts) for one in read) > MAX_SUBSCHEMAS:
         text = f"must have at most {MAX_SUBSCHEMAS} schemas within all functions together"
         raise _refusal("value_error", text)
-    if sum(len(repr(one.schema)) for one in read) > MAX_SCHEMA_BYTES:
+    if sum(one.size for one in read) > MAX_SCHEMA_BYTES:
         text = f"must have at most {MAX_SCHEMA_BYTES} bytes of schemas together"
         raise _refusal("value_error", text)
 
