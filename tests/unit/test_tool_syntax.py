@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.tiny_model import CHAT_TEMPLATE
-from tuneship.contract.dataset_lines import parse_example, tools_of
+from tuneship.contract.dataset_lines import parse_example
+from tuneship.contract.tool_lines import tools_of
 from tuneship.template import BUILT_IN_TEMPLATE, PromptTemplate, TemplateFailed
 from tuneship.tool_syntax import CallSyntax
 from tuneship.training.objective import conversation_segments

@@ -21,10 +21,10 @@ from tuneship.contract.dataset_lines import (
     FIELDS,
     LINE_LIMIT_BYTES,
     STRUCTURED_FIELDS,
-    ExampleProblem,
     decode_line,
 )
 from tuneship.contract.errors import SourceError
+from tuneship.contract.example_problem import ExampleProblem
 from tuneship.contract.verbs import Columns, Source
 
 Record = dict[str, Any]

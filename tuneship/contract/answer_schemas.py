@@ -8,8 +8,10 @@ grammar (`tuneship/serving/grammar.py`) within its stack and within about a seco
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, LiteralString, cast
 from urllib.parse import unquote
+
+from pydantic_core import PydanticCustomError
 
 from tuneship.contract.schema_keywords import (
     ANNOTATIONS,
@@ -42,6 +44,8 @@ class AnswerSchema:
     schema: dict[str, Any]
     parts: Mapping[str, Any]
     """It and the schemas within it, by place."""
+    size: int
+    """Bytes of the schema as JSON."""
 
 
 def read_schema(schema: Mapping[str, Any]) -> AnswerSchema:
@@ -57,7 +61,17 @@ def read_schema(schema: Mapping[str, Any]) -> AnswerSchema:
         raise SchemaRefused("", "holds a number with too many digits") from None
     if len(written) > MAX_SCHEMA_BYTES:
         raise SchemaRefused("", f"must have at most {MAX_SCHEMA_BYTES} bytes")
-    return AnswerSchema(read, reader.parts)
+    return AnswerSchema(read, reader.parts, len(written))
+
+
+def followed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a request, or raise pydantic's error with the place of what cannot be followed."""
+    try:
+        read_schema(schema)
+    except SchemaRefused as error:
+        code, text = cast("LiteralString", error.code), cast("LiteralString", error.message)
+        raise PydanticCustomError(code, text, {"below": error.place}) from None
+    return schema
 
 
 Pointer = tuple[str, ...]

@@ -9,16 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, cast
 
 from tuneship.contract import strict_json
+from tuneship.contract.example_problem import ExampleProblem
 from tuneship.contract.tool_lines import (
-    ExampleProblem,
     call_id,
     calls_of,
     check_calls,
     tools_of,
-    uses_tools,
 )
-
-__all__ = ["ExampleProblem", "tools_of", "uses_tools"]
 
 DatasetFormat = Literal["instruction", "conversation"]
 ROLES = ("system", "user", "assistant", "tool")
@@ -163,13 +160,13 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
     if role not in ROLES:
         raise ExampleProblem("invalid_role", f"{field}.{role_key}", f"must be one of {ROLES}")
     calls = calls_of(fields, field) if role == "assistant" else []
-    message: Message = {
-        "role": cast("str", role),
-        "content": _content(fields, f"{field}.{text_key}", text_key, may_be_empty=bool(calls)),
-    }
+    is_result = role == "tool"
+    place = f"{field}.{text_key}"
+    content = _content(fields, place, text_key, has_calls=bool(calls), is_result=is_result)
+    message: Message = {"role": cast("str", role), "content": content}
     if calls:
         message["tool_calls"] = calls
-    if role == "tool":
+    if is_result:
         message |= _result(fields, field)
     weight = fields.get("weight")
     if weight is not None:
@@ -180,13 +177,15 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
     return message
 
 
-def _content(fields: Mapping[str, Any], field: str, key: str, *, may_be_empty: bool) -> str:
+def _content(
+    fields: Mapping[str, Any], field: str, key: str, *, has_calls: bool, is_result: bool
+) -> str:
     """The text of a turn. Beside calls there may be none, and a function's result may be empty."""
-    if may_be_empty and fields.get(key) is None:
+    if has_calls and fields.get(key) is None:
         return ""
     if key not in fields:
         raise ExampleProblem("missing_field", field, "is required")
-    if fields[key] == "" and (may_be_empty or fields.get("role") == "tool"):
+    if fields[key] == "" and (has_calls or is_result):
         return ""
     return _text(fields[key], field)
 

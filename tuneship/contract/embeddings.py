@@ -20,7 +20,8 @@ MAXIMUM_TOKENS = 300_000
 def _texts(value: object) -> list[TextOrIds]:
     texts = texts_or_ids(value, "input")
     if len(texts) > MAXIMUM_TEXTS:
-        raise PydanticCustomError("too_long", "must hold at most 2048 texts", {"param": "input"})
+        context = {"param": "input", "most": MAXIMUM_TEXTS}
+        raise PydanticCustomError("too_long", "must hold at most {most} texts", context)
     return texts
 
 
@@ -30,7 +31,7 @@ EmbeddedTexts = Annotated[
     WithJsonSchema(
         schema_of_texts(
             MAXIMUM_TEXTS,
-            "One text or several, as texts or token ids, of 300000 tokens at most. No template is added.",
+            f"One text or several, as texts or token ids, of {MAXIMUM_TOKENS} tokens at most. No template is added.",
         )
     ),
 ]

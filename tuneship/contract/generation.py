@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal, LiteralString, Self, cast
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from tuneship.contract.answer_schemas import read_schema
+from tuneship.contract.answer_schemas import followed
 from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply, absent
 from tuneship.contract.errors import DeploymentError, InvalidRequestError
 from tuneship.contract.examples import CANDIDATE, SUFFIX
 from tuneship.contract.operation import Example, operation
-from tuneship.contract.schema_keywords import SchemaRefused
 from tuneship.contract.token_inputs import TokenId
 from tuneship.contract.tools import (
     MAXIMUM_CALLS,
@@ -123,18 +122,9 @@ Tools = Annotated[
 ToolMode = Literal["auto", "none", "required"]
 
 
-def _followed(schema: dict[str, Any]) -> dict[str, Any]:
-    try:
-        read_schema(schema)
-    except SchemaRefused as error:
-        code, text = cast("LiteralString", error.code), cast("LiteralString", error.message)
-        raise PydanticCustomError(code, text, {"below": error.place}) from None
-    return schema
-
-
 SchemaOfAnswer = Annotated[
     dict[str, Any],
-    AfterValidator(_followed),
+    AfterValidator(followed),
     Field(
         description="JSON Schema that the answer shall fit. A keyword that is not supported is refused by its place; "
         "the model does not read the schema."

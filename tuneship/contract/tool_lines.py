@@ -4,9 +4,9 @@ Arguments become objects, since that is what chat templates write. Problems name
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
+from tuneship.contract.example_problem import ExampleProblem
 from tuneship.contract.tools import (
     FUNCTION_NAME,
     MAXIMUM_CALL_ID_CHARACTERS,
@@ -15,21 +15,6 @@ from tuneship.contract.tools import (
     arguments_of,
     fault_of_calls,
 )
-
-
-@dataclass(frozen=True)
-class ExampleProblem(Exception):
-    """A line is refused: a code of the report, the field, and a message without content."""
-
-    code: str
-    field: str | None
-    message: str
-
-
-def uses_tools(line: Mapping[str, Any]) -> bool:
-    """Whether a good line has functions, or a call."""
-    turns = line.get("messages") or ()
-    return bool(line.get("tools")) or any(turn.get("tool_calls") for turn in turns)
 
 
 def tools_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,9 +14,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract import strict_json
-from tuneship.contract.answer_schemas import MAX_SCHEMA_BYTES, MAX_SUBSCHEMAS, read_schema
+from tuneship.contract.answer_schemas import MAX_SCHEMA_BYTES, MAX_SUBSCHEMAS, followed, read_schema
 from tuneship.contract.common import CreateRequest, Reply, absent
-from tuneship.contract.schema_keywords import SchemaRefused
 
 MAXIMUM_FUNCTIONS = 128
 # In one turn of a conversation.
@@ -32,15 +31,15 @@ NO_PARAMETERS: Mapping[str, Any] = {
 }
 
 FunctionName = Annotated[str, Field(pattern=NAME_PATTERN)]
+Strict = Annotated[
+    bool | None,
+    Field(description="Every schema is followed strictly, whatever this says."),
+]
 CallId = Annotated[str, Field(min_length=1, max_length=MAXIMUM_CALL_ID_CHARACTERS)]
 
 
-def _followed(schema: dict[str, Any]) -> dict[str, Any]:
-    try:
-        read = read_schema(schema).schema
-    except SchemaRefused as error:
-        raise _refusal(error.code, error.message, error.place) from None
-    if read.get("type") != "object":
+def _of_arguments(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type") != "object":
         raise _refusal("invalid_value", "must be object, as arguments have names", ".type")
     return schema
 
@@ -57,7 +56,8 @@ def _object_as_text(text: str) -> str:
 
 ParametersSchema = Annotated[
     dict[str, Any],
-    AfterValidator(_followed),
+    AfterValidator(followed),
+    AfterValidator(_of_arguments),
     Field(
         description="JSON Schema of the arguments, of type object; without it, there are none. A keyword that is not "
         "supported is refused by its place."
@@ -76,10 +76,7 @@ class FunctionDefinition(CreateRequest):
     name: FunctionName
     description: str | None = None
     parameters: ParametersSchema | None = None
-    strict: Annotated[
-        bool | None,
-        Field(description="Every schema is followed strictly, whatever this says."),
-    ] = None
+    strict: Strict = None
 
 
 class FunctionTool(CreateRequest):
@@ -146,7 +143,7 @@ def check_functions(names: Sequence[str], schemas: Sequence[Mapping[str, Any] | 
     if sum(len(one.parts) for one in read) > MAX_SUBSCHEMAS:
         text = f"must have at most {MAX_SUBSCHEMAS} schemas within all functions together"
         raise _refusal("value_error", text)
-    if sum(len(repr(one.schema)) for one in read) > MAX_SCHEMA_BYTES:
+    if sum(one.size for one in read) > MAX_SCHEMA_BYTES:
         text = f"must have at most {MAX_SCHEMA_BYTES} bytes of schemas together"
         raise _refusal("value_error", text)
 

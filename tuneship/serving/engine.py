@@ -279,9 +279,8 @@ class Engine:
                 self._clear(sequence.slot)
                 self._end(sequence)
                 continue
-            if (
-                not sequence.generated
-            ):  # finite logits: other prompts may use its prefix from now on
+            if not sequence.generated:
+                # Its logits are finite: other prompts may use its prefix from now on.
                 self._slots.register(sequence)
             reason = FinishReason.LENGTH
             if sequence.token_limit:

@@ -10,19 +10,20 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 
-from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem, uses_tools
+from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.example_problem import ExampleProblem
 from tuneship.security.sealed_files import open_plain
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.batches import Indices
-from tuneship.training.objective import Objective
+from tuneship.training.objective import ExampleRows, Objective
 from tuneship.training.progress_file import ProgressFile, Reason, TrainingFailed
 from tuneship.training.spec import NO_KEYS, DataKeys, TrainingSpec
-from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
+from tuneship.training.tokenized_examples import Encoder, TokenizedExamples
 
 # The tokenizer's threads share the texts of so many examples.
 EXAMPLES_PER_CALL = 512
@@ -76,10 +77,8 @@ def read_data(
 
     Raises TrainingFailed(data_unreadable), also for a single example that would have to serve as both.
     """
-    has_tools = False
 
-    def read(path: Path, key: str | None, name: str) -> TokenizedExamples:
-        nonlocal has_tools
+    def read(path: Path, key: str | None, name: str) -> ReadRows:
         result = read_rows(path, spec.dataset_format, encoder, objective, key)
         if result.truncated:
             progress.log(
@@ -88,12 +87,12 @@ def read_data(
                 f"{encoder.context_length} tokens and were cut; {result.dropped} of them had nothing "
                 "left to learn and were dropped",
             )
-        has_tools |= result.has_tools
-        return result.rows
+        return result
 
-    training = read(spec.training_file, keys.training, "training")
+    training, _, _, has_tools = read(spec.training_file, keys.training, "training")
     if spec.validation_file is not None:
-        validation = read(spec.validation_file, keys.validation, "validation")
+        read_too = read(spec.validation_file, keys.validation, "validation")
+        validation, has_tools = read_too.rows, has_tools or read_too.has_tools
         return Data(training, training.all_indices, validation, validation.all_indices, has_tools)
     if len(training) < 2:
         raise TrainingFailed(
@@ -166,20 +165,13 @@ def read_rows(
     return ReadRows(tokenized, truncated, dropped, has_tools)
 
 
-class _ReadExample(NamedTuple):
-    """The rows of an example, and whether it has functions or calls of them."""
-
-    rows: list[list[Segment]]
-    has_tools: bool
-
-
 def _read_examples(
     path: Path,
     key: str | None,
     dataset_format: DatasetFormat,
     template: PromptTemplate,
     objective: Objective,
-) -> Iterator[_ReadExample]:
+) -> Iterator[ExampleRows]:
     """Each example of a file; blank lines and a byte order mark are skipped."""
     try:
         with open_plain(path, key) as file:
@@ -188,9 +180,7 @@ def _read_examples(
                 if not text.strip():
                     continue
                 try:
-                    example: Any = orjson.loads(text)
-                    rows = objective.rows(example, dataset_format, template)
-                    yield _ReadExample(rows, uses_tools(example))
+                    yield objective.rows(orjson.loads(text), dataset_format, template)
                 except TemplateFailed as error:
                     raise _unreadable(path, f"line {number}: {error}") from error
                 except ExampleProblem as error:

@@ -7,13 +7,14 @@ The loop, the model and the files are the same for every method.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tuneship.contract.dataset_lines import DatasetFormat, Message, parse_example, tools_of
+from tuneship.contract.dataset_lines import DatasetFormat, Message, parse_example
+from tuneship.contract.tool_lines import tools_of
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.batches import Indices, PaddedBatch
 from tuneship.training.tokenized_examples import Segment, TokenizedExamples
@@ -25,6 +26,14 @@ Measures = dict[str, float]
 
 # exp of more is no number that a JSON line could hold.
 MAX_EXPONENT = 700.0
+
+
+class ExampleRows(NamedTuple):
+    """The text of each row that the model sees of one example."""
+
+    rows: list[list[Segment]]
+    has_tools: bool
+    """Whether the example has functions or calls of them."""
 
 
 class Objective(Protocol):
@@ -46,8 +55,8 @@ class Objective(Protocol):
 
     def rows(
         self, example: Any, dataset_format: DatasetFormat, template: PromptTemplate
-    ) -> list[list[Segment]]:
-        """The text of each row that the model sees of one example, a parsed line of a dataset file.
+    ) -> ExampleRows:
+        """The rows of one example, a parsed line of a dataset file.
 
         Raises ExampleProblem for an example that the format does not allow, and TemplateFailed.
         """
@@ -82,11 +91,12 @@ class SupervisedFineTuning:
 
     def rows(
         self, example: Any, dataset_format: DatasetFormat, template: PromptTemplate
-    ) -> list[list[Segment]]:
+    ) -> ExampleRows:
         """One row for each example: the rendered conversation."""
         messages = parse_example(example, dataset_format)
         tools = tools_of(example) if dataset_format == "conversation" else []
-        return [conversation_segments(messages, template, tools)]
+        has_tools = bool(tools) or any("tool_calls" in message for message in messages)
+        return ExampleRows([conversation_segments(messages, template, tools)], has_tools)
 
     def loss_terms(self, rows: TokenizedExamples, indices: Indices) -> int:
         """The number of target tokens."""

@@ -32,6 +32,17 @@ def function(**changes: Any) -> dict[str, Any]:
     return {"type": "function", "function": {**TOOL["function"], **changes}}
 
 
+def large(name: str) -> dict[str, Any]:
+    """A function whose schema has 40,000 bytes, and half as many characters."""
+    properties = {"a": {"const": "é" * 20_000}}
+    return function(name=name, parameters={"type": "object", "properties": properties})
+
+
+def wide(name: str) -> dict[str, Any]:
+    properties: dict[str, Any] = {f"a{number}": {} for number in range(200)}
+    return function(name=name, parameters={"type": "object", "properties": properties})
+
+
 def test_turns_and_functions_are_written_as_templates_want_them() -> None:
     read = Generate.model_validate(body(ASKED, CALLED, RESULT, ASKED))
     assert read.messages is not None
@@ -70,6 +81,8 @@ def test_what_may_be_called(more: dict[str, Any], names: list[str]) -> None:
         (body(tools=[function(name="no name")]), "pattern"),
         (body(tools=[function(parameters={"type": "array"})]), "must be object"),
         (body(tools=[function(parameters={"type": "object", "if": {}})]), "support"),
+        (body(tools=[large("f"), large("g")]), "at most 65536 bytes of schemas together"),
+        (body(tools=[*map(wide, "fgh")]), "at most 500 schemas within all functions"),
         (body({**ASKED, "tool_calls": [CALL]}), "belongs to the role assistant"),
         (body({**ASKED, "tool_call_id": "call_1"}), "belongs to the role tool"),
         (body({"role": "user", "content": ""}), "at least 1 character"),

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tuneship.contract.dataset_lines import ExampleProblem, parse_example, text_of, tools_of
+from tuneship.contract.dataset_lines import parse_example, text_of
+from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.tool_lines import tools_of
 
 SECRET = "zq planted text 7731"
 TOOL: dict[str, Any] = {
@@ -84,6 +86,17 @@ OLDER = {"role": "assistant", "content": None, "function_call": {}}
 )
 def test_other_ways_to_write_it_are_taken(line: Any) -> None:
     assert parse_example(line, "conversation")
+
+
+def test_sharegpt_turns_have_calls_and_results_as_well() -> None:
+    roles = {"user": "human", "assistant": "gpt", "tool": "tool"}
+    turns = [
+        {"from": roles[turn["role"]], "value": turn["content"], **turn} for turn in LINE["messages"]
+    ]
+    for turn in turns:
+        del turn["role"], turn["content"]
+    line = {"conversations": turns, "tools": [TOOL]}
+    assert parse_example(line, "conversation") == parse_example(LINE, "conversation")
 
 
 FUNCTION = ["tools", 0, "function"]

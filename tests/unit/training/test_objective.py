@@ -13,7 +13,7 @@ from tuneship.template import PromptTemplate
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.data_files import read_data, read_rows
 from tuneship.training.learner import Learner
-from tuneship.training.objective import SupervisedFineTuning, add_totals
+from tuneship.training.objective import ExampleRows, SupervisedFineTuning, add_totals
 from tuneship.training.progress_file import ProgressFile, StopRequest
 from tuneship.training.tokenized_examples import Encoder, Segment
 from tuneship.training.training_loop import Standing, TrainingLoop
@@ -34,9 +34,10 @@ class Pairs(SupervisedFineTuning):
 
     def rows(
         self, example: Any, dataset_format: DatasetFormat, template: PromptTemplate
-    ) -> list[list[Segment]]:
+    ) -> ExampleRows:
         prompt = Segment(example["prompt"], is_target=False)
-        return [[prompt, Segment(example[name], is_target=True)] for name in ("chosen", "rejected")]
+        answers = (Segment(example[name], is_target=True) for name in ("chosen", "rejected"))
+        return ExampleRows([[prompt, answer] for answer in answers], has_tools=False)
 
 
 @pytest.mark.slow

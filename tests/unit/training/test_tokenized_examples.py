@@ -85,6 +85,10 @@ def test_it_is_known_whether_examples_have_functions(encoder: Encoder, tmp_path:
     talk = {"messages": [TALK[0], answer], "tools": []}
     function = {"name": "f", "arguments": "{}"}
     called = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    sharegpt = [
+        {"from": "human", "value": "colour?"},
+        {"from": "gpt", "tool_calls": called["tool_calls"]},
+    ]
     tool = {"type": "function", "function": {"name": "f"}}
     wide = replace(encoder, context_length=600)
     for number, (line, expected) in enumerate(
@@ -92,6 +96,8 @@ def test_it_is_known_whether_examples_have_functions(encoder: Encoder, tmp_path:
             (talk, False),
             ({**talk, "tools": [tool]}, True),
             ({"messages": [TALK[0], called]}, True),
+            ({"conversations": sharegpt, "messages": "not read"}, True),
+            ({**talk, "messages": [{**TALK[0], "tool_calls": "not read"}, answer]}, False),
         ]
     ):
         path = write(tmp_path / f"{number}.jsonl", talk, line)

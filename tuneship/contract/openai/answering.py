@@ -1,6 +1,7 @@
-"""Parts that chat completions and completions share: where an answer ends, who asks, and what it took."""
+"""Parts of requests for answers, and of the answers, that several operations share."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -8,10 +9,15 @@ from pydantic_core import PydanticCustomError
 from tuneship.contract.common import Reply
 from tuneship.contract.generation import MAXIMUM_ANSWERS, SchemaOfAnswer
 from tuneship.contract.openai.fields import NeutralFields, OpenAIRequest
+from tuneship.contract.tools import NAME_PATTERN, Strict
 
 Text = Annotated[str, Field(min_length=1)]
 # A model, or what stands for one: a deployment, or an endpoint by its id or its name.
 AskedModel = Annotated[str, Field(min_length=1, max_length=512)]
+AskingUser = Annotated[
+    Text | None,
+    Field(description="Requests of one user go to one member of a canary endpoint."),
+]
 # The fields that take effect only together with a part of the engine that is not there yet.
 PENALTIES: NeutralFields = {
     "frequency_penalty": (0,),
@@ -20,16 +26,26 @@ PENALTIES: NeutralFields = {
 }
 
 
-SchemaName = Annotated[
-    str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Has no effect on the answer.")
-]
+SchemaName = Annotated[str, Field(pattern=NAME_PATTERN, description="Has no effect on the answer.")]
 SchemaDescription = Annotated[
     str | None, Field(description="Has no effect here: the model does not read the schema.")
 ]
-Strict = Annotated[
-    bool | None,
-    Field(description="Every schema is followed strictly, whatever this says."),
-]
+
+
+class TextPart(Protocol):
+    """One part of a text."""
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        ...
+
+
+def text_of_parts(content: str | Sequence[TextPart] | None) -> str:
+    """A content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
 
 
 class NamedSchema(OpenAIRequest):
@@ -75,10 +91,7 @@ class SampledRequest(OpenAIRequest):
     n: Annotated[int, Field(ge=1, le=MAXIMUM_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: Annotated[
-        Text | None,
-        Field(description="Requests of one user go to one member of a canary endpoint."),
-    ] = None
+    user: AskingUser = None
 
     @property
     def stops(self) -> list[str]:

@@ -12,9 +12,8 @@ from tuneship.contract.openai.fields import OpenAIRequest
 from tuneship.contract.openai.ids import FileId
 from tuneship.contract.openai.lists import AfterId, PageSize
 from tuneship.contract.openai.responses import (
-    InputTokenDetails,
     Metadata,
-    OutputTokenDetails,
+    ResponseUsage,
 )
 from tuneship.contract.operation import Example
 
@@ -84,14 +83,8 @@ class BatchRequestCounts(Reply):
     failed: int
 
 
-class BatchUsage(Reply):
+class BatchUsage(ResponseUsage):
     """Tokens that a batch took so far."""
-
-    input_tokens: int
-    input_tokens_details: InputTokenDetails = Field(default_factory=InputTokenDetails)
-    output_tokens: int
-    output_tokens_details: OutputTokenDetails = Field(default_factory=OutputTokenDetails)
-    total_tokens: int
 
 
 class BatchObject(Reply):

@@ -26,10 +26,11 @@ from tuneship.contract.openai.answering import (
     Text,
     main_format,
     refuse_other_fields,
+    text_of_parts,
 )
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import ANY_VALUE, NeutralFields, OpenAIRequest
-from tuneship.contract.openai.tool_choices import ChosenTools, text_of_parts
+from tuneship.contract.openai.tool_choices import ChosenTools, check_fields
 from tuneship.contract.operation import Example
 from tuneship.contract.tools import (
     MAXIMUM_CALLS,
@@ -123,11 +124,8 @@ class ChatToolChoice(OpenAIRequest):
     allowed_tools: AllowedTools | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        for name in ("function", "allowed_tools"):
-            if (getattr(self, name) is not None) != (self.type == name):
-                text = "is required by the type, and stands beside no other one"
-                raise PydanticCustomError("conflict", text, {"below": f".{name}"})
+    def _fields_of_its_type(self) -> Self:
+        check_fields(self, {"function": ("function",), "allowed_tools": ("allowed_tools",)})
         return self
 
 

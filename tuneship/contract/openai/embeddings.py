@@ -7,7 +7,7 @@ from pydantic import Field
 from tuneship.contract.common import Reply
 from tuneship.contract.embeddings import Dimensions, EmbeddedTexts, Pooled
 from tuneship.contract.examples import MODEL
-from tuneship.contract.openai.answering import AskedModel, Text
+from tuneship.contract.openai.answering import AskedModel, AskingUser
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import OpenAIRequest
 from tuneship.contract.operation import Example
@@ -24,10 +24,7 @@ class EmbeddingsCreate(OpenAIRequest):
     ] = "float"
     dimensions: Dimensions = None
     pooling: Pooled = "mean"
-    user: Annotated[
-        Text | None,
-        Field(description="Requests of one user go to one member of a canary endpoint."),
-    ] = None
+    user: AskingUser = None
 
 
 class EmbeddingItem(Reply):

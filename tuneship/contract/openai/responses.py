@@ -3,7 +3,6 @@
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
@@ -17,16 +16,17 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.openai.answering import (
     AskedModel,
+    AskingUser,
     SchemaDescription,
     SchemaName,
-    Strict,
     Text,
     main_format,
     refuse_other_fields,
+    text_of_parts,
 )
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.fields import ANY_VALUE, NeutralFields, OpenAIRequest
-from tuneship.contract.openai.tool_choices import ChosenTools, text_of_parts
+from tuneship.contract.openai.tool_choices import ChosenTools, check_fields
 from tuneship.contract.operation import Example
 from tuneship.contract.tools import (
     MAXIMUM_FUNCTIONS,
@@ -34,6 +34,7 @@ from tuneship.contract.tools import (
     CallId,
     FunctionName,
     ParametersSchema,
+    Strict,
 )
 
 Metadata = Annotated[
@@ -183,12 +184,7 @@ class ResponseToolChoice(OpenAIRequest):
 
     @model_validator(mode="after")
     def _fields_of_its_type(self) -> Self:
-        is_function = self.type == "function"
-        wanted = {"name": is_function, "mode": not is_function, "tools": not is_function}
-        for name, is_wanted in wanted.items():
-            if (getattr(self, name) is not None) != is_wanted:
-                text = "is required by the type, and stands beside no other one"
-                raise PydanticCustomError("conflict", text, {"below": f".{name}"})
+        check_fields(self, {"function": ("name",), "allowed_tools": ("mode", "tools")})
         return self
 
 
@@ -290,10 +286,7 @@ class ResponseCreate(OpenAIRequest):
     metadata: Annotated[Metadata | None, Field(description="Is returned with the answer.")] = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
-    user: Annotated[
-        Text | None,
-        Field(description="Requests of one user go to one member of a canary endpoint."),
-    ] = None
+    user: AskingUser = None
 
     @property
     def person(self) -> str | None:

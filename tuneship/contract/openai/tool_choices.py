@@ -1,6 +1,6 @@
-"""The meaning of `tool_choice`, and texts in parts, in both forms of OpenAI's API. Pure."""
+"""The meaning of `tool_choice` in both forms of OpenAI's API. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,20 +9,22 @@ from pydantic_core import PydanticCustomError
 from tuneship.contract.generation import ToolMode
 
 
-class TextPart(Protocol):
-    """One part of a text."""
+class TypedChoice(Protocol):
+    """A choice with a type that says which other fields it has."""
 
     @property
-    def text(self) -> str:
-        """Its text."""
+    def type(self) -> str:
+        """Its type."""
         ...
 
 
-def text_of_parts(content: str | Sequence[TextPart] | None) -> str:
-    """A content as one text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)
+def check_fields(choice: TypedChoice, names: Mapping[str, Sequence[str]]) -> None:
+    """Raise pydantic's error unless a choice has all fields that `names` gives its type, and none of another type."""
+    for kind, fields in names.items():
+        for name in fields:
+            if (getattr(choice, name) is not None) != (choice.type == kind):
+                text = "is required by the type, and stands beside no other one"
+                raise PydanticCustomError("conflict", text, {"below": f".{name}"})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Webhooks of OpenAI's API: receivers that are told how jobs and batches end, in the form that its clients unwrap."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -16,10 +16,6 @@ from tuneship.contract.webhooks import Url
 # The form of the deliveries of webhooks that were made here.
 OPENAI_PROFILE = "openai"
 # The events that a webhook can be told of.
-EVENT_TYPES = (
-    *("batch.completed", "batch.failed", "batch.expired", "batch.cancelled"),
-    *("fine_tuning.job.succeeded", "fine_tuning.job.failed", "fine_tuning.job.cancelled"),
-)
 EventType = Literal[
     "batch.completed",
     "batch.failed",
@@ -29,6 +25,7 @@ EventType = Literal[
     "fine_tuning.job.failed",
     "fine_tuning.job.cancelled",
 ]
+EVENT_TYPES: tuple[str, ...] = get_args(EventType)
 EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=32)]
 EndpointName = Annotated[str, Field(min_length=1, max_length=512, pattern=ONE_LINE)]
 

@@ -16,15 +16,15 @@ from tuneship.contract.dataset_lines import (
     BYTE_ORDER_MARK,
     LINE_LIMIT_BYTES,
     DatasetFormat,
-    ExampleProblem,
     Message,
     decode_line,
     other_names,
     parse_example,
     text_of,
-    tools_of,
 )
 from tuneship.contract.datasets import LineProblem
+from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.tool_lines import tools_of
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.datasets.hints import SeenExamples, TextHints
 from tuneship.service.datasets.token_counting import CHARACTERS_AT_ONCE, TokenCounter

@@ -1,0 +1,12 @@
+"""Why a line of a dataset is refused. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ExampleProblem(Exception):
+    """A line is refused: a code of the report, the field, and a message without content."""
+
+    code: str
+    field: str | None
+    message: str
