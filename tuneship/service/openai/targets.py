@@ -58,7 +58,9 @@ async def answerer_of(context: Context, model: str, person: str | None) -> Answe
         context.routing_key = hashlib.sha256(person.encode()).hexdigest()
     target = await _target_of(context, model)
     row = await cached_row(context, tables.deployments, target.deployment_id)
-    return Answerer(target, row)
+    answerer = Answerer(target, row)
+    context.model = answerer.model
+    return answerer
 
 
 async def _target_of(context: Context, model: str) -> RoutingTarget:
