@@ -4,7 +4,6 @@ It takes a few milliseconds, and about a second for the largest schemas, so it r
 """
 
 from functools import lru_cache
-from typing import Any
 
 from tuneship.contract.answer_schemas import AnswerSchema, read_schema
 from tuneship.contract.generation import ResponseFormat
@@ -21,17 +20,11 @@ _is_usable = lru_cache(REMEMBERED)(is_usable)
 
 def answer_grammar(form: ResponseFormat) -> str:
     """The grammar of answers in this form, which is no free text. Raises `ValidationRefused`."""
-    return check_schema(_read(form), FIELD)
+    return check_schema(schema_of(form), FIELD)
 
 
-def schema_of(form: ResponseFormat) -> dict[str, Any]:
-    """The schema of answers in this form, for a grammar of which they are a part. Raises `ValidationRefused`."""
-    read = _read(form)
-    check_schema(read, FIELD)
-    return read.schema
-
-
-def _read(form: ResponseFormat) -> AnswerSchema:
+def schema_of(form: ResponseFormat) -> AnswerSchema:
+    """The schema of answers in this form."""
     return read_schema({"type": "object"} if form.json_schema is None else form.json_schema)
 
 

@@ -10,7 +10,7 @@ from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.generation import Generate
 from tuneship.contract.tools import NO_PARAMETERS
 from tuneship.service.common.refusals import refused
-from tuneship.service.generation.answer_grammar import answer_grammar, check_schema, schema_of
+from tuneship.service.generation.answer_grammar import FIELD, check_schema, schema_of
 from tuneship.service.generation.call_reader import CallReader
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.grammar import grammar_of_calls
@@ -52,11 +52,12 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
     otherwise: Any = "text" if is_text else None
     text_grammar: str | None = None
     if not is_text and not needs_call and form is not None:
-        otherwise, text_grammar = schema_of(form), answer_grammar(form)
+        read = schema_of(form)
+        otherwise, text_grammar = read.schema, check_schema(read, FIELD)
         if not syntax.marker:
             text = "is not supported beside tools for this model, whose calls are told apart by their beginning alone"
             raise refused("response_format", text, "unsupported_value")
-    specials = _special_tokens(served)
+    specials = served.base.special_tokens
     shown = {
         token
         for text, token in specials.items()
@@ -84,9 +85,3 @@ def _schemas(request: Generate) -> dict[str, Any]:
         check_schema(read, f"tools[{number}].function.parameters")
         schemas[tool.function.name] = read.schema
     return schemas
-
-
-def _special_tokens(served: ServedModel) -> dict[str, int]:
-    tokenizer: Any = served.base.tokenizer
-    added = tokenizer.get_added_tokens_decoder()
-    return {token.content: number for number, token in added.items() if token.special}
