@@ -1,4 +1,4 @@
-"""A real service is killed in the middle of a batch: nothing is lost, and nothing is answered twice."""
+"""A real service is killed in the middle of a batch: no stored answer is lost, and each request has one answer."""
 
 import io
 import json

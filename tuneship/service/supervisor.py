@@ -55,11 +55,11 @@ class Supervisor:
         runtime: Runtime,
         work: Path,
         owner: str,
-        take_spare: TakeSpare = lambda _: True,
+        take_spare: TakeSpare,
     ) -> None:
         """`work`: folder for attempts and checkpoints; `owner`: this process in lease rows.
 
-        `take_spare`: counts a batch's request against its tenant's limit, if there is enough left; by default no limit.
+        `take_spare`: counts a batch's request against its tenant's limit, if there is enough left.
         """
         self._parts = parts
         self._woken = asyncio.Event()

@@ -66,6 +66,15 @@ def parts_of(connection: sa.Connection, batch_id: str) -> Sequence[BatchFileRow]
     return fetch_all(connection, query.order_by(batch_files.c.position))
 
 
+def remove_parts(connection: sa.Connection, batch_id: str) -> None:
+    """Remove the rows of a batch's parts at once: there may be hundreds, and no list counts them."""
+    connection.execute(
+        sa.delete(batch_files).where(
+            batch_files.c.batch_id == batch_id, batch_files.c.purpose.in_(PARTS)
+        )
+    )
+
+
 def is_input_needed(connection: sa.Connection, file_id: str) -> bool:
     """Whether a batch that has not ended reads the file."""
     needs = sa.select(batches.c.id).where(

@@ -91,7 +91,7 @@ datasets: "TypedTable[DatasetRow]" = _resource(
     sa.Index("ix_datasets_status", "status"),
 )
 
-# Requests to be answered in the background, one after the other, and the files that they come from and go to.
+# Requests to be answered in the background, a few at a time, and the files that they come from and go to.
 batches: "TypedTable[BatchRow]" = _resource(
     "batches",
     _text("endpoint"),

@@ -1,5 +1,6 @@
 """A batch from restart to restart, up to its time limit, beside others, and with what fails."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.support.service_fixtures import DatabaseSettings
 from tuneship.gates.gate_types import LatencyLimits
 from tuneship.gates.kinds import GATES, Published
 from tuneship.gates.metrics_reader import read_series
-from tuneship.service.batches import answering
+from tuneship.service.batches import answering, batch_run
 from tuneship.service.batches.batch_run import StoringTiming
 from tuneship.store import tables
 
@@ -261,6 +262,26 @@ def test_a_tenant_has_so_many_open_batches_and_no_more(
     body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
     refused = call(service, "POST", "batches", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+
+
+def test_bodies_are_checked_once_and_not_on_the_event_loop(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noted(*arguments: Any) -> answering.CheckedRequest:
+        threads.append(threading.current_thread().name)
+        return answering.checked(*arguments)
+
+    monkeypatch.setattr(batch_run, "checked", noted)
+    monkeypatch.setattr(answering, "RETRY_AFTER_S", (0.0,) * 1000)
+    service.engines.error = {"error": "no"}
+    made = batch(service, *requests(service, *NAMES))
+    service.until(lambda: len(service.engines.prompts) > 3)
+    service.engines.error = None
+    assert ended(service, made)["request_counts"]["completed"] == len(NAMES)
+    assert len(threads) == len(NAMES)
+    assert all(name.startswith("batches") for name in threads)
 
 
 @pytest.mark.parametrize("setting", ["maximum_datasets", "maximum_dataset_bytes"])

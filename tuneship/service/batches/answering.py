@@ -53,6 +53,30 @@ UNANSWERED = {
 
 
 @dataclass(frozen=True)
+class CheckedRequest:
+    """A request of a batch, with its body as its handler takes it, or why it does not take it."""
+
+    custom_id: str
+    body: Body | Exception
+
+
+def checked(request: RequestLine, endpoint: str) -> CheckedRequest:
+    """Check the body of a request. In a thread: a long one takes many milliseconds."""
+    _, kind = OPERATIONS[endpoint]
+    body: Body | Exception
+    try:
+        body = kind.model_validate(request.body, context=SERVICE, by_alias=True, by_name=False)
+    except ValidationError as error:
+        body = refusal(error)
+    except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
+        body = error
+    else:
+        if not isinstance(body, EmbeddingsCreate) and body.stream:
+            body = refused("stream", "is not supported in a batch", "unsupported_value")
+    return CheckedRequest(request.custom_id, body)
+
+
+@dataclass(frozen=True)
 class RequestAnswer:
     """A line of the output file, or of the error file."""
 
@@ -67,7 +91,7 @@ class RequestAnswer:
     """It touched something in hipaa mode."""
 
 
-def unanswered(request: RequestLine, code: str) -> RequestAnswer:
+def unanswered(request: CheckedRequest, code: str) -> RequestAnswer:
     """The line of a request that is not answered any more."""
     error = {"code": code, "message": UNANSWERED[code]}
     fields = {"id": f"batch_{new_id('req')}"}
@@ -75,13 +99,13 @@ def unanswered(request: RequestLine, code: str) -> RequestAnswer:
     return RequestAnswer(json.dumps(line).encode() + b"\n", is_success=False)
 
 
-async def answer(parts: Parts, batch: BatchRow, request: RequestLine) -> RequestAnswer:
+async def answer(parts: Parts, batch: BatchRow, request: CheckedRequest) -> RequestAnswer:
     """Answer a request, with several tries where an error may pass."""
     pauses = iter(RETRY_AFTER_S)
     while True:
-        context, model = _context_of(parts, batch), None
+        context = _context_of(parts, batch)
         try:
-            status, (body, model) = 200, await _handled(context, batch, request)
+            status, body = 200, await _handled(context, batch, request)
         except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
             refusal_ = _openai_error(context, error)
             pause = next(pauses, None) if refusal_.retryable else None
@@ -92,29 +116,18 @@ async def answer(parts: Parts, batch: BatchRow, request: RequestLine) -> Request
             body = json.dumps(refusal_.as_json(None)).encode()
         if context.trail.requires_entry(status):
             await asyncio.to_thread(context.commit_audit_entry, status)
-        return _line(context, request, status, body, model)
+        return _line(context, request, status, body)
 
 
-async def _handled(
-    context: Context, batch: BatchRow, request: RequestLine
-) -> tuple[bytes, str | None]:
-    """The body of the answer, and the model that gave it."""
-    operation, model = OPERATIONS[batch["endpoint"]]
-    try:
-        sent = model.model_validate(request.body, context=SERVICE, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise refusal(error) from None
-    if not isinstance(sent, EmbeddingsCreate) and sent.stream:
-        raise refused("stream", "is not supported in a batch", "unsupported_value")
-    reply = await OPENAI_SERVED[operation.name].handler(context, sent)
-    if isinstance(reply, bytes):
-        # A handler that renders a large answer itself; reading it again takes as long.
-        return reply, await context.parts.threads.texts.run(context.client_id, _model_in, reply)
-    return operation.reply_type.dump_json(reply, by_alias=True), reply.model
-
-
-def _model_in(body: bytes) -> str:
-    return json.loads(body)["model"]
+async def _handled(context: Context, batch: BatchRow, request: CheckedRequest) -> bytes:
+    """The body of the answer."""
+    if isinstance(request.body, Exception):
+        raise request.body
+    operation, _ = OPERATIONS[batch["endpoint"]]
+    reply = await OPENAI_SERVED[operation.name].handler(context, request.body)
+    # A handler of a long answer returns it as JSON.
+    is_json = isinstance(reply, bytes)
+    return reply if is_json else operation.reply_type.dump_json(reply, by_alias=True)
 
 
 def _context_of(parts: Parts, batch: BatchRow) -> Context:
@@ -144,9 +157,7 @@ def _openai_error(context: Context, error: Exception) -> ApiError:
     return openai_refusal(error)
 
 
-def _line(
-    context: Context, request: RequestLine, status: int, body: bytes, model: str | None
-) -> RequestAnswer:
+def _line(context: Context, request: CheckedRequest, status: int, body: bytes) -> RequestAnswer:
     identifier = f"batch_{context.request_id}"
     head = {"id": identifier, "custom_id": request.custom_id}
     text = (
@@ -156,13 +167,13 @@ def _line(
         ).encode()
     )
     line = text + body + b'}, "error": null}\n'
-    trail = context.trail
+    trail, is_success = context.trail, status == 200
     return RequestAnswer(
         line,
-        is_success=status == 200,
+        is_success=is_success,
         prompt_tokens=trail.prompt_tokens or 0,
         completion_tokens=trail.completion_tokens or 0,
-        model=model,
+        model=context.model if is_success else None,
         has_audit=trail.is_required,
         is_hipaa=trail.touches_hipaa,
     )

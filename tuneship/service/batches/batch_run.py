@@ -9,15 +9,21 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import BinaryIO
 
 from tuneship.contract.openai.batches import BatchStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
-from tuneship.service.batches.answering import RequestAnswer, answer, unanswered
+from tuneship.service.batches.answering import (
+    CheckedRequest,
+    RequestAnswer,
+    answer,
+    checked,
+    unanswered,
+)
 from tuneship.service.batches.input_lines import (
     InputReading,
-    RequestLine,
     check_input,
     requests_of,
 )
@@ -56,7 +62,7 @@ class StoringTiming:
 class _Begun:
     """A request, and the task that answers it; None for one that is not answered any more."""
 
-    request: RequestLine
+    request: CheckedRequest
     task: "asyncio.Task[RequestAnswer] | None"
 
     @property
@@ -121,10 +127,12 @@ class BatchRun:
                 source = await self._threads.run(self._open)
                 opened.callback(source.close)
                 skipped = self._batch["completed"] + self._batch["failed"]
-                lines = requests_of(source, self._batch["endpoint"], skipped)
+                endpoint = self._batch["endpoint"]
+                lines = requests_of(source, endpoint, skipped)
+                requests = (checked(line, endpoint) for line in lines)
                 self._share = opened.enter_context(self._pace.joined(self._batch["client_id"]))
                 try:
-                    await self._answer_all(lines)
+                    await self._answer_all(requests)
                 finally:
                     await self._end_requests()
         await self._finish()
@@ -166,9 +174,9 @@ class BatchRun:
         with self._open() as source:
             return check_input(source, self._batch["endpoint"])
 
-    async def _answer_all(self, lines: Iterator[RequestLine]) -> None:
-        """Answer and store every request that `lines` gives."""
-        waiting: deque[RequestLine] = deque()
+    async def _answer_all(self, requests: Iterator[CheckedRequest]) -> None:
+        """Answer and store every request."""
+        waiting: deque[CheckedRequest] = deque()
         has_more = True
         while has_more or waiting or self._begun or self._answers:
             while self._begun and self._begun[0].is_done:
@@ -177,12 +185,12 @@ class BatchRun:
             if self._answers and (is_last or self._is_time_to_store()):
                 await self._store()
             if has_more and not waiting:
-                waiting.extend(await self._threads.run(_next_of, lines))
+                waiting.extend(await self._threads.run(_next_of, requests))
                 has_more = bool(waiting)
             if await self._has_expired() or not self._begin_next(waiting):
                 await self._wait()
 
-    def _begin_next(self, waiting: "deque[RequestLine]") -> bool:
+    def _begin_next(self, waiting: "deque[CheckedRequest]") -> bool:
         """Begin the next request if it may begin; returns whether it did."""
         if not waiting or len(self._begun) + len(self._answers) >= BEGUN_AT_MOST:
             return False
@@ -259,6 +267,6 @@ class BatchRun:
         await self._threads.run(end_batch, self._parts, batch, status, before)
 
 
-def _next_of(lines: Iterator[RequestLine]) -> list[RequestLine]:
-    """The next requests, none at the end."""
-    return [line for _, line in zip(range(READ_AT_ONCE), lines, strict=False)]
+def _next_of(requests: Iterator[CheckedRequest]) -> list[CheckedRequest]:
+    """The next requests, none at the end; they are read and checked here, in a thread."""
+    return list(islice(requests, READ_AT_ONCE))

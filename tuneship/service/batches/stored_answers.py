@@ -19,7 +19,6 @@ from tuneship.service.openai.batch_files import (
     new_file,
     object_of,
     open_batch_file,
-    remove_file,
 )
 from tuneship.store import batch_records, tables
 from tuneship.store import queries as rows
@@ -136,8 +135,8 @@ def end_batch(
                 raise BatchLost(batch["id"])
             for row, staged in files:
                 insert_file(parts, connection, row, staged)
-            for part in found:
-                remove_file(parts, connection, part["id"])
+            batch_records.remove_parts(connection, batch["id"])
+            parts.keyring.destroy(connection, *(object_of(part["id"]) for part in found))
             numbers = {name: batch[name] for name in ("total", "completed", "failed")}
             emit(connection, f"batch.{status}", _row(connection, batch["id"]), now, **numbers)
     for part in found:

@@ -171,6 +171,12 @@ class CataloguedModel:
         return self.longest_token is not None and characters > tokens * self.longest_token
 
     @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """The tokenizer's special tokens by their texts. Raises `CatalogueFault`."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @cached_property
     def special_texts(self) -> "re.Pattern[str] | None":
         """A pattern of the tokenizer's special tokens. Raises `CatalogueFault`."""
         return special_texts(self.tokenizer)

@@ -15,8 +15,9 @@ from tuneship.contract.errors import (
 )
 
 DECLARED_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-# Parts of pydantic's locations that name a branch of a union, not a field.
-TAG = "~"  # begins the names of branches that a field's value was told to be of
+# Parts of pydantic's locations that name a branch of a union, not a field. Those that the contract names begin with
+# TAG, and more of the field's path follows them; the others end it.
+TAG = "~"
 BRANCHES = {"int", "float", "str", "constrained-int", "constrained-float", "function-after"}
 # Problems that one answer lists: a body may have thousands.
 MAX_DETAILS = 100

@@ -123,6 +123,8 @@ class Context:
     last_event_id: str | None = None
     is_background: bool = False
     """Nobody waits for the answer: it is a request of a batch, which gives way to all others."""
+    model: str | None = None
+    """The model that answers a request of OpenAI's API, once it is known."""
     scopes: frozenset[str] = frozenset()
     """The scopes of the caller's key; the boundary has checked the one of the operation."""
     accept: str = ""

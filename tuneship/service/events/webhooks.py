@@ -39,6 +39,11 @@ from tuneship.store.webhook_records import ReplayWindow
 @serves(contract.create_webhook)
 def create_webhook(context: Context, webhook: WebhookCreate) -> WebhookSecret:
     """Record a webhook with a new secret, which is only shown here."""
+    return add_webhook(context, webhook)
+
+
+def add_webhook(context: Context, webhook: WebhookCreate, **columns: str) -> WebhookSecret:
+    """Record a webhook with a new secret; `columns` are further ones of its row."""
     # The name is resolved before the transaction, so that no writer waits for a slow resolver.
     _check_url(context, webhook.url)
     check_quota(context, tables.webhooks, context.parts.settings.maximum_webhooks, "webhooks")
@@ -54,6 +59,7 @@ def create_webhook(context: Context, webhook: WebhookCreate) -> WebhookSecret:
             "updated_at": context.now,
             "tags": {},
             "secret": context.parts.vault.seal(secret.encode(), identifier),
+            **columns,
         },
     )
     return _with_secret(row, secret)

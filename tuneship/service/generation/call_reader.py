@@ -35,18 +35,14 @@ class CallReader:
         self._rest = ""
         self._piece = ReadPiece()
         self._read: Callable[[bool], bool] = self._text if self._marker else self._beginning
-        self._text_so_far = ""
         self._depth = 0
         self._is_in_string = self._is_escaped = False
+        self.text = ""
+        """The text outside of calls so far."""
         self.calls: list[WrittenCall] = []
         self.is_complete = True
         if needs_call:
             self._begin_calls()
-
-    @property
-    def text(self) -> str:
-        """The text outside of calls so far."""
-        return self._text_so_far
 
     def feed(self, text: str, *, is_last: bool = False) -> ReadPiece:
         """Take the next piece of the answer; return what is certain now."""
@@ -54,7 +50,7 @@ class CallReader:
         self._piece = ReadPiece()
         while self._read(is_last):
             pass
-        self._text_so_far += self._piece.text
+        self.text += self._piece.text
         return self._piece
 
     def _text(self, is_last: bool) -> bool:

@@ -57,7 +57,7 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
         if not syntax.marker:
             text = "is not supported beside tools for this model, whose calls are told apart by their beginning alone"
             raise refused("response_format", text, "unsupported_value")
-    specials = _special_tokens(served)
+    specials = served.base.special_tokens
     shown = {
         token
         for text, token in specials.items()
@@ -85,9 +85,3 @@ def _schemas(request: Generate) -> dict[str, Any]:
         check_schema(read, f"tools[{number}].function.parameters")
         schemas[tool.function.name] = read.schema
     return schemas
-
-
-def _special_tokens(served: ServedModel) -> dict[str, int]:
-    tokenizer: Any = served.base.tokenizer
-    added = tokenizer.get_added_tokens_decoder()
-    return {token.content: number for number, token in added.items() if token.special}

@@ -1,7 +1,6 @@
 """Turns requests of OpenAI's clients into generations, and generations into OpenAI's answers. Pure."""
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,9 +22,11 @@ from tuneship.contract.openai.chat import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatCompletionCreate,
     ChatDelta,
 )
 from tuneship.contract.openai.completions import TextChoice, TextCompletion, TextCompletionCreate
+from tuneship.contract.openai.responses import ResponseCreate
 from tuneship.service.common.refusals import refusal
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.generation.accounting import WrittenAnswers
@@ -38,6 +39,8 @@ from tuneship.service.openai.logprobs import (
 from tuneship.service.openai.refusals import openai_refusal
 
 SYSTEM = ("system", "developer")
+# Any other reason is told as "stop".
+REASONS: Mapping[str, FinishReason] = {"length": "length", "tool_calls": "tool_calls"}
 
 
 def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
@@ -54,11 +57,26 @@ def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
         "n": request.n,
         **prompt,
     }
-    fields = {name: value for name, value in fields.items() if value is not None}
+    return generate_of(fields)
+
+
+def generate_of(fields: Mapping[str, Any]) -> Generate:
+    """A request of the main API; a field that is None is not sent. Raises `ValidationRefused`."""
+    sent = {name: value for name, value in fields.items() if value is not None}
     try:
-        return Generate.model_validate(fields)
+        return Generate.model_validate(sent)
     except ValidationError as error:
         raise refusal(error) from None
+
+
+def choice_fields(request: ChatCompletionCreate | ResponseCreate) -> dict[str, Any]:
+    """The functions that may or must be called, as the main API takes them."""
+    chosen = request.chosen
+    return {
+        "tool_choice": chosen.mode,
+        "allowed_tools": chosen.names,
+        "parallel_tool_calls": request.parallel_tool_calls and not chosen.is_named,
+    }
 
 
 def joined_turns(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -72,11 +90,6 @@ def joined_turns(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return turns
     joined = "\n\n".join(turn["content"] for turn in turns[:first])
     return [{"role": "system", "content": joined}, *turns[first:]]
-
-
-def routing_key_of(person: str | None) -> str | None:
-    """The routing key of a person, by which a canary sends all requests of one person to one deployment."""
-    return None if person is None else hashlib.sha256(person.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -153,13 +166,7 @@ def _choices(generation: Generation) -> list[GeneratedChoice]:
 
 
 def _reason(finish_reason: str) -> FinishReason:
-    return (
-        "length"
-        if finish_reason == "length"
-        else "tool_calls"
-        if finish_reason == "tool_calls"
-        else "stop"
-    )
+    return REASONS.get(finish_reason, "stop")
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,7 @@ def insert_file(
     return stored
 
 
-def remove_file(parts: Parts, connection: sa.Connection, file_id: str) -> None:
-    """Remove a row with its key; the blob is removed after the transaction."""
-    rows.remove(connection, tables.batch_files, file_id)
-    parts.keyring.destroy(connection, object_of(file_id))
-
-
-def upload_batch_file(context: Context, name: str, staged: StagedFile) -> FileObject:
+def upload_batch_file(context: Context, name: str, staged: StagedFile) -> BatchFileRow:
     """Store a file of requests as it is; a batch reads it. Raises the refusals of quotas."""
     if staged.size > MAXIMUM_FILE_BYTES:
         text = f"the file is larger than {MAXIMUM_FILE_BYTES >> 20} MiB"
@@ -87,7 +81,7 @@ def upload_batch_file(context: Context, name: str, staged: StagedFile) -> FileOb
     is_input = tables.batch_files.c.purpose == INPUT
     check_quota(context, tables.batch_files, most, "files for batches", is_input)
     check_bytes(context, staged)
-    return shown_file(insert_file(context.parts, context.transaction, row, staged))
+    return insert_file(context.parts, context.transaction, row, staged)
 
 
 def find_batch_file(context: Context, file_id: str) -> BatchFileRow | None:
@@ -126,7 +120,8 @@ def delete_batch_file(context: Context, row: BatchFileRow) -> None:
     connection, parts = context.transaction, context.parts
     if batch_records.is_input_needed(connection, row["id"]):
         raise DatasetError("a batch that has not ended uses the file", status=409)
-    remove_file(parts, connection, row["id"])
+    rows.remove(connection, tables.batch_files, row["id"])
+    parts.keyring.destroy(connection, object_of(row["id"]))
     context.after_commit.append(lambda: parts.blobs.delete(object_of(row["id"])))
 
 

@@ -14,28 +14,23 @@ from tuneship.contract.openai.embeddings import (
 )
 from tuneship.service.context.context import Context
 from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
-from tuneship.service.openai.answers import routing_key_of
 from tuneship.service.openai.bindings import serves_openai
-from tuneship.service.openai.targets import deployment_of, target_of
+from tuneship.service.openai.targets import answerer_of
 
 
 @serves_openai(contract.openai_create_embeddings)
 async def openai_create_embeddings(context: Context, request: EmbeddingsCreate) -> bytes:
     """Embed the texts."""
     started = time.perf_counter()
-    if context.routing_key is None:
-        context.routing_key = routing_key_of(request.user)
-    target = await target_of(context, request.model)
-    deployment = await deployment_of(context, target)
+    answerer = await answerer_of(context, request.model, request.user)
     # The texts were read and checked with this request.
     wanted = Embed.model_construct(
         input=request.input, pooling=request.pooling, dimensions=request.dimensions
     )
-    run = EmbeddingRun(context, target, wanted, started)
+    run = EmbeddingRun(context, answerer.target, wanted, started)
     vectors = await run.vectors()
-    model = "" if deployment is None else deployment["model_name"]
     return await context.parts.threads.texts.run(
-        context.client_id, _as_json, request, model, vectors, run.usage
+        context.client_id, _as_json, request, answerer.model, vectors, run.usage
     )
 
 

@@ -16,7 +16,6 @@ from tuneship.contract.openai.files import (
 )
 from tuneship.contract.openai.ids import (
     RESULT_FILE,
-    batch_file_of,
     job_of_result_file,
     own_id,
     shown_id,
@@ -58,10 +57,10 @@ def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> Fi
     """Store the file: for a batch as it is, else as a dataset of its name, in the format of its first line."""
     name = NOT_IN_A_NAME.sub("_", form.filename).lstrip("._- ")[:128] or "training.jsonl"
     if form.purpose == "batch":
-        shown = upload_batch_file(context, name, cast("StagedFile", file))
-        context.trail.created_id = batch_file_of(own_id(shown.id))
-        context.headers["Location"] = f"/openai/v1/files/{shown.id}"
-        return shown
+        row = upload_batch_file(context, name, cast("StagedFile", file))
+        context.trail.created_id = row["id"]
+        context.headers["Location"] = f"/openai/v1/files/{shown_id(row['id'])}"
+        return shown_file(row)
     upload = DatasetUpload(name=name, format=_format_of(cast("StagedFile", file)))
     made = datasets.upload_dataset(context, upload, file)
     # The main API's answer to a create names what was made; the record of a repeated request needs it.

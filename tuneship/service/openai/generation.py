@@ -1,7 +1,8 @@
 """Handlers of chat completions and completions: they find what answers, and run the generation of the main API."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from tuneship.contract.generation import Generate
 from tuneship.contract.openai import chat as chat_contract
@@ -10,7 +11,6 @@ from tuneship.contract.openai.answering import SampledRequest
 from tuneship.contract.openai.chat import ChatCompletion, ChatCompletionCreate
 from tuneship.contract.openai.completions import TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.ids import shown_id
-from tuneship.contract.token_inputs import TextOrIds
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
@@ -19,18 +19,17 @@ from tuneship.service.openai.answers import (
     Pieces,
     chat_completion,
     chat_pieces,
+    choice_fields,
     generation_of,
     joined_turns,
     openai_stream,
-    routing_key_of,
     text_completion,
     text_pieces,
 )
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.refusals import with_names
-from tuneship.service.openai.targets import deployment_of, target_of
+from tuneship.service.openai.targets import Answerer, answerer_of
 from tuneship.store.identifiers import new_id
-from tuneship.store.row_types import DeploymentRow
 
 
 @serves_openai(chat_contract.openai_create_chat_completion)
@@ -38,33 +37,31 @@ async def openai_create_chat_completion(
     context: Context, request: ChatCompletionCreate
 ) -> ChatCompletion | Stream:
     """Continue the conversation; without a limit, up to what the deployment allows."""
-    limit = request.max_completion_tokens or request.max_tokens
+    started = time.perf_counter()
+    answerer = await answerer_of(context, request.model, request.person)
+    head = _head(context, answerer, "chatcmpl")
     name = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
-
-    def prepared(deployment: DeploymentRow | None) -> Generate:
-        most = limit
-        if most is None and deployment is not None:
-            most = deployment["generation"]["max_output_tokens"]
-        logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        form, chosen = request.response_format, request.chosen
-        return generation_of(
-            request,
-            messages=joined_turns([message.turn for message in request.messages]),
-            tools=request.tools,
-            tool_choice=chosen.mode,
-            allowed_tools=chosen.names,
-            parallel_tool_calls=request.parallel_tool_calls and not chosen.is_named,
-            max_tokens=most,
-            logprobs=logprobs,
-            response_format=None if form is None else form.for_the_main_api,
-        )
-
     schema = {"response_format.schema": "response_format.json_schema.schema"}
     with with_names({"max_tokens": name, **schema}):
-        head, run = await _begun(context, request, prepared, "chatcmpl")
+        wanted = _continued(request, answerer.settings)
+        run = GenerationRun(context, answerer.target, wanted, started)
         if request.stream:
             return await _streamed(request, run, chat_pieces(head, request.n))
         return chat_completion(head, await run.answer())
+
+
+def _continued(request: ChatCompletionCreate, settings: Mapping[str, Any]) -> Generate:
+    limit = request.max_completion_tokens or request.max_tokens
+    form = request.response_format
+    return generation_of(
+        request,
+        messages=joined_turns([message.turn for message in request.messages]),
+        tools=request.tools,
+        max_tokens=limit or settings.get("max_output_tokens"),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        response_format=None if form is None else form.for_the_main_api,
+        **choice_fields(request),
+    )
 
 
 @serves_openai(completions_contract.openai_create_completion)
@@ -72,9 +69,10 @@ async def openai_create_completion(
     context: Context, request: TextCompletionCreate
 ) -> TextCompletion | Stream:
     """Continue each prompt. Without log probabilities, an echo alone needs those of the prompt all the same."""
+    started = time.perf_counter()
     first, is_echo_alone = request.prompt[0], request.max_tokens == 0
     logprobs = request.logprobs
-    prepared = generation_of(
+    wanted = generation_of(
         request,
         prompt=first if isinstance(first, str) else None,
         prompt_token_ids=None if isinstance(first, str) else first,
@@ -83,8 +81,10 @@ async def openai_create_completion(
         logprobs=0 if is_echo_alone and logprobs is None else logprobs,
         prompt_logprobs=is_echo_alone or (request.echo and logprobs is not None),
     )
+    answerer = await answerer_of(context, request.model, request.person)
+    head = _head(context, answerer, "cmpl")
     with with_names({"prompt_token_ids": "prompt"}):
-        head, run = await _begun(context, request, lambda _: prepared, "cmpl", request.prompt)
+        run = GenerationRun(context, answerer.target, wanted, started, request.prompt)
         if request.stream:
             return await _streamed(request, run, text_pieces(head, lambda: run.written))
         generation = await run.answer()
@@ -92,26 +92,8 @@ async def openai_create_completion(
         return text_completion(head, request, generation, run.written, texts)
 
 
-async def _begun(
-    context: Context,
-    request: SampledRequest,
-    prepared: Callable[[DeploymentRow | None], Generate],
-    prefix: str,
-    prompts: Sequence[TextOrIds] = (),
-) -> tuple[AnswerHead, GenerationRun]:
-    """Find what answers, and make the head of its answer and its run."""
-    started = time.perf_counter()
-    if context.routing_key is None:
-        context.routing_key = routing_key_of(request.person)
-    target = await target_of(context, request.model)
-    deployment = await deployment_of(context, target)
-    run = GenerationRun(context, target, prepared(deployment), started, prompts)
-    head = AnswerHead(
-        shown_id(new_id("gen"), prefix),
-        int(context.now.timestamp()),
-        deployment["model_name"] if deployment is not None else "",
-    )
-    return head, run
+def _head(context: Context, answerer: Answerer, prefix: str) -> AnswerHead:
+    return AnswerHead(shown_id(new_id("gen"), prefix), int(context.now.timestamp()), answerer.model)
 
 
 async def _streamed(request: SampledRequest, run: GenerationRun, pieces: Pieces) -> Stream:

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from pydantic import ValidationError
-
 from tuneship.contract.errors import error_from_answer
 from tuneship.contract.generation import BrokenOff, Generate, GeneratedText, Generation
 from tuneship.contract.openai import responses as contract
@@ -38,14 +36,14 @@ from tuneship.contract.openai.responses import (
     ResponseUsage,
 )
 from tuneship.contract.tools import WrittenCall, fault_of_calls
-from tuneship.service.common.refusals import refusal, refused
+from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
-from tuneship.service.openai.answers import joined_turns, routing_key_of
+from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.refusals import openai_refusal, with_names
-from tuneship.service.openai.targets import deployment_of, target_of
+from tuneship.service.openai.targets import answerer_of
 from tuneship.store.identifiers import new_id
 
 NAMES = {
@@ -61,23 +59,19 @@ async def openai_create_response(
 ) -> ResponseObject | Stream:
     """Answer the conversation; without a limit, up to what the deployment allows."""
     started = time.perf_counter()
-    if context.routing_key is None:
-        context.routing_key = routing_key_of(request.person)
-    target = await target_of(context, request.model)
-    deployment = await deployment_of(context, target)
-    # Without a row the run below refuses the request.
-    settings: Mapping[str, Any] = {} if deployment is None else deployment["generation"]
+    answerer = await answerer_of(context, request.model, request.person)
     flat = {
         f"tools[{place}].function": f"tools[{place}]" for place in range(len(request.tools or ()))
     }
     with with_names(NAMES | flat):
-        run = GenerationRun(context, target, _generate_of(request, settings), started)
+        wanted = _generate_of(request, answerer.settings)
+        run = GenerationRun(context, answerer.target, wanted, started)
         begun = _begun(
             request,
-            settings,
+            answerer.settings,
             new_id("gen"),
             created_at=int(context.now.timestamp()),
-            model="" if deployment is None else deployment["model_name"],
+            model=answerer.model,
         )
         if not request.stream:
             return _ended(begun, await run.answer(), int(context.now.timestamp()))
@@ -95,23 +89,18 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
     if fault is not None:
         raise refused("input", f"holds a turn whose calls do not fit: {fault.message}")
     form = None if request.text is None else request.text.format
-    chosen = request.chosen
-    fields = {
-        "messages": turns,
-        "max_tokens": request.max_output_tokens or settings.get("max_output_tokens"),
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "stream": request.stream,
-        "response_format": None if form is None else form.for_the_main_api,
-        "tools": [tool.for_the_main_api for tool in request.tools or ()],
-        "tool_choice": chosen.mode,
-        "allowed_tools": chosen.names,
-        "parallel_tool_calls": request.parallel_tool_calls and not chosen.is_named,
-    }
-    try:
-        return Generate.model_validate(fields)
-    except ValidationError as error:
-        raise refusal(error) from None
+    return generate_of(
+        {
+            "messages": turns,
+            "max_tokens": request.max_output_tokens or settings.get("max_output_tokens"),
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "stream": request.stream,
+            "response_format": None if form is None else form.for_the_main_api,
+            "tools": [tool.for_the_main_api for tool in request.tools or ()],
+            **choice_fields(request),
+        }
+    )
 
 
 def _turns(request: ResponseCreate) -> list[dict[str, Any]]:

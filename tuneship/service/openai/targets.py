@@ -1,8 +1,11 @@
 """Finds who answers for the `model` of a request: a deployment, an endpoint by id or name, or a model's deployment."""
 
 import asyncio
+import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -30,7 +33,37 @@ class _Answering:
     """The first deployment is no longer being created."""
 
 
-async def target_of(context: Context, model: str) -> RoutingTarget:
+@dataclass(frozen=True)
+class Answerer:
+    """The deployment that shall answer a request."""
+
+    target: RoutingTarget
+    row: DeploymentRow | None
+    """None where it is gone, or not the caller's: the run refuses the request."""
+
+    @property
+    def model(self) -> str:
+        """The model that answers."""
+        return "" if self.row is None else self.row["model_name"]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The deployment's defaults and limits of generations."""
+        return {} if self.row is None else self.row["generation"]
+
+
+async def answerer_of(context: Context, model: str, person: str | None) -> Answerer:
+    """Find what answers; the requests of one person go to one member of a canary. Raises `ModelNotFound`."""
+    if context.routing_key is None and person is not None:
+        context.routing_key = hashlib.sha256(person.encode()).hexdigest()
+    target = await _target_of(context, model)
+    row = await cached_row(context, tables.deployments, target.deployment_id)
+    answerer = Answerer(target, row)
+    context.model = answerer.model
+    return answerer
+
+
+async def _target_of(context: Context, model: str) -> RoutingTarget:
     """The deployment that shall answer. Raises `ModelNotFound` where nothing of the caller has this name."""
     if DEPLOYMENT_ID.fullmatch(model):
         return RoutingTarget(model)
@@ -72,8 +105,3 @@ def _find(connection: sa.Connection, context: Context, model: str) -> _Answering
         return None
     is_ready = found[0]["status"] != DeploymentStatus.CREATING
     return _Answering(None, [row["id"] for row in found], is_ready)
-
-
-async def deployment_of(context: Context, target: RoutingTarget) -> DeploymentRow | None:
-    """The row of the deployment that shall answer."""
-    return await cached_row(context, tables.deployments, target.deployment_id)

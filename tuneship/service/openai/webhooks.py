@@ -20,7 +20,13 @@ from tuneship.contract.openai.webhooks import (
     WebhookSecretRotation,
     openai_event,
 )
-from tuneship.contract.webhooks import SecretRotation, WebhookCreate, WebhookUpdate
+from tuneship.contract.webhooks import (
+    SecretRotation,
+    Webhook,
+    WebhookCreate,
+    WebhookSecret,
+    WebhookUpdate,
+)
 from tuneship.events.attempt import Sender
 from tuneship.events.delivery import signing_secrets
 from tuneship.events.signing import signed_headers
@@ -44,17 +50,15 @@ OVERLAP_HOURS = 24
 def openai_create_webhook(
     context: Context, webhook: WebhookEndpointCreate
 ) -> WebhookEndpointSecret:
-    """Register a webhook of the main API, and note the form of its deliveries."""
+    """Register a webhook of the main API with another form of its deliveries."""
     wanted = WebhookCreate.model_validate(
         {"url": webhook.url, "events": webhook.event_types, "description": webhook.name}
     )
     with with_names(NAMES):
-        made = webhooks.create_webhook(context, wanted)
-    change = {"profile": OPENAI_PROFILE}
-    rows.change(context.transaction, tables.webhooks, made.id, context.now, **change)
+        made = webhooks.add_webhook(context, wanted, profile=OPENAI_PROFILE)
     context.trail.created_id = made.id
     context.headers["Location"] = f"/openai/v1/webhook_endpoints/{made.id}"
-    return _with_secret(context, made.id, made.secret)
+    return _with_secret(made)
 
 
 def _own(context: Context, webhook_id: str) -> WebhookRow:
@@ -65,19 +69,23 @@ def _own(context: Context, webhook_id: str) -> WebhookRow:
     return row
 
 
-def _fields(row: WebhookRow) -> dict[str, Any]:
+def _fields(webhook: Webhook) -> dict[str, Any]:
     return {
-        "id": row["id"],
-        "created_at": int(row["created_at"].timestamp()),
-        "updated_at": int(row["updated_at"].timestamp()),
-        "event_types": row["events"],
-        "name": row["description"],
-        "url": row["url"],
+        "id": webhook.id,
+        "created_at": int(webhook.created_at.timestamp()),
+        "updated_at": int(webhook.updated_at.timestamp()),
+        "event_types": webhook.events,
+        "name": webhook.description,
+        "url": webhook.url,
     }
 
 
-def _with_secret(context: Context, webhook_id: str, secret: str) -> WebhookEndpointSecret:
-    return WebhookEndpointSecret(**_fields(_own(context, webhook_id)), signing_secret=secret)
+def _shown(webhook: Webhook) -> WebhookEndpointObject:
+    return WebhookEndpointObject(**_fields(webhook))
+
+
+def _with_secret(made: WebhookSecret) -> WebhookEndpointSecret:
+    return WebhookEndpointSecret(**_fields(made), signing_secret=made.secret)
 
 
 @serves_openai(contract.openai_list_webhooks)
@@ -88,7 +96,7 @@ def openai_list_webhooks(
     of_this_form = [tables.webhooks.c.profile == OPENAI_PROFILE]
     page, has_more = page_behind(context, WEBHOOKS, of_this_form, after, limit)
     return WebhookEndpointObjects(
-        data=[WebhookEndpointObject(**_fields(row)) for row in page],
+        data=[_shown(Webhook.model_validate(row)) for row in page],
         first_id=page[0]["id"] if page else None,
         last_id=page[-1]["id"] if page else None,
         has_more=has_more,
@@ -98,7 +106,7 @@ def openai_list_webhooks(
 @serves_openai(contract.openai_get_webhook)
 def openai_get_webhook(context: Context, webhook_id: str) -> WebhookEndpointObject:
     """Return the record, without its secret."""
-    return WebhookEndpointObject(**_fields(_own(context, webhook_id)))
+    return _shown(Webhook.model_validate(_own(context, webhook_id)))
 
 
 @serves_openai(contract.openai_update_webhook)
@@ -110,8 +118,8 @@ def openai_update_webhook(
     sent = {"url": update.url, "events": update.event_types, "description": update.name}
     changes = {name: value for name, value in sent.items() if value is not None}
     with with_names(NAMES):
-        webhooks.update_webhook(context, webhook_id, WebhookUpdate.model_validate(changes))
-    return openai_get_webhook(context, webhook_id)
+        wanted = WebhookUpdate.model_validate(changes)
+        return _shown(webhooks.update_webhook(context, webhook_id, wanted))
 
 
 @serves_openai(contract.openai_delete_webhook)
@@ -131,7 +139,7 @@ def openai_rotate_webhook_secret(
     hours = OVERLAP_HOURS if rotation.keep_old_secret_active_for_24_hours else 0
     wanted = SecretRotation(overlap_hours=hours)
     made = webhooks.rotate_webhook_secret(context, webhook_id, wanted)
-    return _with_secret(context, webhook_id, made.secret)
+    return _with_secret(made)
 
 
 @serves_openai(contract.openai_test_webhook)
