@@ -94,7 +94,7 @@ class CallReader:
         return self._skip(self._syntax.begin, self._name)
 
     def _name(self, is_last: bool) -> bool:  # noqa: ARG002 - all readers have it
-        """The name, which is told when all of it is there."""
+        """The name, which is reported once all of it is there."""
         size = 0
         while size < len(self._rest) and NAME_CHARACTER.match(self._rest[size]):
             size += 1

@@ -224,10 +224,10 @@ class _Events:
         self._numbers: Iterator[int] = count()
         self._item_id = new_form_id(begun.id, "msg")
         self._index = -1
-        """The place of the item that was told last; those before it have ended."""
+        """The place of the item that was sent last; those before it have ended."""
         self._has_message = False
         self._call: OutputCall | None = None
-        """The call that was told last."""
+        """The call that was sent last."""
         self._text = ""
 
     def first(self) -> list[Frame]:
@@ -295,7 +295,7 @@ class _Events:
         ]
 
     def _close(self, status: ResponseStatus) -> list[ResponseEvent]:
-        """The events at the end of the item that was told last."""
+        """The events at the end of the item that was sent last."""
         if self._call is not None:
             ended = self._call.model_copy(update={"status": status})
             return [
