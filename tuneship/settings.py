@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
+CLUSTER_NOTICE_S = 5.0
 # The fields that answers have: those of the full reference, of the short one (§4.9), or both.
 ApiProfile = Literal["full", "simplified", "auto"]
 
@@ -42,6 +43,7 @@ def _split_command(value: object) -> object:
 
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_command)]
 # The variables that worker processes get: no database address and no key.
 WORKER_ENVIRONMENT = (
@@ -112,6 +114,17 @@ class ServiceSettings(BaseSettings):
     ] = 20 << 30
     database_url: SecretStr | None = Field(
         default=None, description="SQLAlchemy URL; default: SQLite in the data directory."
+    )
+    cluster: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Name of the cluster that this service is a member of: several services on one Postgres and one "
+        "bucket (docs/cluster.md). Needs database_url, blob_url, public_url and master_key_file.",
+    )
+    drain_notice_s: Annotated[float, Field(ge=0, le=600)] | None = Field(
+        default=None,
+        description="Seconds for which a service that is told to end goes on while `/readyz` says that it will, so "
+        "that a balancer sends it nothing more; default: 5 in a cluster, else 0.",
     )
     model_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further base models."
@@ -184,6 +197,45 @@ class ServiceSettings(BaseSettings):
             "0 takes its share of what is free when it starts.",
         ),
     ] = 0
+    agents: Literal["none", "local", "ray"] = Field(
+        default="none",
+        description="Where the replicas of our own engine run: `none`, as processes of the service; `local`, by agents "
+        "on this machine; `ray`, by agents on the nodes of a Ray cluster.",
+    )
+    ray_urls: Hosts = Field(
+        default=(),
+        description="Dashboards of Ray clusters, e.g. `https://head:8265`. Agents start on the first; those that an "
+        "earlier service has left on any of them are ended.",
+    )
+    ray_token_file: Path | None = Field(
+        default=None, description="File with the token of the clusters, which must require one."
+    )
+    ray_ca_file: Path | None = Field(
+        default=None,
+        description="PEM file of the authority that signed the dashboards' certificates.",
+    )
+    ray_plaintext: bool = Field(
+        default=False,
+        description="Send the token over http to another machine: for a private network only.",
+    )
+    agent_command: Annotated[
+        Command, Field(min_length=1, description="Starts an agent on a node of a Ray cluster.")
+    ] = ("python", "-m", "tuneship.runtime.agent")
+    agent_ports: Annotated[
+        str, Field(pattern=r"^\d{1,5}(-\d{1,5})?$", description="On which agents of Ray listen.")
+    ] = "20000-20999"
+    agent_cpus: Annotated[
+        float, Field(gt=0, le=4096, description="Cores that Ray sets aside for one replica.")
+    ] = 1.0
+    agent_gpus: Annotated[
+        float, Field(ge=0, le=64, description="GPUs that Ray sets aside for one replica.")
+    ] = 0.0
+    agent_memory_bytes: Annotated[
+        int, Field(ge=0, description="Memory that Ray sets aside for one replica; 0: none.")
+    ] = 0
+    agent_start_timeout_s: Annotated[
+        float, Field(gt=0, le=900, description="Until an agent must listen on a node.")
+    ] = 120.0
     auto_scaling_queue_s: Annotated[
         float, Field(gt=0, description="A request that waits so long brings another replica.")
     ] = 1.0
@@ -225,6 +277,13 @@ class ServiceSettings(BaseSettings):
         """The path of the master key."""
         return self.master_key_file or self.data_dir / "master.key"
 
+    @property
+    def notice_s(self) -> float:
+        """Seconds of notice before the drain."""
+        if self.drain_notice_s is not None:
+            return self.drain_notice_s
+        return 0.0 if self.cluster is None else CLUSTER_NOTICE_S
+
     @model_validator(mode="after")
     def _check_blob_url(self) -> "ServiceSettings":
         # Messages and logs name the URL, so it must hold nothing that opens the bucket. The texts do not repeat it.
@@ -238,6 +297,28 @@ class ServiceSettings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_cluster(self) -> "ServiceSettings":
+        if self.cluster is None:
+            return self
+        database = self.database_url.get_secret_value() if self.database_url else ""
+        missing = [
+            name
+            for name, is_there in (
+                ("TUNESHIP_DATABASE_URL, of a Postgres", database.startswith("postgresql")),
+                ("TUNESHIP_BLOB_URL", self.blob_url),
+                ("TUNESHIP_MASTER_KEY_FILE", self.master_key_file),
+                ("TUNESHIP_PUBLIC_URL", self.public_url),
+            )
+            if not is_there
+        ]
+        if missing:
+            raise ValueError(f"TUNESHIP_CLUSTER needs {' and '.join(missing)}")
+        if self.agents != "none":
+            # A starting service would end the agents of the other members.
+            raise ValueError("TUNESHIP_AGENTS cannot be used in a cluster yet")
+        return self
+
+    @model_validator(mode="after")
     def _check_otlp_endpoint(self) -> "ServiceSettings":
         place = urlsplit(self.otlp_endpoint)
         if self.otlp_endpoint and (place.scheme not in ("http", "https") or not place.netloc):
@@ -247,6 +328,29 @@ class ServiceSettings(BaseSettings):
             raise ValueError(
                 "otlp_endpoint must be an address only: give credentials in OTEL_EXPORTER_OTLP_HEADERS"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ray(self) -> "ServiceSettings":
+        if self.agents != "ray":
+            given = (self.ray_urls, self.ray_token_file, self.ray_ca_file)
+            if any(given) or self.ray_plaintext:
+                raise ValueError("ray_urls and the other settings of Ray need agents=ray")
+            return self
+        if not self.ray_urls or self.ray_token_file is None:
+            raise ValueError("agents=ray needs ray_urls and ray_token_file")
+        for url in self.ray_urls:
+            place = urlsplit(url)
+            if place.scheme not in ("http", "https") or not place.hostname:
+                raise ValueError("ray_urls must begin with http:// or https:// and name a host")
+            # Logs name the addresses.
+            if "@" in place.netloc or place.query or place.fragment:
+                raise ValueError("ray_urls must be addresses only: the token belongs into a file")
+            is_open = place.scheme == "http" and place.hostname not in LOOPBACK
+            if is_open and not self.ray_plaintext:
+                raise ValueError(
+                    "ray_urls must begin with https://, or ray_plaintext allow the token to be read on the way"
+                )
         return self
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -195,6 +195,7 @@ class PlayedReplica(PlayedWorker):
             self.engines.probes += 1
             self.engines.may_probe.wait(120)
         elif frame["op"] == "load":
+            self.engines.at_load(frame)
             self.adapters.add(frame["adapter"])
         elif frame["op"] == "unload":
             self.adapters.discard(adapter)
@@ -233,8 +234,9 @@ class PlayedReplica(PlayedWorker):
         self.engines.may_answer.wait(120)
         if frame.get("adapter") is None:
             time.sleep(self.engines.base_model_pause_s)
-        tokens = [[name, token] for token in self.engines.answer[: frame["max_tokens"]]]
-        reason = "stop" if len(tokens) == len(self.engines.answer) else "length"
+        answer = frame["tokens"] if self.engines.answers_with_prompt else self.engines.answer
+        tokens = [[name, token] for token in answer[: frame["max_tokens"]]]
+        reason = "stop" if len(tokens) == len(answer) else "length"
         first = self.engines.tokens_before_pause
         scores = played_scores(name, frame, [token for _, token in tokens], reason)
         with suppress(OSError):  # the service may have disconnected
@@ -308,6 +310,10 @@ class PlayedEngines:
         self.trains_at_once = False
         """Whether every new training completes by itself, for tests that do not control it."""
         self.prompts: list[tuple[int, ...]] = []
+        self.answers_with_prompt = False
+        """Whether a replica repeats each prompt instead of giving the answer."""
+        self.at_load: Callable[[dict[str, Any]], object] = lambda _: None
+        """Called with each message that asks for an adapter, while its files are there."""
         self.asked: list[dict[str, Any]] = []
         """The frames with which generations were requested."""
         self.vector = [0.5, -0.5, 0.25, 1.0]

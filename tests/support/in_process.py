@@ -29,6 +29,7 @@ from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.replica_pool import ReplicaPool
+from tuneship.runtime.replica_set import replica_process
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring
@@ -43,6 +44,7 @@ from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import ConnectionTimeouts
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer, ServerTiming
+from tuneship.service.membership import alone, member
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
@@ -107,8 +109,10 @@ class Service:
         *,
         isolates: bool = True,
         timing: ServiceTiming | None = None,
+        lease_s: float | None = None,
         **settings: Any,
     ) -> None:
+        """`lease_s`: it is a member of a cluster, where a leader's lease is so short."""
         chosen: dict[str, Any] = FAST | settings
         self.settings = ServiceSettings(data_dir=data_dir, **chosen)
         for name in ("work", "logs", "blobs", "scratch"):
@@ -121,7 +125,12 @@ class Service:
         self.names: dict[str, Sequence[str]] = {"receiver.test": ["9.9.9.9"]}
         """Addresses by host name; the system resolves all other names."""
         self.conversion = PlayedConversion()
-        self.database = Database(url_of(self.settings.database_url, data_dir))
+        is_member = lease_s is not None
+        self.database = Database(url_of(self.settings.database_url, data_dir), is_shared=is_member)
+        self.role = alone()
+        if lease_s is not None:
+            self.role = member(self.database, data_dir.name, lease_s)
+        self.leadership = self.role.leadership
         self.parts = Parts(
             settings=self.settings,
             public_url="http://service.test",
@@ -132,7 +141,7 @@ class Service:
             else CATALOGUE,
             instances=InstanceCatalogue(self.settings.instance_catalogue),
             recorder=Recorder(),
-            replicas=ReplicaPool(self.engines, data_dir / "logs"),
+            replicas=ReplicaPool(replica_process(self.engines), data_dir / "logs"),
             cursors=Cursors(b"secret"),
             receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
             vault=Vault(b"v" * 32),
@@ -141,6 +150,7 @@ class Service:
             isolates=isolates,
             convert=self.conversion,
             clock=self.clock,
+            notifier=self.role.notifier,
             timing=timing or ServiceTiming(),
             tracing=tracing_of(self.settings),
             clock_watch=ClockWatch(self.clock, self.clock.elapsed),
@@ -150,8 +160,14 @@ class Service:
         self.spare: Callable[[str], bool] = lambda _: True
         """Whether a batch of a tenant may send one more request."""
         self.supervisor = Supervisor(
-            self.parts, self.engines, data_dir / "work", "test", self._take_spare
+            self.parts,
+            self.engines,
+            data_dir / "work",
+            "test",
+            self._take_spare,
+            self.leadership,
         )
+        self.role.on_change(self.supervisor.wake)
         limits = RateLimits(
             self.settings.control_requests_per_minute,
             self.settings.generate_requests_per_minute,
@@ -274,14 +290,17 @@ class Service:
 
     async def _supervise(self) -> None:
         self._supervision = asyncio.create_task(self.supervisor.run())
+        self._role_tasks = [asyncio.create_task(task.run()) for task in self.role.tasks]
 
     def rest(self) -> None:
         """Stop the supervisor and wait for its threads, so that from now on only calls change anything."""
         self.run(self._rest())
 
     async def _rest(self) -> None:
-        self._supervision.cancel()
-        await asyncio.gather(self._supervision, return_exceptions=True)
+        background = [self._supervision, *self._role_tasks]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         for threads in self.supervisor.threads:
             await threads.finish(120)
         await self._finish_threads()

@@ -320,7 +320,9 @@ def test_a_cancelled_job_ends_cancelled_even_when_it_has_just_completed(service:
     service.call("POST", f"/v1/fine-tuning/jobs/{job_id}/cancel")
     trainer.complete()
     work = service.settings.data_dir / "work"
-    service.supervisor = Supervisor(service.parts, service.engines, work, "next", lambda _: True)
+    service.supervisor = Supervisor(
+        service.parts, service.engines, work, "next", lambda _: True, service.leadership
+    )
     service.go_on()
     service.until(lambda: service.job_status(job_id) == "cancelled")
     with service.database.read() as connection:

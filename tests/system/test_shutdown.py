@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import h11
+import httpx
 import pytest
 
 from tests.support.processes import Serve, running_deployment
@@ -96,3 +97,18 @@ def frames(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Return kind and data of each event of a stream."""
     blocks = [block.split("\n") for block in text.split("\n\n") if block.startswith("event: ")]
     return [(kind[len("event: ") :], json.loads(data[len("data: ") :])) for kind, data in blocks]
+
+
+def test_a_notice_lets_a_balancer_go_before_anything_is_refused(tmp_path: Path) -> None:
+    serve = Serve(tmp_path / "data", drain_notice_s="600")
+    try:
+        client = serve.client().with_options(tries=1)
+        serve.process.send_signal(signal.SIGTERM)
+        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 503)
+        assert httpx.get(f"{serve.url}/healthz").status_code == 200
+        client.models.list()
+        # A second signal ends the notice, and the drain finds nothing under way.
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.process.wait(PATIENCE_S) == 0
+    finally:
+        serve.stop()

@@ -1,11 +1,10 @@
 """The replica groups of all base models, made when a model is first needed. Each group: `replica_set.py`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tuneship.runtime.replica_protocol import OpenReplica, ReplicaGroup
-from tuneship.runtime.replica_set import ReplicaSet, no_limit, replica_process, usual_weights
-from tuneship.runtime.worker_protocol import Runtime
+from tuneship.runtime.replica_set import ReplicaSet
 
 
 class ReplicaPool:
@@ -13,18 +12,18 @@ class ReplicaPool:
 
     def __init__(
         self,
-        runtime: Runtime,
+        own: OpenReplica,
         logs: Path,
         others: Mapping[Path, OpenReplica] | None = None,
-        cache_bytes: Callable[[Path], int] = no_limit,
-        adapters: Path | None = None,
-        weights: Callable[[Path], str | None] = usual_weights,
+        *,
+        is_own_here: bool = True,
     ) -> None:
-        """`logs`: folder for the processes' output. `others`: openers for base models of other engines.
+        """`own`: opens replicas of our own engine. `others`: openers for base models of other engines.
 
-        `cache_bytes`: size limit of the KV cache of one replica. `adapters`, `weights`: see `replica_process`.
+        `logs`: folder for the processes' output. `is_own_here`: whether `own` makes processes of this machine.
         """
-        self._open = replica_process(runtime, cache_bytes, adapters, weights=weights)
+        self._own = own
+        self._is_own_here = is_own_here
         self._others = others or {}
         self._logs = logs
         self._groups: dict[Path, ReplicaGroup] = {}
@@ -38,7 +37,9 @@ class ReplicaPool:
         """Return the replicas of one base model directory."""
         if base not in self._groups:
             log = self._logs / f"replica-{base.name}.log"
-            self._groups[base] = ReplicaSet(self._others.get(base, self._open), base, log)
+            other = self._others.get(base)
+            is_here = self._is_own_here or other is not None
+            self._groups[base] = ReplicaSet(other or self._own, base, log, is_here=is_here)
         return self._groups[base]
 
     async def close(self) -> None:

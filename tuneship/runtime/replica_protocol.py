@@ -39,7 +39,8 @@ class ReplicaReading:
     """A live replica with the counts of its last health check, as the engine names them."""
 
     number: int
-    pid: int
+    pid: int | None
+    """Process id; None on another machine."""
     stats: Mapping[str, int]
 
 
@@ -140,10 +141,12 @@ class ReplicaGroup(Protocol):
 
     ready_calls: int
     """Number of calls of `ready`: decisions based on facts from before a call have to be made again."""
+    is_here: bool
+    """Whether the replicas are processes of this machine, whose memory limits their number."""
 
     @property
     def pids(self) -> Sequence[int]:
-        """Process ids of the live replicas."""
+        """Process ids of the live replicas on this machine."""
         ...
 
     @property

@@ -6,14 +6,12 @@ A set knows how many replicas there shall be and on how many of them each model 
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tuneship.runtime.landlock import Places
 from tuneship.runtime.replica_handle import ReplicaHandle
 from tuneship.runtime.replica_protocol import (
     Adapter,
@@ -23,7 +21,8 @@ from tuneship.runtime.replica_protocol import (
     ReplicaEvent,
     ReplicaReading,
 )
-from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
+from tuneship.runtime.serving_process import ServingOptions, start_serving
+from tuneship.runtime.worker_protocol import Runtime
 from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
     EmbedRequest,
@@ -76,25 +75,8 @@ def replica_process(
     loaded_from = () if adapters is None else (adapters,)
 
     async def open_replica(base: Path, log: Path) -> OpenedReplica:
-        options = ["--cache-bytes", str(cache_bytes(base))]
-        number_format = weights(base)
-        if number_format is not None:
-            options += ["--weights", number_format]
-        ours, theirs = socket.socketpair()
-        with theirs:
-            spec = WorkerSpec(
-                module="tuneship.serving",
-                arguments=("--base", str(base), "--fd", str(theirs.fileno()), *options),
-                log=log,
-                inherited=(theirs.fileno(),),
-                places=Places(readable=(base, *loaded_from)),
-            )
-            try:
-                # On the event loop's own thread: the parent-death signal follows the thread that starts the process.
-                worker = runtime.start(spec)
-            except BaseException:
-                ours.close()
-                raise
+        options = ServingOptions(cache_bytes(base), weights(base))
+        worker, ours = start_serving(runtime, base, log, options, loaded_from)
         try:
             return OpenedReplica(worker, await ReplicaLine.open(ours, answer_timeout_s))
         except BaseException:  # refused, lost or cancelled: leave no process without a connection
@@ -107,9 +89,12 @@ def replica_process(
 class ReplicaSet:
     """The replicas of one base model; implements `ReplicaGroup`."""
 
-    def __init__(self, open_replica: OpenReplica, base: Path, log: Path) -> None:
-        """Begin without replicas; `resize` and `ready` start them."""
+    def __init__(
+        self, open_replica: OpenReplica, base: Path, log: Path, *, is_here: bool = True
+    ) -> None:
+        """Begin without replicas; `resize` and `ready` start them. `is_here`: as processes of this machine."""
         self._open = open_replica
+        self.is_here = is_here
         self._base = base
         self._log_file = log
         self._numbers = count()
@@ -136,13 +121,16 @@ class ReplicaSet:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the live replicas."""
-        return [replica.worker.pid for replica in self.live]
+        """Process ids of the live replicas on this machine."""
+        return [replica.worker.pid for replica in self.live if self.is_here]
 
     @property
     def readings(self) -> list[ReplicaReading]:
         """The live replicas. May be read from any thread."""
-        return [ReplicaReading(one.number, one.worker.pid, one.stats) for one in self.live]
+        return [
+            ReplicaReading(one.number, one.worker.pid if self.is_here else None, one.stats)
+            for one in self.live
+        ]
 
     @property
     def waiting(self) -> int:
@@ -300,7 +288,7 @@ class ReplicaSet:
         for replica in live:
             if replica.is_live and replica.failed_probes >= HUNG_PROBES:
                 self._emit("error", "replica does not answer", replica)
-                replica.worker.kill()
+                await replica.end()
 
     # Serving.
 
@@ -412,5 +400,4 @@ class ReplicaSet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for replica in ending:
-            await replica.end()
+        await asyncio.gather(*(replica.end() for replica in ending))

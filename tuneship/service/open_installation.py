@@ -20,9 +20,11 @@ from tuneship.store import audit, installation
 from tuneship.store.audit_heads import Head, Heads, HeadsDamaged, heads_file
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database, url_of
+from tuneship.store.installation import FoundDatabase
 from tuneship.store.open_blobs import blobs_of
 from tuneship.store.ownership import (
     RECORD,
+    check_membership,
     check_name,
     check_ownership,
     read_record,
@@ -43,6 +45,10 @@ class NoInstallation(StartupError):
 
 class ClockBehind(StartupError):
     """The host's clock is earlier than a moment that the service has already seen."""
+
+
+class OtherCluster(StartupError):
+    """The database is that of a cluster, and the settings name another one or none."""
 
 
 class FilesOfAnotherTime(StartupError):
@@ -105,6 +111,7 @@ def open_for_service(
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
     found = installation.look(url)
+    _check_cluster(found, None)
     check_ownership(settings.data_dir, url, found)
     blobs = blobs_of(settings)
     blobs.check(found.id)
@@ -133,6 +140,57 @@ def open_for_service(
         database.close()
         raise
     return Installation(database, secret, blobs, None if accept_clock else row["newest_time"])
+
+
+def open_for_member(
+    settings: ServiceSettings, cluster: str, *, accept_clock: bool = False
+) -> Installation:
+    """Open the installation as a member of a cluster, while others may be at work: nothing of theirs is changed.
+
+    Times are the database's. Raises as `open_for_service` does, and `OtherCluster`.
+    """
+    url = url_of(settings.database_url, settings.data_dir)
+    found = installation.look(url)
+    _check_cluster(found, cluster)
+    check_membership(settings.data_dir, url, found)
+    blobs = blobs_of(settings)
+    blobs.check(found.id)
+    # Never made here: each member would have one of its own.
+    secret = read_secret(settings.master_key)
+    database = Database(url, is_shared=True)
+    try:
+        database.claim(alone=False)
+        with database.read() as connection:
+            known = objects_of(connection)
+        lost = _lost_files(blobs, {name for name in known if not name.startswith("work/")})
+        if lost is not None:
+            raise FilesOfAnotherTime(lost)  # noqa: TRY301 - the connections are closed below
+        with database.write() as connection:
+            check_key(connection, secret)
+            row = installation.row_of(connection)
+            now = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+            _check_clock(row, now, accept_clock=accept_clock)
+            installation.join_cluster(connection, _key_check(secret), cluster)
+            if accept_clock:
+                installation.set_time(connection, now)
+        _check_cluster(installation.look(url), cluster)  # another one may have come first
+        record_ownership(settings.data_dir, url, row["id"], None)
+        blobs.claim(row["id"], known)
+    except BaseException:
+        database.close()
+        raise
+    return Installation(database, secret, blobs, None if accept_clock else row["newest_time"])
+
+
+def _check_cluster(found: FoundDatabase, cluster: str | None) -> None:
+    """Raises `OtherCluster` when the database is not that of `cluster`; None: of a service that is alone."""
+    if found.cluster in (None, cluster):
+        return
+    named = f"TUNESHIP_CLUSTER names {cluster!r}" if cluster else "TUNESHIP_CLUSTER is not set"
+    raise OtherCluster(
+        f"the database is that of the cluster {found.cluster!r}, and {named}: name that cluster, or another database "
+        "(docs/cluster.md says how to leave a cluster)"
+    )
 
 
 def _key_check(secret: bytes) -> bytes:

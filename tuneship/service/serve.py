@@ -1,6 +1,7 @@
 """The composition root of the service: builds the parts from settings and runs them until a signal.
 
-A lock allows one service per data directory. It prints one line on standard output, `ready <url>`.
+A lock allows one service per data directory, and another one per database, unless they are members of a cluster
+(`membership.py`). It prints one line on standard output, `ready <url>`.
 """
 
 import asyncio
@@ -15,13 +16,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 import uvicorn
@@ -31,7 +32,6 @@ from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import Deliverer
 from tuneship.host.durable import write_private
-from tuneship.host.machine import cache_share
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
 from tuneship.host.thread_pools import Threads
@@ -47,7 +47,7 @@ from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
-from tuneship.service.access.isolation import can_isolate, worker_folder
+from tuneship.service.access.isolation import can_isolate
 from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
 from tuneship.service.access.key_usage import KeyKeeper
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
@@ -57,6 +57,7 @@ from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.common.clock_watch import ClockWatch, utc_now
 from tuneship.service.common.cursors import Cursors
+from tuneship.service.common.leadership import BackgroundTask, Leadership, Led
 from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.common.timing import ServiceTiming
@@ -66,10 +67,17 @@ from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
+from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.service.jobs.local_launcher import clear_work
+from tuneship.service.membership import Membership, alone, member
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
-from tuneship.service.open_installation import Installation, open_for_service
+from tuneship.service.open_installation import (
+    Installation,
+    open_for_member,
+    open_for_service,
+)
+from tuneship.service.own_replicas import check_ray, own_replicas
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
@@ -78,7 +86,7 @@ from tuneship.store import endpoint_records, idempotency
 from tuneship.store import job_leases as leases
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.database import IN_USE, url_of
+from tuneship.store.database import IN_USE, Database, url_of
 from tuneship.store.ownership import name_of, work_in
 from tuneship.store.quarantine import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
@@ -153,7 +161,11 @@ def serve(
         tempfile.tempdir = str(settings.data_dir / "scratch")  # uploads spool here, not in /tmp
         scheme = "http" if settings.tls_certificate is None else "https"
         address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
-        opened = open_for_service(settings, utc_now(), accept_clock=accept_clock)
+        check_ray(settings)
+        if settings.cluster is None:
+            opened = open_for_service(settings, utc_now(), accept_clock=accept_clock)
+        else:
+            opened = open_for_member(settings, settings.cluster, accept_clock=accept_clock)
         place = listener, settings.public_url or address
         asyncio.run(_run(settings, opened, place, timing or ServiceTiming()))
 
@@ -194,6 +206,7 @@ def _build(
     place: tuple[socket.socket, str],
     isolates: bool,
     timing: ServiceTiming,
+    role: Membership,
 ) -> Parts:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     runtime = LocalProcesses(isolated=isolates)
@@ -205,10 +218,7 @@ def _build(
         if base.engine is VLLM_ENGINE
     }
 
-    def cache_bytes(base: Path) -> int:
-        return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
-
-    models = worker_folder(settings, "models")
+    own = own_replicas(settings, secret, runtime, catalogue, isolates=isolates)
     return Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -218,12 +228,7 @@ def _build(
         instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
         replicas=ReplicaPool(
-            runtime,
-            data_dir / "logs",
-            vllm_replicas,
-            cache_bytes,
-            models,
-            catalogue.weights_of,
+            own, data_dir / "logs", vllm_replicas, is_own_here=settings.agents != "ray"
         ),
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
@@ -231,10 +236,11 @@ def _build(
         keyring=keyring_of(secret),
         audit=Chain(derived_secret(secret, "audit")),
         isolates=isolates,
-        clock=utc_now,
+        clock=role.clock,
+        notifier=role.notifier,
         timing=timing,
         tracing=tracing_of(settings),
-        clock_watch=ClockWatch(last_seen=opened.last_seen),
+        clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
 
@@ -242,9 +248,7 @@ def _build(
 def recover(parts: Parts) -> None:
     """Release what a killed service held, and set aside files without a row. No other process works on this data."""
     data_dir, now = parts.settings.data_dir, parts.clock()
-    parts.blobs.sweep()
-    sweep(added_folder(data_dir))
-    remove_unfinished(data_dir / "scratch")
+    remove_temporary(parts)
     with parts.database.write() as connection:
         leases.release_all(connection, now)
         idempotency.release_all(connection)
@@ -264,10 +268,31 @@ def recover(parts: Parts) -> None:
     if missing:
         text = "the files of %d datasets or models are missing: `tuneship check` names them"
         logger.error(text, len(missing))
-    # The rest are the folders of jobs that have ended.
-    for name in files - known - unknown:
+    _clear_ended(data_dir, files - known - unknown)
+
+
+def recover_member(parts: Parts) -> None:
+    """Remove what this machine does not need any more; the leader sees to the rows and the files of all, by age."""
+    remove_temporary(parts)
+    files = work_in(parts.settings.data_dir)
+    with parts.database.read() as connection:
+        known = objects_of(connection)
+        unknown = left_over(connection, files, known)
+    _clear_ended(parts.settings.data_dir, files - known - unknown)
+
+
+def _clear_ended(data_dir: Path, names: Set[str]) -> None:
+    """Remove the folders of jobs that have ended."""
+    for name in names:
         if name.startswith("work/"):
             clear_work(data_dir / "work", name.removeprefix("work/"))
+
+
+def remove_temporary(parts: Parts) -> None:
+    """Remove what a killed service has left half-written on this machine."""
+    parts.blobs.sweep()
+    sweep(added_folder(parts.settings.data_dir))
+    remove_unfinished(parts.settings.data_dir / "scratch")
 
 
 async def _run(
@@ -280,19 +305,27 @@ async def _run(
     asyncio.get_running_loop().set_default_executor(spare)
     connections = connection_limits(settings, raise_file_limit())
     isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
-    parts = _build(settings, opened, place, isolates, timing)
-    recover(parts)
-    keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    limits = RateLimits(
-        settings.control_requests_per_minute, settings.generate_requests_per_minute, parts.clock
-    )
+    role = alone() if settings.cluster is None else member(opened.database, owner)
+    parts = _build(settings, opened, place, isolates, timing, role)
+    if settings.cluster is None:
+        recover(parts)
+    else:
+        recover_member(parts)
+    keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
+    per_minute = settings.control_requests_per_minute, settings.generate_requests_per_minute
+    if settings.cluster is None:
+        limits = RateLimits(*per_minute, parts.clock)
+    else:
+        limits = SharedRateLimits(*per_minute, parts.clock, parts.database)
     processes, work = LocalProcesses(isolated=isolates), settings.data_dir / "work"
-    supervisor = Supervisor(parts, processes, work, owner, limits.take_spare)
-    tasks = (supervisor, *_periodic_tasks(parts, keys, secret))
+    supervisor = Supervisor(parts, processes, work, owner, limits.take_spare, role.leadership)
+    role.on_change(supervisor.wake)
+    own = _periodic_tasks(parts, keys)
+    tasks = (supervisor, *own, *_leader_tasks(parts, secret, role.leadership), *role.tasks)
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
-        Boundary(parts, keys, limits, supervisor.wake),
+        Boundary(parts, keys, limits, supervisor.wake, is_fit=role.is_fit),
         lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)
@@ -308,33 +341,52 @@ async def _run(
     await leave(spare, parts.threads)
 
 
-def _periodic_tasks(parts: Parts, keys: Keys, secret: bytes) -> tuple[Periodic, ...]:
-    settings, database = parts.settings, parts.database
-    credentials = settings.data_dir / "credentials.json"
+def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
+    """The periodic work of every service."""
+    credentials = parts.settings.data_dir / "credentials.json"
     keeper = KeyKeeper(keys, credentials, parts.public_url, parts.clock)
-    keeper.run_due()  # the first key must be there before the first request
-    head_secret = derived_secret(secret, "audit heads")
-    heads = Heads(heads_file(settings.audit_heads, settings.data_dir), head_secret)
-
-    def sign() -> None:
-        now = parts.clock()
-        sign_head(database, heads, now)
-        parts.signed_audit.complete_at = now
-
+    # The first key of a cluster lies on the machine of its first member.
+    is_elsewhere = (
+        parts.settings.cluster is not None and not credentials.is_file() and keys.listed()
+    )
+    keep = keys.store_uses if is_elsewhere else keeper.run_due
+    keep()  # the first key must be there before the first request
     return (
-        Periodic(keeper.run_due, KEYS_EVERY_S, "the keys could not be kept"),
-        Periodic(sign, HEAD_EVERY_S, "the head of the audit chain could not be signed"),
+        Periodic(keep, KEYS_EVERY_S, "the keys could not be kept"),
         Periodic(
-            lambda: parts.keyring.forget(database),
+            lambda: parts.keyring.forget(parts.database),
             FORGET_EVERY_S,
             "the database's log could not be shortened",
         ),
-        Periodic(
+    )
+
+
+def _leader_tasks(parts: Parts, secret: bytes, leadership: Leadership) -> tuple[Led, ...]:
+    """The work of the leader beside that of the supervisor."""
+    settings = parts.settings
+    head_secret = derived_secret(secret, "audit heads")
+    heads = Heads(heads_file(settings.audit_heads, settings.data_dir), head_secret)
+
+    def delivering(database: Database) -> Deliverer:
+        sender = Sender(parts.receivers)
+        return Deliverer(database, parts.vault, sender, parts.clock, random.random)
+
+    def signing(database: Database) -> Periodic:
+        def sign() -> None:
+            now = parts.clock()
+            sign_head(database, heads, now)
+            parts.signed_audit.complete_at = now
+
+        return Periodic(sign, HEAD_EVERY_S, "the head of the audit chain could not be signed")
+
+    def noting(database: Database) -> Periodic:
+        return Periodic(
             lambda: parts.clock_watch.note_time(database),
             NOTE_TIME_EVERY_S,
             "the newest time could not be kept",
-        ),
-    )
+        )
+
+    return tuple(Led(leadership, parts.database, make) for make in (delivering, signing, noting))
 
 
 def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
@@ -364,21 +416,34 @@ class _Server(HttpServer):
     def __init__(self, config: uvicorn.Config, parts: Parts, limits: ConnectionLimits) -> None:
         super().__init__(config, limits, parts.settings.trusted_proxies)
         self._parts = parts
+        self._drains_at: float | None = None
         self._drained_by: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's own
-        """Begin the drain at the first signal, and end it at the second.
+        """Begin the drain at the first signal, after its notice, and end it at the second.
 
-        Should the event loop itself be stuck, the stacks of all threads go to the log and the process exits with 1.
+        A signal within the notice ends only that. Should the event loop itself be stuck, the stacks of all threads go
+        to the log and the process exits with 1.
         """
-        timing = self._parts.timing
-        drain_s = 0 if self._parts.drain.has_begun else timing.drain_s
-        faulthandler.dump_traceback_later(drain_s + timing.rest_s, exit=True)
+        timing, drain = self._parts.timing, self._parts.drain
+        notice_s = 0.0 if drain.is_announced else self._parts.settings.notice_s
+        drain_s = 0 if drain.has_begun else timing.drain_s
+        faulthandler.dump_traceback_later(notice_s + drain_s + timing.rest_s, exit=True)
+        if notice_s:
+            drain.is_announced = True
+            self._drains_at = time.monotonic() + notice_s
+        else:
+            self._drain(drain_s)
+
+    def _drain(self, drain_s: float) -> None:
+        self._drains_at = None
         self._parts.drain.begin()
         self._drained_by = time.monotonic() + drain_s
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end. Called ten times a second."""
+        if self._drains_at is not None and time.monotonic() > self._drains_at:
+            self._drain(self._parts.timing.drain_s)
         if self._drained_by is not None and (
             not self.server_state.tasks or time.monotonic() > self._drained_by
         ):
@@ -396,12 +461,6 @@ class _Server(HttpServer):
             sys.stdout.flush()
 
 
-class BackgroundTask(Protocol):
-    """A background task of the service, which runs until it is cancelled."""
-
-    async def run(self) -> None: ...
-
-
 def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:
     async def preload(base: Path) -> None:
         # The base model is ready before the first deployment needs it.
@@ -412,9 +471,7 @@ def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:
 
     @asynccontextmanager
     async def lifespan(_app: object) -> AsyncGenerator[None]:
-        sender = Sender(parts.receivers)
-        deliverer = Deliverer(parts.database, parts.vault, sender, parts.clock, random.random)
-        tasks = [asyncio.create_task(task.run()) for task in (*background, deliverer)]
+        tasks = [asyncio.create_task(task.run()) for task in background]
         if parts.settings.preload_base_models:
             tasks.append(asyncio.create_task(preload(parts.catalogue.default.path)))
         yield

@@ -10,7 +10,7 @@ ServingError
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import count
@@ -23,6 +23,7 @@ from tuneship.serving.sequence import FinishReason, GenerateRequest, TokenScore
 
 __all__ = [
     "ANSWER_TIMEOUT_S",
+    "MAX_FRAME_BYTES",
     "EmbedRequest",
     "FinishReason",
     "GenerateRequest",
@@ -35,6 +36,7 @@ __all__ = [
     "TokenScore",
     "TokenStream",
     "UnusableGrammar",
+    "read_frame",
 ]
 
 FIELDS = tuple(field.name for field in fields(GenerateRequest))
@@ -42,7 +44,7 @@ EMBED_FIELDS = tuple(field.name for field in fields(EmbedRequest))
 # For every operation but a generation; reading a large adapter from a slow disk takes longest.
 ANSWER_TIMEOUT_S = 120.0
 # A frame holds one token per running request: far below this.
-_MAX_FRAME_BYTES = 1 << 20
+MAX_FRAME_BYTES = 1 << 20
 
 
 class ServingError(Exception):
@@ -161,12 +163,13 @@ class ReplicaLine:
         writer: asyncio.StreamWriter,
         facts: ReplicaFacts,
         answer_timeout_s: float,
+        ids: Iterator[str] | None = None,
     ) -> None:
-        """Call `open` instead."""
+        """Call `open` instead. `ids`: names for requests, where the replica has other callers too."""
         self.facts = facts
         self._answer_timeout_s = answer_timeout_s
         self._writer = writer
-        self._ids = count()
+        self._ids = ids or map(str, count())
         self._generations: dict[str, TokenStream] = {}
         self._embeddings: dict[str, ArrivingEmbeddings] = {}
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -179,9 +182,9 @@ class ReplicaLine:
 
         `answer_timeout_s`: time limit of every operation but a generation.
         """
-        reader, writer = await asyncio.open_connection(sock=stream, limit=_MAX_FRAME_BYTES)
+        reader, writer = await asyncio.open_connection(sock=stream, limit=MAX_FRAME_BYTES)
         try:
-            frame = await _read_frame(reader)
+            frame = await read_frame(reader)
             if "refused" not in frame:
                 return cls(reader, writer, ReplicaFacts(**frame["ready"]), answer_timeout_s)
         except BaseException:
@@ -214,7 +217,7 @@ class ReplicaLine:
 
     def generate(self, request: GenerateRequest) -> TokenStream:
         """Send a request at once and return its stream, whose iteration raises a refusal."""
-        identifier = str(next(self._ids))
+        identifier = next(self._ids)
         generation = TokenStream(lambda: self._cancel(identifier))
         if self._lost is not None:
             generation.fail(ReplicaLost(str(self._lost)))
@@ -229,7 +232,7 @@ class ReplicaLine:
         """Embed texts: one vector each, as float32 numbers in Base64. Raises `ServingError`."""
         if self._lost is not None:
             raise ReplicaLost(str(self._lost))
-        identifier = str(next(self._ids))
+        identifier = next(self._ids)
         arriving = self._embeddings[identifier] = ArrivingEmbeddings(len(request.texts))
         arguments = {name: getattr(request, name) for name in EMBED_FIELDS}
         self._send({"op": "embed", "id": identifier, **arguments})
@@ -255,7 +258,7 @@ class ReplicaLine:
     async def _call(self, operation: str, **arguments: str | None) -> dict[str, Any]:
         if self._lost is not None:
             raise ReplicaLost(str(self._lost))
-        identifier = str(next(self._ids))
+        identifier = next(self._ids)
         answer = asyncio.get_running_loop().create_future()
         self._answers[identifier] = answer
         self._send({"op": operation, "id": identifier, **arguments})
@@ -277,7 +280,7 @@ class ReplicaLine:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                frame = await _read_frame(reader)
+                frame = await read_frame(reader)
                 self._handle(frame)
         except ReplicaLost as lost:
             self._fail_all(lost)
@@ -340,10 +343,11 @@ class ReplicaLine:
         self._writer.transport.abort()
 
 
-async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Wait for a frame. Raises `ReplicaLost` when the connection ends, and `ValueError` for what is none."""
     try:
         line = await reader.readline()
-    except ConnectionError as error:
+    except OSError as error:  # a `ConnectionError`, or one of TLS or of a time limit of the kernel
         raise ReplicaLost("the connection to the replica broke") from error
     if not line.endswith(b"\n"):
         raise ReplicaLost("the replica's process ended")

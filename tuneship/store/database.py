@@ -3,14 +3,16 @@
 Both databases give the same guarantee: there is one writer at a time, so whatever a handler has checked (quotas,
 names, versions, sequence numbers) still holds when it writes, and events become visible in the order of their
 positions. SQLite does it by `BEGIN IMMEDIATE`, Postgres by an advisory lock that ends with the transaction. Before
-that, the threads of a service queue among themselves (`write_queue.py`). Readers never wait.
+that, the threads of a service queue among themselves (`write_queue.py`). Readers never wait. Several services work on
+one Postgres only as members of a cluster (`claim`), and what only its leader may write is fenced (`leader_lease.py`).
 
 SQLite runs with WAL and `synchronous=FULL`, so every change that a client was told of survives a power failure.
 """
 
+import copy
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,11 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuneship.startup import StartupError
 from tuneship.store import tables
-from tuneship.store.read_cache import ReadCache
+from tuneship.store.read_cache import ReadCache, SharedReadCache
 from tuneship.store.write_queue import TurnTimedOut, WriteQueue
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0012"
+HEAD = "0014"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6
@@ -48,7 +50,11 @@ NETWORK_TIMEOUT_MS = 30_000
 WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
 # Within this time Postgres notices, even on a busy machine, that the connections of a killed service are closed.
 CLAIM_TIMEOUT_S = 15.0
+# In a cluster a writer that stands still inside a transaction is ended after this time, since the others wait for it.
+IDLE_WRITER_TIMEOUT_MS = 10_000
 
+# Called first in a write transaction; it raises where this process may not write.
+Fence = Callable[[sa.Connection], None]
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +80,17 @@ class Database:
     """Connections to one database with the newest migration."""
 
     def __init__(
-        self, url: str, *, migrates: bool = True, claim_timeout_s: float = CLAIM_TIMEOUT_S
+        self,
+        url: str,
+        *,
+        migrates: bool = True,
+        claim_timeout_s: float = CLAIM_TIMEOUT_S,
+        is_shared: bool = False,
     ) -> None:
         """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be up to date already.
 
-        `claim_timeout_s`: how long to wait for another service to leave the database.
+        `claim_timeout_s`: how long to wait for another service to leave the database. `is_shared`: other members of a
+        cluster work on it, too; Postgres only.
         Raises `UnknownDatabase`; `OtherSchema`; `DatabaseInUse` if it must be migrated while a service uses it; and
         `sqlalchemy.exc.OperationalError` if the database does not answer.
         """
@@ -88,13 +100,15 @@ class Database:
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
         self._claim_timeout_s = claim_timeout_s
+        self._is_shared = is_shared
+        self._fence: Fence | None = None
         self._turns = WriteQueue()
         for engine in (self.engine, self._first_engine):
             if self.is_sqlite:
                 event.listen(engine, "connect", _prepare_sqlite)
                 event.listen(engine, "begin", _begin_sqlite)
             else:
-                event.listen(engine, "begin", _begin_postgres)
+                event.listen(engine, "begin", _begin_shared if is_shared else _begin_postgres)
         try:
             if self._revision() != HEAD:
                 if not migrates:
@@ -140,6 +154,8 @@ class Database:
                 .execution_options(tuneship_write=True) as connection,
                 connection.begin(),
             ):
+                if self._fence is not None:
+                    self._fence(connection)
                 yield connection
         except TurnTimedOut:
             raise WaitedTooLong("other writers held the database too long") from None
@@ -148,19 +164,38 @@ class Database:
             if clears:
                 self.cache.clear()
 
+    @contextmanager
+    def write_beside(self) -> Generator[sa.Connection]:
+        """A short write transaction beside all others, on rows that no other kind of writer touches. Postgres only."""
+        with self._first_engine.begin() as connection:
+            yield connection
+
+    def fenced(self, fence: Fence | None) -> "Database":
+        """The same database, where `fence`, if there is one, is called first in every transaction of `write`."""
+        fenced = copy.copy(self)
+        fenced._fence = fence  # noqa: SLF001 - a copy of this one
+        return fenced
+
+    def share_cache(self, tell: Callable[[], None]) -> SharedReadCache:
+        """Cache reads as one of several processes from now on; `tell` tells the others of each write."""
+        self.cache = cache = SharedReadCache(tell)
+        return cache
+
     def _engine_for(self, first: bool) -> sa.Engine:
         return self._first_engine if first else self.engine
 
-    def claim(self) -> None:
-        """Become the only service on this database, until `close`. Raises `DatabaseInUse`.
+    def claim(self, *, alone: bool = True) -> None:
+        """Become the only service on this database, or one member of its cluster, until `close`.
 
         For SQLite the lock on the data directory does this. A restarted Postgres has forgotten the claim; it protects
         against starting a second service by mistake, and against migrating under a running service.
+        Raises `DatabaseInUse` while another service is there that does not share.
         """
         if self.is_sqlite or self._claimed is not None:
             return
         connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        query = sa.select(sa.func.pg_try_advisory_lock(SERVICE_LOCK))
+        lock = sa.func.pg_try_advisory_lock if alone else sa.func.pg_try_advisory_lock_shared
+        query = sa.select(lock(SERVICE_LOCK))
         deadline = time.monotonic() + self._claim_timeout_s
         while not connection.execute(query).scalar_one():
             if time.monotonic() > deadline:
@@ -331,3 +366,11 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _begin_postgres(connection: sa.Connection) -> None:
     if connection.get_execution_options().get("tuneship_write", False):
         connection.exec_driver_sql(f"select pg_advisory_xact_lock({WRITER_LOCK})")
+
+
+def _begin_shared(connection: sa.Connection) -> None:
+    if connection.get_execution_options().get("tuneship_write", False):
+        connection.exec_driver_sql(
+            f"select set_config('idle_in_transaction_session_timeout', '{IDLE_WRITER_TIMEOUT_MS}', true), "
+            f"pg_advisory_xact_lock({WRITER_LOCK})"
+        )

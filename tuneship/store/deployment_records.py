@@ -31,6 +31,16 @@ def with_replicas(connection: sa.Connection, columns: Sequence[str]) -> list[Row
     return rows.fetch_all(connection, query.where(deployments.c.status.in_(SERVING)))
 
 
+def deleted_since(connection: sa.Connection, since: datetime) -> list[Row]:
+    """Id and model of the deployments of tuned models that were deleted since a moment, of every client."""
+    query = sa.select(deployments.c.id, deployments.c.model_name).where(
+        deployments.c.status == DeploymentStatus.DELETED,
+        deployments.c.updated_at >= since,
+        deployments.c.model_name.startswith("ft:"),
+    )
+    return rows.fetch_all(connection, query)
+
+
 def live_ids_of_model(connection: sa.Connection, client_id: str, model_name: str) -> list[str]:
     """The client's deployments of a model, oldest first, deleted ones excepted."""
     query = sa.select(deployments.c.id).where(

@@ -26,6 +26,8 @@ class FoundDatabase:
     id: str | None = None
     """Id of the installation; None in a new database and in one of an earlier version."""
     starts: int = 0
+    cluster: str | None = None
+    """Name of the cluster that uses it; None for a service that is alone."""
 
 
 def look(url: str) -> FoundDatabase:
@@ -47,7 +49,9 @@ def look(url: str) -> FoundDatabase:
             is_used = connection.execute(sa.select(api_keys.c.id).limit(1)).first() is not None
             if not inspector.has_table(installation.name):
                 return FoundDatabase(is_used)
-            row = connection.execute(sa.select(installation.c.id, installation.c.starts)).first()
+            columns = {column["name"] for column in inspector.get_columns(installation.name)}
+            names = [name for name in ("id", "starts", "cluster") if name in columns]
+            row = connection.execute(sa.select(*(installation.c[name] for name in names))).first()
             return FoundDatabase(is_used, *row) if row else FoundDatabase(is_used)
     finally:
         engine.dispose()
@@ -70,6 +74,14 @@ def id_of(connection: sa.Connection) -> str | None:
 def key_check_of(connection: sa.Connection) -> bytes | None:
     """The check value of the master key; None in a database of an earlier version."""
     return connection.scalar(sa.select(installation.c.key_check))
+
+
+def join_cluster(connection: sa.Connection, key_check: bytes, cluster: str) -> None:
+    """Note the cluster that works on the database, and its master key's check value, unless they are known."""
+    values = {"key_check": key_check, "cluster": cluster}
+    connection.execute(
+        sa.update(installation).where(installation.c.cluster.is_(None)).values(**values)
+    )
 
 
 def count_start(connection: sa.Connection, key_check: bytes) -> None:

@@ -98,6 +98,16 @@ def renew(connection: sa.Connection, held: Iterable[JobLease], now: datetime) ->
         connection.execute(sa.update(jobs).where(is_held, is_live).values(lease_until=now + LEASE))
 
 
+def release(connection: sa.Connection, held: Iterable[JobLease], now: datetime) -> None:
+    """Let these leases lapse, so that others can claim the jobs at once; their processes must have been ended."""
+    for lease in held:
+        is_held = (jobs.c.id == lease.job_id) & (jobs.c.attempt == lease.attempt)
+        is_running = jobs.c.status == JobStatus.RUNNING
+        connection.execute(
+            sa.update(jobs).where(is_held, is_running).values(lease_until=now - LEASE)
+        )
+
+
 def release_all(connection: sa.Connection, now: datetime) -> None:
     """Let every lease lapse. Call it only at the start of the only service: nobody can hold one."""
     connection.execute(

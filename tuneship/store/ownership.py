@@ -101,6 +101,24 @@ def check_ownership(data_dir: Path, url: str, found: FoundDatabase) -> None:
         )
 
 
+def check_membership(data_dir: Path, url: str, found: FoundDatabase) -> None:
+    """Raises `StartupError` if a member of a cluster has worked on the data directory with another database.
+
+    A directory without a record is that of a new member.
+    """
+    record, name = read_record(data_dir), name_of(url, data_dir)
+    if record is not None and found.id is None:
+        raise DatabaseIsEmpty(
+            f"the database {name!r} is missing or empty, but a service has worked on {data_dir}: restore the database "
+            f"(docs/operations.md), or remove {data_dir / RECORD} to begin again"
+        )
+    if record is not None and record.id is not None and record.id != found.id:
+        raise FilesOfAnotherDatabase(
+            f"the files in {data_dir} belong to the database with the id {record.id}, and {name!r} is another one "
+            f"({found.id}): name the right database or data directory"
+        )
+
+
 def _check_pair(data_dir: Path, record: OwnershipRecord, found: FoundDatabase, name: str) -> None:
     """Compare id and starts of the record with those of the database. Raises `FilesOfAnotherDatabase`."""
     if found.id != record.id:
@@ -145,9 +163,14 @@ def work_in(data_dir: Path) -> set[str]:
     return {f"work/{folder.name}" for folder in object_folders(data_dir, ("work",))}
 
 
-def record_ownership(data_dir: Path, url: str, identity: str, starts: int) -> None:
-    """Write the record: the files belong to the database at `url`. Raises `OSError`."""
-    lines = (name_of(url, data_dir), f"id {identity}", f"starts {starts}")
+def record_ownership(data_dir: Path, url: str, identity: str, starts: int | None) -> None:
+    """Write the record: the files belong to the database at `url`. Raises `OSError`.
+
+    `starts`: None in a cluster, whose members do not count theirs.
+    """
+    lines = [name_of(url, data_dir), f"id {identity}"]
+    if starts is not None:
+        lines.append(f"starts {starts}")
     write_private(data_dir / RECORD, "\n".join(lines) + "\n")
 
 

@@ -3,12 +3,17 @@
 Only one service works on a database (`Database.claim`, the lock on the data directory), and all of its writes go
 through `Database.write`, so a cached value is never older than the last write. Generation reads the same few rows for
 every request, and each read takes a thread and about a millisecond.
+
+In a cluster others write, too. There a value is never older than the last write of this process, nor older than
+`MAX_AGE_S`, and mostly younger: news of the others' writes drops it.
 """
 
+import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
 MAX_VALUES = 1_000
+MAX_AGE_S = 1.0
 
 
 class ReadCache:
@@ -41,3 +46,42 @@ class ReadCache:
                 kept.clear()
             kept[key] = value
         return value
+
+
+class SharedReadCache(ReadCache):
+    """The cache of one of several processes that write."""
+
+    def __init__(
+        self, tell: Callable[[], None], elapsed: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start empty; `tell` is called at each write, to tell the others."""
+        super().__init__()
+        self._tell = tell
+        self._elapsed = elapsed
+
+    def clear(self) -> None:
+        """Drop every value, because this process has written something, and tell the others."""
+        super().clear()
+        self._tell()
+
+    def drop(self) -> None:
+        """Drop every value, because another process has written something."""
+        super().clear()
+
+    def find(self, key: Hashable) -> Any | None:
+        """The cached value if it is young enough, or None; callers must not change it."""
+        found = super().find(key)
+        if found is None or self._elapsed() - found[0] >= MAX_AGE_S:
+            return None
+        return found[1]
+
+    def read(self, key: Hashable, reading: Callable[[], Any]) -> Any:
+        """Call `reading`, and cache and return its value, which is as old as the begin of the call."""
+        began = self._elapsed()
+
+        def dated() -> tuple[float, Any] | None:
+            value = reading()
+            return None if value is None else (began, value)
+
+        found = super().read(key, dated)
+        return None if found is None else found[1]

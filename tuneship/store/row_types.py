@@ -324,3 +324,30 @@ class InstallationRow(TypedDict):
     starts: int
     key_check: bytes | None
     newest_time: datetime | None
+    cluster: str | None
+
+
+class LeaderRow(TypedDict):
+    """The process that leads a cluster; a higher epoch ends the rights of all lower ones."""
+
+    role: str
+    owner: str
+    epoch: int
+
+
+class RateWindowRow(TypedDict):
+    """The part of one window of a client that members have taken."""
+
+    client_id: str
+    kind: str
+    ends: int
+    taken: int
+    chunk: int
+
+
+class LeaderLeaseRow(TypedDict):
+    """Until when the leader of an epoch leads, by the database's clock."""
+
+    role: str
+    epoch: int
+    lease_until: datetime

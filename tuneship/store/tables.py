@@ -32,9 +32,12 @@ if TYPE_CHECKING:
         JobLogRow,
         JobMetricsRow,
         JobRow,
+        LeaderLeaseRow,
+        LeaderRow,
         MetricWindowRow,
         ModelRow,
         ObjectKeyRow,
+        RateWindowRow,
         ResourceCountRow,
         WebhookRow,
     )
@@ -390,4 +393,35 @@ installation: "TypedTable[InstallationRow]" = TypedTable(
     _whole("starts", server_default="0"),
     sa.Column("key_check", sa.LargeBinary),
     _moment("newest_time", optional=True),
+    sa.Column("cluster", sa.Text),  # null: no cluster has used it
+)
+
+# Who leads a cluster (`leader_lease.py`). The lease has a table of its own, so that renewing it never waits for the
+# leader's transactions, each of which locks the row with its epoch.
+leaders: "TypedTable[LeaderRow]" = TypedTable(
+    "leaders",
+    METADATA,
+    _text("role", primary_key=True),
+    _text("owner"),
+    _whole("epoch"),
+)
+
+# The requests of a client in one window of a minute that the members of a cluster have taken (`rate_windows.py`).
+# Postgres writes no log of it: after a crash the windows begin anew.
+rate_windows: "TypedTable[RateWindowRow]" = TypedTable(
+    "rate_windows",
+    METADATA,
+    _text("client_id", primary_key=True),
+    _text("kind", primary_key=True),
+    sa.Column("ends", sa.BigInteger, primary_key=True),  # epoch seconds
+    _whole("taken"),
+    _whole("chunk"),  # what was taken last
+)
+
+leader_leases: "TypedTable[LeaderLeaseRow]" = TypedTable(
+    "leader_leases",
+    METADATA,
+    _text("role", primary_key=True),
+    _whole("epoch"),
+    _moment("lease_until"),
 )

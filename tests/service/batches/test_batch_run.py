@@ -47,7 +47,7 @@ def test_after_a_restart_only_what_was_not_stored_is_asked_again(
 ) -> None:
     options = database_settings()
     with Service(tmp_path / "data", **options) as first:
-        first.supervisor.batches.timing = timing
+        first.supervisor.leader_work.batches.timing = timing
         lines = requests(first, *NAMES)
         first.spare = permits(7)
         made = batch(first, *lines)
@@ -77,7 +77,7 @@ def _check_files(service: Service, done: dict[str, Any]) -> None:
 
 
 def test_at_its_time_limit_the_rest_of_a_batch_expires(service: Service) -> None:
-    service.supervisor.batches.timing = AT_ONCE
+    service.supervisor.leader_work.batches.timing = AT_ONCE
     lines = requests(service, *NAMES)
     service.spare = permits(3)
     made = batch(service, *lines)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.in_process import Service
 from tuneship.host.thread_pools import Threads
-from tuneship.service import supervisor
+from tuneship.service import leader_work
 from tuneship.service.jobs.launcher import Training, TrainingNews, TrainingOrder, TrainingProgress
 from tuneship.service.jobs.local_launcher import LocalProgress
 from tuneship.training.spec import PROGRESS_FILE
@@ -85,7 +85,7 @@ class LauncherInMemory:
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> LauncherInMemory:
     launcher = LauncherInMemory()
-    monkeypatch.setattr(supervisor, "LocalTrainingLauncher", lambda *_: launcher)
+    monkeypatch.setattr(leader_work, "LocalTrainingLauncher", lambda *_: launcher)
     return launcher
 
 

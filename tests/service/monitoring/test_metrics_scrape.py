@@ -257,7 +257,7 @@ def test_the_series_of_a_deleted_deployment_go_away_and_the_sums_stay(service: S
     assert value(after, summed) == value(before, summed) == 6
     # The hourly clean-up of the supervisor.
     service.rest()
-    service.supervisor._forget_old(service.clock())
+    service.supervisor.forget_counts()
     assert {target[0] for target in service.parts.recorder._totals} == {stays}
 
 

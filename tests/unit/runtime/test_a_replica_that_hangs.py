@@ -15,7 +15,7 @@ from tuneship.serving.replica_client import ReplicaLine, ReplicaLost
 
 @pytest.fixture
 def pool(engines: PlayedEngines, tmp_path: Path) -> ReplicaPool:
-    return ReplicaPool(engines, tmp_path)
+    return ReplicaPool(replica_process(engines), tmp_path)
 
 
 def replica_set(pool: ReplicaPool, base: Path) -> ReplicaSet:

@@ -70,7 +70,8 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
         assert len(group.live) == 1
         assert [one.code for one in engines.replicas] == [None, None]
         later = [asyncio.create_task(text(group)) for _ in range(2)]
-        await until_async(lambda: [len(one.running) for one in engines.replicas] == [3, 1])
+        # Whichever was ready first stays.
+        await until_async(lambda: sorted(len(one.running) for one in engines.replicas) == [1, 3])
         engines.may_answer.set()
         assert await asyncio.gather(*earlier, *later) == [[5, 6]] * 4
         reported: list[str] = []
@@ -80,7 +81,7 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
             return "replica ended" in reported
 
         await until_async(is_reported)
-        assert [one.code is None for one in engines.replicas] == [True, False]
+        assert sorted(one.code is None for one in engines.replicas) == [False, True]
         assert reported == ["replica started", "replica started", "replica ended"]
         await group.close()
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from tuneship.store import tables
 from tuneship.store.database import Database
 from tuneship.store.outbox import emit
-from tuneship.store.read_cache import ReadCache
+from tuneship.store.read_cache import MAX_AGE_S, ReadCache, SharedReadCache
 
 pytestmark = pytest.mark.both_databases
 
@@ -85,3 +85,26 @@ def test_it_holds_so_many_values_and_no_more() -> None:
     for number in range(1, 5):
         cache.read(number, lambda number=number: number)
     assert [cache.find(number) for number in range(1, 5)] == [None, None, None, 4]
+
+
+def test_what_others_may_change_is_dropped_at_their_news_and_after_a_second() -> None:
+    """A value is as old as the begin of its reading: what was committed later may not be in it."""
+    now, told = [0.0], list[str]()
+    cache = SharedReadCache(lambda: told.append("changed"), lambda: now[0])
+
+    def slow() -> str:
+        now[0] += MAX_AGE_S / 2
+        return "value"
+
+    assert cache.read("key", slow) == cache.find("key") == "value"
+    now[0] += MAX_AGE_S / 2
+    assert cache.find("key") is None
+    assert cache.read("key", lambda: None) is None
+    assert cache.find("key") is None
+
+    cache.read("key", lambda: "value")
+    cache.drop()
+    assert (cache.find("key"), told) == (None, [])
+    cache.read("key", lambda: "value")
+    cache.clear()
+    assert (cache.find("key"), told) == (None, ["changed"])

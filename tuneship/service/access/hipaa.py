@@ -86,7 +86,7 @@ def missing_here(able: Mapping[str, bool], settings: ServiceSettings) -> list[st
     is_local = settings.host == "localhost"
     with suppress(ValueError):
         is_local = ip_address(settings.host).is_loopback
-    if not (has_tls or is_local):
+    if not (has_tls or (is_local and settings.cluster is None)):
         missing.append("a certificate, a declared proxy, or a service that listens on loopback")
     return missing
 

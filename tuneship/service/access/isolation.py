@@ -1,19 +1,14 @@
 """The files that workers may reach, and the test at every start that they can reach nothing else."""
 
-import json
 import logging
 import os
 import shutil
-import socket
-import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tuneship.runtime.intrusion_targets import opened
+from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
 from tuneship.runtime.landlock import Places
-from tuneship.runtime.worker_processes import TEMPORARY, LocalProcesses
-from tuneship.runtime.worker_protocol import WorkerSpec
+from tuneship.runtime.worker_processes import TEMPORARY
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.settings import ServiceSettings
@@ -22,9 +17,6 @@ from tuneship.store.database import SQLITE_FILE
 from tuneship.store.open_blobs import readable_root
 
 logger = logging.getLogger(__name__)
-
-TEST_TIMEOUT_S = 60.0
-POLL_S = 0.02
 
 
 def worker_folder(settings: ServiceSettings, kind: str) -> Path:
@@ -54,7 +46,7 @@ def can_isolate(settings: ServiceSettings) -> bool:
     for leftover in (settings.data_dir / "scratch").glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
-        outcomes = intrusion_outcomes(settings)
+        outcomes = _outcomes(settings)
     except (OSError, ValueError) as error:
         logger.warning("workers are not isolated, the test could not be made: %s", error)
         return False
@@ -64,8 +56,7 @@ def can_isolate(settings: ServiceSettings) -> bool:
     return not succeeded
 
 
-def intrusion_outcomes(settings: ServiceSettings) -> dict[str, str]:
-    """The outcome of each attempt by its name. Raises ValueError when the intruder could not make them."""
+def _outcomes(settings: ServiceSettings) -> dict[str, str]:
     data_dir = settings.data_dir
     files = [
         *(settings.master_key, heads_file(settings.audit_heads, data_dir)),
@@ -75,30 +66,10 @@ def intrusion_outcomes(settings: ServiceSettings) -> dict[str, str]:
     folders = [data_dir, *(path for path in others if path.is_dir())]
     added = added_folder(data_dir)
     bases = Catalogue(settings.model_catalogue, added)
-    places = Places((*(base.path for base in bases), added, worker_folder(settings, "models")))
-    ours, theirs = socket.socketpair()
-    with (
-        ours,
-        theirs,
-        tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder,
-        opened(
-            data_dir / "scratch",
-            processes={"the service": os.getpid()},
-            secrets=[str(file) for file in files if file.is_file()],
-            folders=[str(path) for path in (*folders, worker_folder(settings, "datasets"))],
-            descriptors=[theirs.fileno()],
-        ) as targets,
-    ):
-        log = Path(folder) / "log"
-        arguments, line = (targets.to_json(),), (theirs.fileno(),)
-        worker = LocalProcesses(isolated=True).start(
-            WorkerSpec("tuneship.runtime.intrusion", arguments, log, inherited=line, places=places)
-        )
-        deadline = time.monotonic() + TEST_TIMEOUT_S
-        while worker.exit_code() is None and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        worker.kill()
-        last = log.read_text().splitlines()[-1:]
-    if worker.exit_code() != 0:
-        raise ValueError(*last)
-    return json.loads("".join(last))
+    return intrusion_outcomes(
+        Places((*(base.path for base in bases), added, worker_folder(settings, "models"))),
+        data_dir / "scratch",
+        processes={"the service": os.getpid()},
+        secrets=[file for file in files if file.is_file()],
+        folders=[*folders, worker_folder(settings, "datasets")],
+    )

@@ -1,14 +1,19 @@
-"""The drain at the end of a service: new requests get 503, streams end, and the other requests may finish."""
+"""The drain at the end of a service: new requests get 503, streams end, and the other requests may finish.
+
+It may be announced before, so that a balancer sends no more requests when it begins.
+"""
 
 import asyncio
 
 
 class Drain:
-    """A flag that is set at most once and never reset."""
+    """Flags that are set at most once and never reset."""
 
     def __init__(self) -> None:
         """Start without draining."""
         self._begun = asyncio.Event()
+        self.is_announced = False
+        """Whether the service will end soon, and says so in `/readyz`."""
 
     @property
     def has_begun(self) -> bool:
@@ -17,6 +22,7 @@ class Drain:
 
     def begin(self) -> None:
         """Begin the drain. Called on the event loop's thread."""
+        self.is_announced = True
         self._begun.set()
 
     async def wait(self) -> None:

@@ -68,10 +68,19 @@ class Notifier:
 
     def notify(self, resource_id: str) -> None:
         """Wake the listeners of a resource. Called after a commit, from any thread."""
+        self.wake(resource_id)
+
+    def wake(self, resource_id: str) -> None:
+        """Wake those who listen in this process."""
         with self._lock:
             woken = list(self._waiting.get(resource_id, ()))
         for loop, event in woken:
             loop.call_soon_threadsafe(event.set)
+
+    def wake_all(self) -> None:
+        """Wake everybody who listens, because it is not known what is new."""
+        for resource_id in list(self._waiting):
+            self.wake(resource_id)
 
     @contextmanager
     def listening(self, resource_id: str) -> Generator[asyncio.Event]:
@@ -87,3 +96,17 @@ class Notifier:
                 self._waiting[resource_id].discard(waiting)
                 if not self._waiting[resource_id]:
                     del self._waiting[resource_id]
+
+
+class SharedNotifier(Notifier):
+    """The notifier of a member of a cluster, which also tells the others."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        """`tell` tells the other members the id of a resource."""
+        super().__init__()
+        self._tell = tell
+
+    def notify(self, resource_id: str) -> None:
+        """Wake the listeners of a resource, here and at the other members."""
+        self.wake(resource_id)
+        self._tell(resource_id)

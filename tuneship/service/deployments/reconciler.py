@@ -1,6 +1,7 @@
 """Makes deployments match their rows: loads those being created or updated, drains and unloads deleted ones.
 
-Running deployments are checked by `replica_health.py`.
+Running deployments are checked by `replica_health.py`. Every member of a cluster loads the models of all deployments;
+what happens to a row is decided by the leader, on what it sees of its own replicas.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from tuneship.parity import Parity, reads_alike
 from tuneship.runtime.replica_protocol import Adapter, FilesAway
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
+from tuneship.service.common.leadership import Leadership
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
@@ -47,13 +49,15 @@ CANNOT_BE_SERVED = (ModelNotFound, DeploymentError, FilesDamaged, OSError)
 class DeploymentKeeper:
     """Compares rows with processes at every tick, and remembers only what it works on."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, leadership: Leadership) -> None:
         """Start without loaded deployments."""
         self._parts = parts
+        self._leadership = leadership
+        self._database = parts.database.fenced(leadership.fence)
         self._working: dict[str, asyncio.Task[None]] = {}
         self._retries = BackgroundRetries(parts.clock)
         self._plan = ReplicaPlan(parts)
-        self._health_checks = HealthChecks(parts, self._plan)
+        self._health_checks = HealthChecks(parts, self._plan, leadership)
         self._records = Threads("deployment records", 4)
         # Apart from the records: a model on a file system that hangs delays no other deployment's row.
         self._files = Threads("deployment files", MODELS_TOGETHER)
@@ -65,6 +69,11 @@ class DeploymentKeeper:
 
     async def reconcile(self) -> None:
         """Start work on rows that are not settled, and a health check when one is due."""
+        if self._leadership.leads:
+            await self._settle_all()
+        self._health_checks.start_when_due()
+
+    async def _settle_all(self) -> None:
         is_unsettled = tables.deployments.c.status.in_(UNSETTLED)
         unsettled = await self._records.run(self._rows, is_unsettled)
         self._retries.keep_only({row["id"] for row in unsettled})
@@ -73,7 +82,6 @@ class DeploymentKeeper:
                 task = asyncio.create_task(self._settle(row))
                 self._working[row["id"]] = task
                 task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
-        self._health_checks.start_when_due()
 
     def _rows(self, condition: sa.ColumnElement[bool]) -> list[DeploymentRow]:
         with self._parts.database.read() as connection:
@@ -169,8 +177,10 @@ class DeploymentKeeper:
             return rows.count(connection, table, same, table.c.status.not_in(GONE)) > 0
 
     def _change(self, row: DeploymentRow, **changes: Any) -> None:
+        if not self._leadership.leads:
+            return
         # If the row was changed meanwhile, nothing is written: the next tick sees it again.
-        with self._parts.database.write() as connection:
+        with self._database.write() as connection:
             deployment_records.change_if_same(connection, row, self._parts.clock(), **changes)
 
     async def warm(self) -> None:

@@ -20,6 +20,7 @@ from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.replica_protocol import Adapter, ReplicaGroup
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
+from tuneship.service.common.leadership import Leadership
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
@@ -50,6 +51,8 @@ UNHEALTHY: dict[str, Any] = {"health": "unhealthy", "current_replicas": 0}
 ASLEEP: dict[str, Any] = {"health": "healthy", "current_replicas": 0}
 # A replica answers between two steps; a long prompt on a slow machine is one step.
 PROBE_TIMEOUT_S = 10.0
+# For so long a member that does not lead looks at a deleted deployment, whose last requests it may still answer.
+UNLOADED_WITHIN = timedelta(minutes=5)
 # Consecutive starts that may fail before the deployment becomes `failed`.
 MAX_STARTS = 3
 
@@ -80,9 +83,11 @@ RowChange = tuple[WatchedDeployment, dict[str, Any]]
 class HealthChecks:
     """Compares rows and processes again at each check, and remembers only plans and failures."""
 
-    def __init__(self, parts: Parts, plan: ReplicaPlan) -> None:
+    def __init__(self, parts: Parts, plan: ReplicaPlan, leadership: Leadership) -> None:
         """No check starts before `begin`."""
         self._parts = parts
+        self._leadership = leadership
+        self._database = parts.database.fenced(leadership.fence)
         self._plan = plan
         self._due: datetime | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -118,6 +123,8 @@ class HealthChecks:
         except Exception:  # the next check tries again
             logger.exception("a health check failed")
             return
+        if not self._leadership.leads:
+            await self._unload_deleted(watched)
         known = {one.id for one in watched}
         self._plan.keep_only(known)
         self._news.keep_only(known)
@@ -132,6 +139,22 @@ class HealthChecks:
                 check = self._check(path, deployments, requests.get(path, 0))
                 self._checking[path] = task = asyncio.create_task(check)
                 task.add_done_callback(lambda _, path=path: self._checking.pop(path, None))
+
+    async def _unload_deleted(self, watched: Sequence[WatchedDeployment]) -> None:
+        """Unload here what only deployments need that the leader has deleted lately; where it leads, that is done."""
+        needed = {one.model for one in watched}
+        for row in await self.threads.run(self._deleted_lately):
+            base = self._parts.catalogue.get(row["model_name"].split(":")[1])
+            group = None if base is None else self._parts.replicas.groups.get(base.path)
+            # Its last requests are answered first.
+            is_free = not self._parts.in_flight.has_any(row["id"])
+            if group is not None and is_free and row["model_name"] not in needed:
+                await group.unload(row["model_name"])
+
+    def _deleted_lately(self) -> list[Row]:
+        since = self._parts.clock() - UNLOADED_WITHIN
+        with self._parts.database.read() as connection:
+            return deployment_records.deleted_since(connection, since)
 
     def watched(self) -> list[WatchedDeployment]:
         """The deployments that need replicas and have a model."""
@@ -255,7 +278,7 @@ class HealthChecks:
 
         def write() -> list[WatchedDeployment]:
             kept: list[WatchedDeployment] = []
-            with self._parts.database.write() as connection:
+            with self._database.write() as connection:
                 for one, values in changes:
                     now = self._parts.clock()
                     row = {**one.row, **values, "updated_at": now}
@@ -265,7 +288,9 @@ class HealthChecks:
                         kept.append(replace(one, row=row))
             return kept
 
-        if not any(_differs(one.row, values) for one, values in changes):
+        # The rows say what the leader's replicas do; it alone writes them.
+        is_same = not any(_differs(one.row, values) for one, values in changes)
+        if is_same or not self._leadership.leads:
             return [one for one, _ in changes]
         return await self.threads.run(write)
 

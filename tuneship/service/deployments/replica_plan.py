@@ -72,8 +72,10 @@ class ReplicaPlan:
         is_settled = row["status"] == DeploymentStatus.RUNNING
         least = max(row["min_replicas"], 0 if is_settled else 1)
         if row["auto_scaling"]:
-            fits = min(this_machine().cpus, len(group.pids) + more_processes(group.pids))
-            most = min(row["max_replicas"], self._parts.settings.replica_processes, fits)
+            most = min(row["max_replicas"], self._parts.settings.replica_processes)
+            if group.is_here:  # elsewhere, a replica without room does not start
+                fits = len(group.pids) + more_processes(group.pids)
+                most = min(most, this_machine().cpus, fits)
             # The machine never lowers the minimum that the client has set.
             bounds = Bounds(least, max(1, least, most))
         else:

@@ -91,7 +91,7 @@ def build_app(
         return Response(document_body, media_type="application/json", headers=headers)
 
     routes.append(_route("GET", "/healthz", alive(parts)))
-    routes.append(_route("GET", "/readyz", Readiness(parts, boundary.ready_for_s).answer))
+    routes.append(_route("GET", "/readyz", Readiness(boundary).answer))
     routes.append(_route("GET", "/openapi.json", describe))
 
     async def refuse_route(request: Request, error: Exception) -> Response:
@@ -252,8 +252,10 @@ class _OperationEndpoint:
 def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
     principal: Principal = request.state.principal
     address = address_of(request)
-    # Private is TLS or this machine, unless a proxy is in between that may have been reached otherwise.
-    is_local = bool(address) and ip_address(address).is_loopback
+    # Private is TLS or this machine, unless a proxy is in between that may have been reached otherwise: in a cluster
+    # there always is one.
+    is_alone = parts.settings.cluster is None
+    is_local = is_alone and bool(address) and ip_address(address).is_loopback
     is_private = is_scheme_known(request.scope) and (request.scope["scheme"] == "https" or is_local)
     return Context(
         parts=parts,

@@ -55,5 +55,7 @@ class Boundary:
     exports: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=1, together=2))
     """Each may need as much memory as two copies of its base model."""
     streams: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=16, together=256))
+    is_fit: Callable[[], bool] = lambda: True
+    """Whether the service itself may take requests, apart from its database."""
     ready_for_s: float = 1.0
     """Seconds for which the result of a readiness check is given to all callers."""

@@ -1,7 +1,8 @@
 """The health checks, which need no key: whether the process lives, and whether it can serve requests now.
 
 `/healthz` checks nothing but the process: to restart a service because its database is away makes things worse.
-`/readyz` is 503 while the service drains, and while the database cannot be read or written.
+`/readyz` is 503 while the service drains, while the database cannot be read or written, and in a cluster while the
+database's clock cannot be read.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from tuneship.contract.errors import InternalError
 from tuneship.service.context.context import Parts
+from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.responses import error_response, json_response
 from tuneship.service.models.safeguards import capabilities
 
@@ -36,20 +38,23 @@ def alive(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
 class Readiness:
     """Answers `/readyz` from a check that runs at most once in `fresh_s` seconds, however many callers ask."""
 
-    def __init__(self, parts: Parts, fresh_s: float) -> None:
-        """The check is a write and needs no key: `fresh_s` limits how often callers can cause one."""
-        self._parts = parts
-        self._fresh_s = fresh_s
-        self._checked_at = -fresh_s
+    def __init__(self, boundary: Boundary) -> None:
+        """The check is a write and needs no key: `ready_for_s` limits how often callers can cause one."""
+        self._parts = boundary.parts
+        self._is_fit = boundary.is_fit
+        self._fresh_s = boundary.ready_for_s
+        self._checked_at = -boundary.ready_for_s
         self._checking: asyncio.Task[bool] | None = None
         self._is_ready = True
 
     async def answer(self, request: Request) -> Response:
         """200, or 503 with the reason."""
-        if self._parts.drain.has_begun:
+        if self._parts.drain.is_announced:
             error = InternalError("the service is shutting down", status=503)
         elif not await self._can_write():
             error = InternalError("the database takes no writes", status=503, retry_after=2)
+        elif not self._is_fit():
+            error = InternalError("the time is not known", status=503, retry_after=2)
         else:
             return json_response(200, {"status": "ok"})
         return error_response(request, error)

@@ -116,7 +116,7 @@ class EntryMiddleware:
         path: str = request.scope["path"]
         is_generating = path.endswith(("/generate", "/embeddings")) or path in openai.GENERATING
         kind = "generate" if is_generating else "control"
-        request.state.window = limits.count(principal.client_id, kind)
+        request.state.window = await limits.counted(principal.client_id, kind)
         if openai.is_openai(request.scope):
             openai.check_tenant(request.headers, principal.client_id)
 

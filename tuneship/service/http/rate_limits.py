@@ -1,5 +1,7 @@
 """Rate limits: fixed windows of a minute, counted in this process. Knows no HTTP framework.
 
+Next: `shared_rate_limits.py`, where several processes count together.
+
 Only a fixed window has a moment at which it resets, and §8 wants that moment in a header. It is counted here, by the
 service's own clock, so that it is exact to the request; the event loop is its only caller.
 """
@@ -65,6 +67,10 @@ class RateLimits:
         limit = self._limits[kind]
         return None if limit == 0 else self._hit(kind, client_id, limit)
 
+    async def counted(self, client_id: str, kind: str) -> RateWindow | None:
+        """As `count`; where several processes count together it may have to wait for the others."""
+        return self.count(client_id, kind)
+
     def take_spare(self, client_id: str) -> bool:
         """Count a generation that nobody waits for, unless the client has used half of its limit; False if it has."""
         limit = self._limits["generate"]
@@ -102,10 +108,15 @@ class RateLimits:
         return RateWindow(limit, before.remaining - 1, before.reset, False, before.retry_after)
 
     def _window(self, kind: str, caller: str, limit: int) -> RateWindow:
+        reset, retry_after = self._end(kind, caller)
+        end, number = self._counts.get((kind, caller), (reset, 0))
+        remaining = limit - number if end == reset else limit
+        return RateWindow(limit, remaining, reset, remaining == 0, retry_after)
+
+    def _end(self, kind: str, caller: str) -> tuple[int, int]:
+        """Epoch second at which the present window of a caller ends, and the whole seconds until then."""
         now = self._clock().timestamp()
         # Each caller's windows begin at a second of its own, so that not all come back together.
         offset = zlib.crc32(f"{kind} {caller}".encode()) % WINDOW_S
         reset = (math.floor(now - offset) // WINDOW_S + 1) * WINDOW_S + offset
-        end, number = self._counts.get((kind, caller), (reset, 0))
-        remaining = limit - number if end == reset else limit
-        return RateWindow(limit, remaining, reset, remaining == 0, max(1, math.ceil(reset - now)))
+        return reset, max(1, math.ceil(reset - now))

@@ -62,7 +62,8 @@ def _add_replicas(scrape: Scrape, parts: Parts) -> None:
             continue
         for one in group.readings:
             labels = (base, str(one.number))
-            scrape.add(metrics.REPLICA_MEMORY, resident_memory(one.pid), *labels)
+            if one.pid is not None:
+                scrape.add(metrics.REPLICA_MEMORY, resident_memory(one.pid), *labels)
             for name, metric in metrics.OF_REPLICAS.items():
                 if name in one.stats:
                     scrape.add(metric, one.stats[name], *labels)

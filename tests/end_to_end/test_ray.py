@@ -1,0 +1,152 @@
+"""A service places its replicas on the nodes of a real Ray cluster, and no whole answer is lost when a node fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.package_index import need_package_index
+from tests.support.processes import Serve
+from tests.support.ray_cluster import RayNodes, descendants, install_ray, ray_nodes
+from tests.support.waiting import until
+from tuneship.client import Client
+from tuneship.contract.deployments import DeploymentCreate
+from tuneship.contract.generation import Generate
+
+pytestmark = [pytest.mark.soak, pytest.mark.long]
+PROMPT = Generate(prompt="Which chapter is chronic eczema in?", max_tokens=8, temperature=0)
+CLIENTS = 8
+AGENT = b"tuneship.runtime.agent"
+REPLICA = b"tuneship.serving"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+    need_package_index()
+    command = install_ray(tmp_path_factory.mktemp("ray") / "env")
+    with ray_nodes(command) as nodes:
+        for _ in range(2):
+            nodes.add_node(cpus=2)
+        yield nodes
+
+
+def started(cluster: RayNodes, data: Path) -> Serve:
+    return Serve(
+        data,
+        agents="ray",
+        ray_urls=cluster.url,
+        ray_token_file=str(cluster.token_file),
+        agent_command=f"{sys.executable} -m tuneship.runtime.agent",
+        agent_ports="0",
+    )
+
+
+def deployed(client: Client, replicas: int) -> str:
+    made = client.deployments.create(
+        DeploymentCreate(
+            model_name="tuneship-tiny",
+            deployment_name="on-ray",
+            min_replicas=replicas,
+            max_replicas=replicas,
+        )
+    ).id
+    until(lambda: client.deployments.get(made).current_replicas == replicas)
+    return made
+
+
+def running(node: "subprocess.Popen[bytes]", module: bytes) -> list[int]:
+    """Processes of a node that run a module of ours."""
+    found = list[int]()
+    for pid in descendants(node.pid):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # the process has ended
+        if module in command:
+            found.append(pid)
+    return found
+
+
+def agents_of(cluster: RayNodes) -> set[int]:
+    return {pid for node in cluster.nodes for pid in running(node, AGENT)}
+
+
+def test_replicas_live_on_nodes_and_end_with_their_service(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    own = Serve(tmp_path / "own")
+    expected = own.client().deployments.generate(deployed(own.client(), 1), PROMPT).completion
+    own.stop()
+    service = started(cluster, tmp_path / "data")
+    try:
+        client = service.client()
+        deployment = deployed(client, 2)
+        assert client.deployments.generate(deployment, PROMPT).completion == expected
+        assert sum(len(running(node, REPLICA)) for node in cluster.nodes) == 2
+        assert service.workers("tuneship.serving") == []
+        # Ray sees a command line and the line that an agent says: neither a secret nor a text.
+        (first, _) = jobs = cluster.jobs()
+        logs = [cluster.get(f"/api/jobs/{one['submission_id']}/logs").text for one in jobs]
+        key = (service.data_dir / "master.key").read_text().strip()
+        for secret in (key, cluster.token, "eczema", str(service.data_dir)):
+            assert secret not in f"{jobs} {logs}"
+        assert "--trust" in first["entrypoint"]
+        before = agents_of(cluster)
+        service.kill()
+        service.start()
+        # Those of the killed one are ended.
+        until(lambda: len(after := agents_of(cluster)) == 2 and not after & before)
+        assert service.client().deployments.generate(deployment, PROMPT).completion == expected
+        service.stop()
+        until(lambda: not agents_of(cluster))
+        assert "RUNNING" not in [one["status"] for one in cluster.jobs()]
+    finally:
+        service.kill()
+
+
+def test_no_whole_answer_is_lost_when_a_replica_and_a_node_fail(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    service = started(cluster, tmp_path / "data")
+    is_over = threading.Event()
+    answers = Counter[str]()
+    try:
+        client = service.client()
+        deployment = deployed(client, 2)
+        expected = client.deployments.generate(deployment, PROMPT).completion
+
+        def ask() -> None:
+            own = service.client()
+            while not is_over.is_set():
+                answers[own.deployments.generate(deployment, PROMPT).completion] += 1
+
+        def more() -> None:
+            before = answers.total()
+            until(lambda: answers.total() > before + 2 * CLIENTS)
+
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            asking = [threads.submit(ask) for _ in range(CLIENTS)]
+            try:
+                more()
+                node = next(one for one in cluster.nodes if running(one, REPLICA))
+                os.kill(running(node, REPLICA)[0], signal.SIGKILL)
+                more()
+                until(lambda: client.deployments.get(deployment).current_replicas == 2)
+                cluster.kill_node(next(one for one in cluster.nodes if running(one, REPLICA)))
+                more()
+                (left,) = cluster.nodes
+                until(lambda: len(running(left, REPLICA)) == 2)
+            finally:
+                is_over.set()
+            for one in asking:
+                one.result()  # every request was answered
+        assert set(answers) == {expected}
+    finally:
+        service.stop()

@@ -1,0 +1,184 @@
+"""One of several services on a Postgres leads; another takes over, and late writes of the first one are refused."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from tests.support.in_process import Service
+from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
+from tests.support.postgres_cluster import Cluster
+from tests.support.waiting import until
+from tuneship.service.common.leadership import SoleService
+from tuneship.store import job_records, tables
+from tuneship.store.database import Fence
+from tuneship.store.leader_lease import LeadershipLost
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime(2026, 7, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def members(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
+    with cluster_of(tmp_path, postgres.new_database()) as members:
+        yield members
+
+
+@pytest.fixture
+def lapsing(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
+    """Two members with a lease that is short enough to wait for its end."""
+    with cluster_of(tmp_path, postgres.new_database(), lease_s=SHORT_LEASE_S) as members:
+        yield members
+
+
+def fence_of(service: Service) -> Fence:
+    """The fence of the term in which the service leads now, as its background work gets it."""
+    found: list[Fence] = []
+
+    async def lead(fence: Fence | None) -> None:
+        assert fence is not None
+        found.append(fence)
+
+    asyncio.run_coroutine_threadsafe(service.leadership.while_leading(lead), service.loop)
+    return until(lambda: found)[0]
+
+
+def write(service: Service, fence: Fence, text: str) -> None:
+    with service.database.fenced(fence).write() as connection:
+        job_records.add_log(connection, "ft_1", NOW, "info", text)
+
+
+def written(service: Service) -> list[str]:
+    with service.database.read() as connection:
+        # Ids are given under the writers' lock, so they count the commits.
+        query = sa.select(tables.job_logs.c.message).order_by(tables.job_logs.c.id)
+        return list(connection.scalars(query))
+
+
+def epoch_of(service: Service) -> int:
+    with service.database.read() as connection:
+        return connection.execute(sa.select(tables.leaders.c.epoch)).scalar_one()
+
+
+def test_a_service_that_is_alone_leads_always_and_needs_no_fence() -> None:
+    fences: list[Fence | None] = []
+
+    async def lead(fence: Fence | None) -> None:
+        fences.append(fence)
+
+    sole = SoleService()
+    asyncio.run(sole.while_leading(lead))
+    assert (sole.leads, fences) == (True, [None])
+
+
+def test_a_leader_that_ends_is_followed_by_another(members: list[Service]) -> None:
+    first, second = members
+    fence = fence_of(first)
+    write(first, fence, "first")
+    assert (first.leadership.leads, second.leadership.leads) == (True, False)
+    with pytest.raises(LeadershipLost):
+        write(second, second.leadership.fence, "never")
+
+    first.rest()
+    until(lambda: second.leadership.leads)
+    write(second, fence_of(second), "second")
+    with pytest.raises(LeadershipLost):
+        write(first, fence, "never")
+    assert (written(second), epoch_of(second)) == (["first", "second"], 2)
+
+
+def test_a_leader_that_stands_still_is_followed_and_can_write_nothing_later(
+    lapsing: list[Service],
+) -> None:
+    first, second = lapsing
+    old = fence_of(first)
+    with standing_still(first):
+        until(lambda: second.leadership.leads)
+        write(second, fence_of(second), "second")
+        assert not first.leadership.leads
+        with pytest.raises(LeadershipLost):
+            write(first, old, "never")
+    # It leads again later, but what it began before stays refused.
+    second.rest()
+    until(lambda: first.leadership.leads)
+    with pytest.raises(LeadershipLost):
+        write(first, old, "never")
+    write(first, fence_of(first), "third")
+    assert (written(first), epoch_of(first)) == (["second", "third"], 3)
+
+
+def test_a_leader_that_stands_still_inside_a_transaction_holds_nobody_up(
+    lapsing: list[Service],
+) -> None:
+    first, second = lapsing
+    fence, follows, outcome = fence_of(first), threading.Event(), list[object]()
+
+    def write_slowly() -> None:
+        try:
+            with first.database.fenced(fence).write() as connection:
+                job_records.add_log(connection, "ft_1", NOW, "info", "never")
+                follows.wait()
+        except DBAPIError as error:
+            outcome.append(error)
+
+    writer = threading.Thread(target=write_slowly)
+    with standing_still(first):
+        writer.start()
+        until(lambda: second.leadership.leads)
+        write(second, fence_of(second), "second")
+        follows.set()
+        writer.join()
+    assert len(outcome) == 1
+    assert written(second) == ["second"]
+
+
+def test_a_leader_without_a_database_stops_to_act(
+    lapsing: list[Service], postgres: Cluster
+) -> None:
+    first, second = lapsing
+    url = first.database.engine.url.render_as_string(hide_password=False)
+    postgres.refuse(url, refuses=True)
+    until(lambda: not first.leadership.leads)
+    postgres.refuse(url, refuses=False)
+    until(lambda: first.leadership.leads or second.leadership.leads)
+    assert epoch_of(first) == 2
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.soak)])
+def test_no_write_of_an_earlier_leader_comes_after_one_of_a_later(
+    tmp_path: Path, postgres: Cluster, rounds: int
+) -> None:
+    """Every member writes all the time in the right of its leadership, also while its event loop stands still."""
+    ended = threading.Event()
+
+    def write_always(service: Service) -> None:
+        while not ended.is_set():
+            with suppress(LeadershipLost, DBAPIError):
+                with service.database.fenced(service.leadership.fence).write() as connection:
+                    epoch = connection.execute(sa.select(tables.leaders.c.epoch)).scalar_one()
+                    job_records.add_log(connection, "ft_1", NOW, "info", str(epoch))
+                continue
+            ended.wait(0.01)  # it may lead later
+
+    with cluster_of(tmp_path, postgres.new_database(), 3, SHORT_LEASE_S) as members:
+        writers = [threading.Thread(target=write_always, args=(one,)) for one in members]
+        for writer in writers:
+            writer.start()
+        for _ in range(rounds):
+            leader = until(lambda: [one for one in members if one.leadership.leads])[0]
+            others = [one for one in members if one is not leader]
+            with standing_still(leader):
+                until(lambda others=others: [one for one in others if one.leadership.leads])
+        ended.set()
+        for writer in writers:
+            writer.join()
+        epochs = [int(text) for text in written(members[0])]
+    assert epochs == sorted(epochs)
+    assert len(set(epochs)) > rounds

@@ -1,0 +1,97 @@
+"""An agent in the test's own event loop, whose replica is played, and connections to it over real TLS."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.support.engines import PlayedEngines
+from tuneship.runtime.agent_link import AgentAccess, AgentLink, open_agent
+from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
+from tuneship.runtime.agent_relay import AgentRelay
+from tuneship.runtime.agent_sockets import encoded
+from tuneship.runtime.certificates import AgentAuthority, agent_context
+from tuneship.runtime.serving_process import ServingOptions, start_serving
+
+AUTHORITY = AgentAuthority(b"s" * 32)
+VERSION = "1.2.3"
+ORDER = ServeOrder(base="base", digest="", isolated=False, cache_bytes=0, processes=1, weights=None)
+
+
+def access(epoch: int = 1, version: str = VERSION) -> AgentAccess:
+    return AgentAccess(AUTHORITY.client_context(datetime.now(UTC)), epoch, version)
+
+
+@dataclass
+class PlayedAgent:
+    """An agent that listens."""
+
+    relay: AgentRelay
+    address: AgentAddress
+    folder: Path
+    ended: list[str] = field(default_factory=list[str])
+    """The word of each link of a leader that was closed."""
+
+    async def lead(self, epoch: int = 1, order: ServeOrder = ORDER) -> AgentLink:
+        async def end() -> None:
+            self.ended.append(f"epoch {epoch}")
+
+        return await open_agent(self.address, access(epoch), order, end)
+
+    async def attach(self) -> AgentLink:
+        return await open_agent(self.address, access(), None)
+
+    async def speak(self, *frames: dict[str, Any]) -> "list[dict[str, Any]]":
+        """Send messages by hand; return what comes until the agent disconnects."""
+        reader, writer = await asyncio.open_connection(
+            self.address.host, self.address.port, ssl=access().context
+        )
+        for frame in frames:
+            writer.write(encoded(frame))
+        answers = list[dict[str, Any]]()
+        try:
+            while line := await reader.readline():
+                answers.append(json.loads(line))
+        finally:
+            writer.transport.abort()
+        return answers
+
+
+async def _end(relay: AgentRelay) -> None:
+    """Disconnect everybody when the agent shall end, as the program does."""
+    await relay.over.wait()
+    await relay.close()
+
+
+@asynccontextmanager
+async def played_agent(engines: PlayedEngines, folder: Path) -> AsyncIterator[PlayedAgent]:
+    """Run an agent with a played replica."""
+    workers = []
+
+    async def start(order: ServeOrder) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        options = ServingOptions(order.cache_bytes, order.weights)
+        worker, stream = start_serving(engines, Path(order.base), folder / "log", options, [folder])
+        workers.append(worker)
+        return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
+
+    relay = AgentRelay(folder / "files", VERSION, start)
+    context, digest = agent_context(AUTHORITY.trusted)
+    server = await asyncio.start_server(
+        relay.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
+    )
+    ending = asyncio.create_task(_end(relay))
+    address = AgentAddress(*server.sockets[0].getsockname(), digest)
+    try:
+        yield PlayedAgent(relay, address, folder)
+    finally:
+        server.close()
+        relay.over.set()
+        await ending
+        for worker in workers:
+            worker.kill()
+        if relay._replica is not None:
+            await relay._replica

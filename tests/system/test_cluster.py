@@ -1,0 +1,229 @@
+"""Three services on one Postgres and one bucket answer as one, and go on when the one that leads is killed."""
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.postgres_cluster import Cluster
+from tests.support.processes import (
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    start_job,
+)
+from tests.support.waiting import free_port, until
+from tuneship.client import Client
+from tuneship.contract.endpoints import (
+    CanaryEndpointCreate,
+    CanaryEndpointUpdate,
+    EndpointCreate,
+    Member,
+)
+from tuneship.contract.errors import TuneshipError
+from tuneship.contract.generation import Generate
+from tuneship.security.master_key import read_or_make_secret
+from tuneship.settings import ClientSettings
+from tuneship.store.read_cache import MAX_AGE_S
+
+pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+
+BASE = "tuneship-tiny"
+PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
+
+
+class Members:
+    """Three processes, and a client for each."""
+
+    def __init__(self, folder: Path, url: str, bucket: str, postgres: Cluster) -> None:
+        key = folder / "master.key"
+        read_or_make_secret(key)
+        self._folder = folder
+        self._settings: dict[str, Any] = {
+            "cluster": "test",
+            "database_url": url,
+            "blob_url": bucket,
+            "master_key_file": str(key),
+            "public_url": "http://cluster.test",
+            "maximum_endpoints": "100000",
+        }
+        self._postgres, self._database = postgres, url.partition("?")[0].rpartition("/")[2]
+        self.serves: list[Serve] = []
+        self.addresses: list[str] = []
+        self.clients: list[Client] = []
+
+    def start(self, notice_s: int = 0) -> None:
+        for name in ("a", "b", "c"):
+            port = free_port()
+            options = {**self._settings, "drain_notice_s": str(notice_s)}
+            self.serves.append(Serve(self._folder / name, "--port", str(port), **options))
+            self.addresses.append(f"http://127.0.0.1:{port}")
+        credentials = ClientSettings.from_credentials(self._folder / "a" / "credentials.json")
+        self.clients += [
+            Client(credentials.model_copy(update={"url": address})) for address in self.addresses
+        ]
+
+    @property
+    def leader(self) -> Serve:
+        """The process that leads now."""
+        ((owner,),) = self._postgres.run("select owner from leaders", self._database)
+        (found,) = [one for one in self.serves if owner.endswith(f":{one.process.pid}")]
+        return found
+
+    def live(self) -> list[Client]:
+        return [
+            client
+            for serve, client in zip(self.serves, self.clients, strict=True)
+            if serve.process.poll() is None
+        ]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for serve in self.serves:
+            if serve.process.poll() is None:
+                serve.process.kill()  # no test is about their end
+            serve.stop()
+
+
+@pytest.fixture
+def members(tmp_path: Path, postgres: Cluster, bucket: str) -> Iterator[Members]:
+    members = Members(tmp_path, postgres.new_database(), bucket, postgres)
+    try:
+        yield members
+    finally:
+        members.close()
+
+
+def split(**shares: int) -> Any:
+    return [Member(id=name, traffic_percentage=share) for name, share in shares.items()]
+
+
+def test_three_members_answer_as_one_and_survive_the_kill_of_the_leader(
+    members: Members, tmp_path: Path
+) -> None:
+    members.start()
+    one, two, three = members.clients
+    # A job that is under way when its leader is killed: dataset, job and list at three members.
+    job_id = start_job(two, rows_file(tmp_path / "rows.jsonl", 64), epochs=20)
+    assert [job.id for job in three.jobs.iterate()] == [job_id]
+
+    # A deployment is made once, and each member answers from its own replicas.
+    old, new = (running_deployment(three, name, BASE) for name in ("old", "new"))
+    answers = {client.deployments.generate(old, PROMPT).completion for client in members.clients}
+    assert len(answers) == 1
+
+    # A split that one member has changed: at once there, everywhere after a second.
+    canary = one.canary_endpoints.create(
+        CanaryEndpointCreate(name="canary", deployments=split(**{old: 100, new: 0}))
+    )
+    assert {_answering(client, canary.id) for client in members.clients} == {old}
+    for client, shares, now in ((one, {old: 0, new: 100}, new), (three, {old: 100, new: 0}, old)):
+        client.canary_endpoints.update(canary.id, CanaryEndpointUpdate(deployments=split(**shares)))
+        assert _answering(client, canary.id) == now
+        changed = time.monotonic()
+        until(lambda changed=changed: time.monotonic() > changed + MAX_AGE_S)
+        assert {_answering(each, canary.id) for each in 3 * members.clients} == {now}
+
+    until(lambda: one.jobs.get(job_id).current_step > 8)
+    leader = members.leader
+    leader.kill()
+    kept = set[str]()
+    for number, client in zip(range(30), cycle(members.live()), strict=False):
+        kept.add(client.endpoints.create(EndpointCreate(name=f"e{number}", deployment_id=old)).id)
+    until(lambda: members.leader is not leader)
+    survivor, other = members.live()
+    assert {endpoint.id for endpoint in other.endpoints.iterate()} == kept
+    job = ended_job(survivor, job_id)
+    assert job.fine_tuned_model is not None, job.error
+    tuned = running_deployment(other, "tuned", job.fine_tuned_model)
+    answers = {client.deployments.generate(tuned, PROMPT).completion for client in members.live()}
+    assert len(answers) == 1
+
+
+def _answering(client: Client, endpoint: str) -> str:
+    return client.endpoints.generate(endpoint, PROMPT).deployment_id
+
+
+class Balancer:
+    """Deals requests out to one member after the other, and leaves out those that are told to end."""
+
+    def __init__(self, clients: list[Client]) -> None:
+        self._clients = clients
+        self._turns = cycle(range(len(clients)))
+        self._out = set[int]()
+        self._at_work = Counter[int]()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def member(self) -> Iterator[Client]:
+        with self._lock:
+            number = next(one for one in self._turns if one not in self._out)
+            self._at_work[number] += 1
+        try:
+            yield self._clients[number]
+        finally:
+            with self._lock:
+                self._at_work[number] -= 1
+
+    def take_out(self, number: int) -> None:
+        """Send it nothing more, and wait for its answers."""
+        with self._lock:
+            self._out.add(number)
+        until(lambda: not self._at_work[number])
+
+    def put_back(self, number: int) -> None:
+        with self._lock:
+            self._out.discard(number)
+
+
+def test_a_rolling_restart_refuses_nothing_and_loses_nothing(members: Members) -> None:
+    members.start(notice_s=600)
+    clients = [client.with_options(tries=1) for client in members.clients]
+    balancer, ended = Balancer(clients), threading.Event()
+    deployment = running_deployment(clients[0], "d", BASE)
+    kept, failures = list[str](), list[TuneshipError]()
+
+    def work(name: str) -> None:
+        for number in count():
+            if ended.is_set():
+                return
+            try:
+                with balancer.member() as client:
+                    wanted = EndpointCreate(name=f"{name}{number}", deployment_id=deployment)
+                    kept.append(client.endpoints.create(wanted).id)
+                with balancer.member() as client:
+                    client.endpoints.get(kept[-1])
+            except TuneshipError as error:
+                failures.append(error)
+                return
+            ended.wait(0.2)
+
+    workers = [threading.Thread(target=work, args=(name,)) for name in ("x", "y")]
+    for worker in workers:
+        worker.start()
+    for number, serve in enumerate(members.serves):
+        serve.process.send_signal(signal.SIGTERM)
+        ready = f"{members.addresses[number]}/readyz"
+        until(lambda ready=ready: httpx.get(ready).status_code == 503)
+        before = len(kept)
+        until(lambda before=before: len(kept) > before or failures)  # it still serves
+        balancer.take_out(number)
+        serve.stop()
+        serve.start()
+        balancer.put_back(number)
+    ended.set()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    for client in clients:
+        assert {endpoint.id for endpoint in client.endpoints.iterate()} == {*kept}

@@ -1,0 +1,182 @@
+"""The program that runs one replica on a node: `python -m tuneship.runtime.agent --trust CERTIFICATE --host HOST`.
+
+It prints where it listens and the digest of its certificate, serves the services that have a certificate of the
+authority it was told to trust, and starts the replica that their leader orders as a process of its own, isolated like
+those of a service. It holds no credentials and knows no database. It ends with its parent, with its replica, when the
+leader tells it to, and when no service was connected for ten minutes.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import tempfile
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from tuneship.host.machine import cache_share
+from tuneship.host.thread_pools import Threads
+from tuneship.runtime.agent_protocol import BEAT_S, MAX_REQUEST_BYTES, AgentAddress, ServeOrder
+from tuneship.runtime.agent_relay import AgentRelay, CannotServe
+from tuneship.runtime.base_digest import BaseDigests
+from tuneship.runtime.certificates import agent_context
+from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
+from tuneship.runtime.isolation import hide
+from tuneship.runtime.landlock import Places
+from tuneship.runtime.launch import die_with_parent, leave_no_core
+from tuneship.runtime.serving_process import ServingOptions, start_serving
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import Worker
+
+ALONE_S = 600.0
+# The process writes where the agent does.
+LOG = Path("/dev/stderr")
+
+
+class ReplicaStart:
+    """Starts the replica's process and ends it."""
+
+    def __init__(self, files: Path, scratch: Path) -> None:
+        """`files`: of adapters, which the process may read. `scratch`: for what it may not reach."""
+        self._files = files
+        self._scratch = scratch
+        self._threads = Threads("start of a replica", 1)
+        self._worker: Worker | None = None
+
+    async def start(self, order: ServeOrder) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Start the process and return the streams of its socket. Raises `CannotServe` and `OSError`."""
+        base = Path(order.base)
+        try:
+            digest = await self._threads.run(BaseDigests().of, base)
+            cache_bytes = order.cache_bytes or cache_share(base, order.processes)
+        except OSError as error:
+            text = f"the node cannot read the base model {base.name}: {type(error).__name__}"
+            raise CannotServe(text) from error
+        if digest != order.digest:
+            raise CannotServe(f"the base model {base.name} of the node is another one")
+        runtime = LocalProcesses(isolated=order.isolated)
+        options = ServingOptions(cache_bytes, order.weights)
+        self._worker, stream = start_serving(runtime, base, LOG, options, [self._files])
+        try:
+            if order.isolated:  # while it loads the model; it gets no request before
+                await self._threads.run(self._check_isolation, base)
+        except BaseException:
+            stream.close()
+            self.end()
+            raise
+        return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
+
+    def _check_isolation(self, base: Path) -> None:
+        """Have a worker like the replica try to break out. Raises `CannotServe` if it can."""
+        try:
+            outcomes = intrusion_outcomes(
+                Places((base, self._files)),
+                self._scratch,
+                processes={"the agent": os.getpid()},
+                folders=[self._scratch, self._scratch.parent],
+            )
+        except ValueError as error:
+            raise CannotServe("the node cannot isolate a replica: the test failed") from error
+        if open_ways := [name for name, outcome in outcomes.items() if outcome != "refused"]:
+            raise CannotServe(f"the node cannot isolate a replica: {', '.join(open_ways)}")
+
+    def end(self) -> None:
+        """End the process at once."""
+        if self._worker is not None:
+            self._worker.kill()
+
+
+async def run(options: argparse.Namespace, parent: int) -> None:
+    """Listen, and serve until the end. Raises `OSError` if no port is free, `ValueError` for a bad certificate."""
+    context, digest = agent_context(options.trust)
+    with tempfile.TemporaryDirectory(prefix="tuneship-agent-") as folder:
+        files, scratch = Path(folder) / "files", Path(folder) / "scratch"
+        for place in (files, scratch):
+            place.mkdir()
+        tempfile.tempdir = str(scratch)  # so that nothing of the agent lies elsewhere
+        replica = ReplicaStart(files, scratch)
+        relay = AgentRelay(files, version("tuneship"), replica.start)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, relay.over.set)
+        with listener(options.host or own_address(options.towards), options.ports) as sock:
+            address = AgentAddress(sock.getsockname()[0], sock.getsockname()[1], digest)
+            server = await asyncio.start_server(
+                relay.serve, sock=sock, ssl=context, limit=MAX_REQUEST_BYTES
+            )
+            os.write(options.ready_fd, f"{address.ready_line()}\n".encode())
+            await until_over(relay, parent, options.alone_s)
+            server.close()
+            await relay.close()
+            replica.end()
+
+
+async def until_over(relay: AgentRelay, parent: int, alone_s: float) -> None:
+    """Send beats until the agent shall end, its parent is gone, or no service was connected for too long."""
+    loop = asyncio.get_running_loop()
+    connected_at = loop.time()
+    while not relay.over.is_set() and os.getppid() == parent:
+        relay.beat()
+        connected_at = loop.time() if relay.is_connected else connected_at
+        if loop.time() - connected_at > alone_s:
+            return
+        try:
+            async with asyncio.timeout(BEAT_S):
+                await relay.over.wait()
+        except TimeoutError:
+            continue
+
+
+def listener(host: str, ports: range) -> socket.socket:
+    """Listen on the first free port; 0 takes any. Raises `OSError` when none is free."""
+    for port in ports:
+        with suppress(OSError):
+            return socket.create_server((host, port))
+    raise OSError(f"{host} has no free port in {ports.start}-{ports.stop - 1}")
+
+
+def own_address(other: str) -> str:
+    """The address of this machine on the way to another, `host:port`; nothing is sent."""
+    host, _, port = other.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((host, int(port)))
+        return sock.getsockname()[0]
+
+
+def port_range(text: str) -> range:
+    """Read `20000-20999` or one number. Raises `ValueError`."""
+    first, _, last = text.partition("-")
+    ports = range(int(first), int(last or first) + 1)
+    if not ports or not 0 <= ports.start <= ports.stop <= 65536:
+        raise ValueError("no range of ports")
+    return ports
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tuneship.runtime.agent", description=__doc__)
+    parser.add_argument("--trust", required=True, help="certificate of the service's authority")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--host", help="the address to listen on")
+    place.add_argument("--towards", help="`host:port`: listen on the address on the way there")
+    parser.add_argument("--ports", type=port_range, default=range(1), help="e.g. 20000-20999")
+    parser.add_argument("--ready-fd", type=int, default=1, help="where to say that it listens")
+    parser.add_argument("--alone-s", type=float, default=ALONE_S, help="end when alone so long")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run one agent."""
+    os.umask(0o077)
+    parent = os.getppid()
+    die_with_parent(parent)
+    leave_no_core()
+    hide()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    asyncio.run(run(_options(), parent))
+
+
+if __name__ == "__main__":
+    main()

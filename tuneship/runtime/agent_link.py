@@ -1,0 +1,194 @@
+"""The service's end of the connection to an agent: a `ReplicaLink` over TLS, which notices silence. See `agent.py`."""
+
+import asyncio
+import ssl
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tuneship.host.thread_pools import Threads
+from tuneship.runtime.agent_protocol import (
+    BEAT_S,
+    GATEWAY,
+    LEADER,
+    PIECE_BYTES,
+    PROTOCOL,
+    SILENT_BEATS,
+    AgentAddress,
+    ServeOrder,
+)
+from tuneship.runtime.agent_sockets import encoded, limit_silence
+from tuneship.runtime.certificates import is_agent
+from tuneship.serving.replica_client import (
+    ANSWER_TIMEOUT_S,
+    MAX_FRAME_BYTES,
+    ReplicaFacts,
+    ReplicaLine,
+    ReplicaLost,
+    ReplicaRefused,
+    read_frame,
+)
+
+# An agent that was told to stop disconnects at once.
+STOP_PATIENCE_S = 2.0
+SILENT = f"the agent was silent for {SILENT_BEATS * BEAT_S:g} s"
+
+
+@dataclass(frozen=True)
+class AgentAccess:
+    """The credentials of a service at its agents."""
+
+    context: ssl.SSLContext
+    """With a certificate that the agent accepts (`AgentAuthority.client_context`)."""
+    epoch: int
+    """The number of the service's turn as leader: an agent obeys the highest that it has seen."""
+    version: str
+    """The version of tuneship, which must be that of the node."""
+
+
+async def open_agent(
+    address: AgentAddress,
+    access: AgentAccess,
+    order: ServeOrder | None,
+    end: Callable[[], Awaitable[None]] | None = None,
+) -> "AgentLink":
+    """Connect, and wait until the replica has loaded its base model. Raises `ReplicaRefused`, `ReplicaLost`.
+
+    `order`: the replica that the agent shall run, from its leader; None: it is another one's, who decides when it
+    ends. `end`: called when the link is closed.
+    """
+    try:
+        reader, writer = await asyncio.open_connection(
+            address.host, address.port, ssl=access.context, limit=MAX_FRAME_BYTES
+        )
+    except OSError as error:
+        raise ReplicaLost(f"the agent cannot be reached: {type(error).__name__}") from error
+    try:
+        limit_silence(writer)
+        role = GATEWAY if order is None else LEADER
+        prefix = await _greeted(reader, writer, address, access, role)
+        if order is not None:
+            writer.write(encoded(order.to_frame()))
+        facts = ReplicaFacts(**await _answer(reader, "ready"))
+    except (KeyError, TypeError, ValueError) as error:
+        writer.transport.abort()
+        raise ReplicaLost(f"the agent broke the protocol: {type(error).__name__}") from error
+    except BaseException:
+        writer.transport.abort()
+        raise
+    ids = (f"{prefix}:{number}" for number in count())
+    return AgentLink(reader, writer, facts, ids, None if order is None else end)
+
+
+async def _greeted(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    address: AgentAddress,
+    access: AgentAccess,
+    role: str,
+) -> str:
+    """Say hello; return the beginning of all ids. Raises `ReplicaRefused` where another program or version answers."""
+    if not is_agent(writer.get_extra_info("ssl_object"), address.digest):
+        raise ReplicaRefused("another program answers at the agent's address")
+    hello = {"op": "hello", "role": role, "epoch": access.epoch, "protocol": PROTOCOL}
+    writer.write(encoded(hello))
+    greeting = await _answer(reader, "hello")
+    if greeting["version"] != access.version:
+        text = f"the node has tuneship {greeting['version']}, and the service {access.version}"
+        raise ReplicaRefused(text)
+    return str(greeting["prefix"])
+
+
+async def _answer(reader: asyncio.StreamReader, name: str) -> Any:
+    """Wait for a message of this name. Raises `ReplicaRefused` and `ReplicaLost`, also for silence."""
+    while True:
+        try:
+            async with asyncio.timeout(SILENT_BEATS * BEAT_S):
+                frame = await read_frame(reader)
+        except TimeoutError:
+            raise ReplicaLost(SILENT) from None
+        if "refused" in frame:
+            raise ReplicaRefused(frame["refused"])
+        if "beat" not in frame:
+            return frame[name]
+
+
+class AgentLink(ReplicaLine):
+    """Concurrent requests to the replica of an agent. Obeys `ReplicaLink`."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        facts: ReplicaFacts,
+        ids: Iterator[str],
+        end: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        """Call `open_agent` instead. `end`: called after the agent was told to stop; None: it is not told to."""
+        super().__init__(reader, writer, facts, ANSWER_TIMEOUT_S, ids)
+        self._end = end
+        self._has_heard = True
+        self._threads = Threads("files for an agent", 1)
+        self._watch_task = asyncio.create_task(self._watch())
+
+    async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
+        """Send the files of an adapter as they are stored, and load them under a name. Raises `ServingError`."""
+        transfer = next(self._ids)
+        try:
+            for file in await self._threads.run(_sorted_files, path):
+                with await self._threads.run(file.open, "rb") as opened:
+                    await self._send_file(transfer, file.name, opened)
+        except OSError as error:
+            if self._lost is not None:
+                raise ReplicaLost(str(self._lost)) from error
+            text = f"adapter files cannot be read: {type(error).__name__}"
+            raise ReplicaRefused(text) from error
+        await self._call("load", adapter=adapter, transfer=transfer, key=key)
+
+    async def _send_file(self, transfer: str, name: str, opened: BinaryIO) -> None:
+        is_whole = False
+        while not is_whole:
+            piece = await self._threads.run(opened.read, PIECE_BYTES)
+            is_whole = len(piece) < PIECE_BYTES
+            content = b64encode(piece).decode()
+            self._send({"op": "file", "transfer": transfer, "name": name, "content": content})
+            await self._writer.drain()
+
+    async def aclose(self) -> None:
+        """Disconnect; its leader also ends the agent. Requests in flight fail with `ReplicaLost`."""
+        self._watch_task.cancel()
+        if self._end is not None and not self.is_lost:
+            self._send({"op": "stop"})
+            await asyncio.wait([self._read_task], timeout=STOP_PATIENCE_S)
+        with suppress(OSError):  # also one of TLS
+            await super().aclose()
+        if self._end is not None:
+            await self._end()
+
+    def _handle(self, frame: dict[str, Any]) -> None:
+        self._has_heard = True
+        if "beat" not in frame:
+            super()._handle(frame)
+
+    async def _watch(self) -> None:
+        """Give the agent up when nothing comes from it: a dead node does not disconnect.
+
+        Beats are counted by turns of the loop and not by the clock: a service that stood still has not been listening.
+        """
+        silent = 0
+        while silent < SILENT_BEATS:
+            await asyncio.sleep(BEAT_S)
+            if self._lost is not None:
+                return
+            silent = 0 if self._has_heard else silent + 1
+            self._has_heard = False
+        self._fail_all(ReplicaLost(SILENT))
+        self._read_task.cancel()
+
+
+def _sorted_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.is_file())

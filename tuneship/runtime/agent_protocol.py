@@ -1,0 +1,72 @@
+"""Messages between services and the agent of a replica, over TLS: those of `replica_client.py`, and these around them.
+
+Like those, they are JSON objects, one a line. A service says `hello` (role, epoch, protocol) and is told the beginning
+of the ids that its requests must have, or `refused`. A `leader`, of whom the one with the highest epoch decides, orders
+the agent to `serve` a base model, to `unload` an adapter, and to `stop`; a `gateway` only asks. When the replica is
+ready, all are told. The agent sends a `beat` every second, however long a step of the model takes. The files of an
+adapter come in pieces (`file`) before its `load`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+PROTOCOL = 1
+LEADER, GATEWAY = "leader", "gateway"
+BEAT_S = 1.0
+SILENT_BEATS = 5
+"""An agent is lost after this many beats without a message."""
+USER_TIMEOUT_MS = 5000
+"""The kernel ends a connection when nobody confirms what it has sent for this long."""
+MAX_REQUEST_BYTES = 64 << 20
+"""Longest message to an agent: a prompt of a million tokens has fewer bytes."""
+PIECE_BYTES = 256 << 10
+"""Piece of a file; other messages go between two pieces."""
+_READY = re.compile(r"^ready (?P<host>\S+):(?P<port>\d+) (?P<digest>[0-9a-f]{64})$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class AgentAddress:
+    """The place where an agent listens, and the SHA-256 of the certificate that it will show there."""
+
+    host: str
+    port: int
+    digest: str
+
+    def ready_line(self) -> str:
+        """The line that an agent prints when it listens."""
+        return f"ready {self.host}:{self.port} {self.digest}"
+
+    @classmethod
+    def said_in(cls, text: str) -> Self | None:
+        """The address in what an agent has printed; None while it has not printed it."""
+        found = _READY.search(text)
+        return None if found is None else cls(found["host"], int(found["port"]), found["digest"])
+
+
+@dataclass(frozen=True)
+class ServeOrder:
+    """The replica that an agent shall run."""
+
+    base: str
+    """Directory of the base model, the same on every node."""
+    digest: str
+    """Digest of its files (`base_digest.py`): another model under that path is refused."""
+    isolated: bool
+    """Whether a replica that cannot be isolated must not start; otherwise it is isolated as far as possible."""
+    cache_bytes: int
+    """Size limit of the KV cache; 0: a share of what is free on the node."""
+    processes: int
+    """The number of replicas that share the node's free memory at most."""
+    weights: str | None
+    """Number format of the weights; None: the replica chooses."""
+
+    def to_frame(self) -> dict[str, Any]:
+        """The order as a message."""
+        return {"op": "serve", **asdict(self)}
+
+    @classmethod
+    def from_frame(cls, frame: Mapping[str, Any]) -> Self:
+        """Read the message. Raises `TypeError`."""
+        return cls(**{name: value for name, value in frame.items() if name != "op"})

@@ -1,0 +1,41 @@
+"""A digest of a base model's files, by which a node proves that it has the same model as the service."""
+
+import hashlib
+from pathlib import Path
+
+# What a replica reads: configuration, tokenizer (for answers that follow a schema) and weights.
+PATTERNS = ("config.json", "tokenizer.json", "*.safetensors")
+
+
+class BaseDigests:
+    """Computes digests, and keeps them while the files stay the same."""
+
+    def __init__(self) -> None:
+        """Begin without digests."""
+        self._known: dict[Path, tuple[tuple[object, ...], str]] = {}
+
+    def of(self, base: Path) -> str:
+        """Return the digest of a directory. Reads all weights when they are new; raises `OSError`."""
+        files = _files(base)
+        stats = [file.stat() for file in files]
+        state = tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in stats)
+        known = self._known.get(base)
+        if known is None or known[0] != state:
+            known = self._known[base] = (state, _digest(files))
+        return known[1]
+
+
+def _files(base: Path) -> list[Path]:
+    files = sorted(file for pattern in PATTERNS for file in base.glob(pattern))
+    if not files:
+        raise FileNotFoundError(f"{base} is no base model")
+    return files
+
+
+def _digest(files: list[Path]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            content = hashlib.file_digest(opened, "sha256").hexdigest()
+        total.update(f"{file.name} {content}\n".encode())
+    return total.hexdigest()

@@ -1,0 +1,56 @@
+"""The protocol by which agents are started and ended, wherever they run. `local_agents.py` and `ray_jobs.py` obey it.
+
+A launcher places programs and nothing else: whether a replica lives is known from the connection to its agent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class CannotLaunch(Exception):
+    """No agent can be started or ended; the text says why, and holds no secret."""
+
+
+class LauncherAway(CannotLaunch):
+    """The launcher does not answer now; a retry may succeed."""
+
+
+@dataclass(frozen=True)
+class AgentState:
+    """A started program, as its launcher sees it."""
+
+    said: str = ""
+    """The text that it has printed so far."""
+    has_ended: bool = False
+
+
+class Launcher(Protocol):
+    """Starts agents and ends them."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the agents are processes of this machine."""
+        ...
+
+    async def start(self, name: str, arguments: Sequence[str]) -> None:
+        """Start an agent under a name that was never used; the launcher adds where it listens. Raises `CannotLaunch`.
+
+        Called on the event loop's own thread: the parent-death signal follows the thread that starts a process.
+        """
+        ...
+
+    async def state(self, name: str) -> AgentState:
+        """Look at a started agent. Raises `CannotLaunch`."""
+        ...
+
+    async def end(self, name: str) -> None:
+        """Have an agent ended, if it still runs. May be called again. Raises `CannotLaunch`."""
+        ...
+
+    async def begin(self, prefix: str) -> None:
+        """Prepare the first start: end the agents, with names that begin so, which an earlier service left behind.
+
+        Raises `CannotLaunch`, also where agents must not be started.
+        """
+        ...

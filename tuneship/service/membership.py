@@ -1,0 +1,75 @@
+"""A service is alone on its database, or a member of a cluster, which shares it with others (docs/cluster.md).
+
+A member takes part in the choice of a leader, goes by the database's clock, and tells the others what it has changed.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tuneship.service.common.clock_watch import utc_now
+from tuneship.service.common.database_clock import READ_EVERY_S, DatabaseClock
+from tuneship.service.common.leadership import (
+    BackgroundTask,
+    Leadership,
+    LeaseLeadership,
+    SoleService,
+)
+from tuneship.service.common.periodic import Periodic
+from tuneship.service.common.streaming import Notifier, SharedNotifier
+from tuneship.store.database import Database
+from tuneship.store.leader_lease import LEASE_S
+from tuneship.store.news import ANYTHING, ROWS, News
+
+
+def _always() -> bool:
+    return True
+
+
+def _never(_wake: Callable[[], None]) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The differences between a service that is alone and a member of a cluster."""
+
+    leadership: Leadership
+    clock: Callable[[], datetime]
+    notifier: Notifier
+    is_fit: Callable[[], bool] = _always
+    """Whether it may take requests."""
+    on_change: Callable[[Callable[[], None]], None] = _never
+    """Takes what is to be called, on any thread, when another member has changed something."""
+    tasks: Sequence[BackgroundTask] = ()
+    """Its background work."""
+
+
+def alone() -> Membership:
+    """The only service on its database."""
+    return Membership(SoleService(), utc_now, Notifier())
+
+
+def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membership:
+    """One of several services on a database; `owner` names it. Raises SQLAlchemy's errors."""
+    clock, news = DatabaseClock(database), News(database)
+    notifier, cache = SharedNotifier(news.tell), database.share_cache(lambda: news.tell(ROWS))
+
+    def hear(topics: Collection[str]) -> None:
+        cache.drop()
+        if ANYTHING in topics:
+            notifier.wake_all()
+        for topic in topics:
+            notifier.wake(topic)
+
+    news.heard_by(hear)
+    leadership = LeaseLeadership(database, owner, lease_s)
+    reading = Periodic(clock.read, READ_EVERY_S, "the database's clock could not be read")
+    return Membership(
+        leadership,
+        clock,
+        notifier,
+        is_fit=lambda: clock.is_good,
+        on_change=lambda wake: news.heard_by(lambda _topics: wake()),
+        tasks=(leadership, reading, news),
+    )

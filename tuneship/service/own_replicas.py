@@ -1,0 +1,99 @@
+"""Chooses by the settings where the replicas of our own engine run: as processes of the service, or by agents."""
+
+import asyncio
+import hashlib
+import logging
+import ssl
+from pathlib import Path
+
+from tuneship.host.machine import cache_share
+from tuneship.runtime.agent_replicas import AgentOptions, AgentReplicas
+from tuneship.runtime.certificates import PURPOSE, AgentAuthority
+from tuneship.runtime.launchers import CannotLaunch, Launcher, LauncherAway
+from tuneship.runtime.local_agents import LocalAgents
+from tuneship.runtime.ray_jobs import AgentJob, RayCluster, RayJobs
+from tuneship.runtime.replica_protocol import OpenReplica
+from tuneship.runtime.replica_set import replica_process
+from tuneship.runtime.worker_protocol import Runtime
+from tuneship.security.master_key import derived_secret
+from tuneship.service.access.isolation import worker_folder
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.common.clock_watch import utc_now
+from tuneship.settings import ServiceSettings
+from tuneship.startup import StartupError
+
+logger = logging.getLogger(__name__)
+
+
+def own_replicas(
+    settings: ServiceSettings,
+    secret: bytes,
+    runtime: Runtime,
+    catalogue: Catalogue,
+    *,
+    isolates: bool,
+) -> OpenReplica:
+    """Make the opener of replicas that the settings ask for. Raises `StartupError`. `secret`: the master key."""
+    if settings.agents == "none":
+
+        def cache_bytes(base: Path) -> int:
+            return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
+
+        models = worker_folder(settings, "models")
+        return replica_process(runtime, cache_bytes, models, weights=catalogue.weights_of)
+    launcher: Launcher
+    if settings.agents == "ray":
+        launcher = ray_jobs(settings)
+    else:
+        launcher = LocalAgents(runtime, settings.data_dir / "logs" / "agents.log")
+    agent_secret = derived_secret(secret, PURPOSE)
+    options = AgentOptions(
+        isolated=isolates,
+        cache_bytes=settings.replica_cache_bytes,
+        processes=settings.replica_processes,
+        weights=catalogue.weights_of,
+        start_timeout_s=settings.agent_start_timeout_s,
+    )
+    # Several installations may use one cluster. Derived, so that it is the same after a restart.
+    installation = f"tuneship-{hashlib.sha256(agent_secret).hexdigest()[:12]}"
+    return AgentReplicas(launcher, AgentAuthority(agent_secret), installation, options, utc_now)
+
+
+def ray_jobs(settings: ServiceSettings) -> RayJobs:
+    """Make the launcher for the clusters of the settings. Raises `StartupError`."""
+    if settings.ray_token_file is None:
+        raise StartupError("TUNESHIP_RAY_TOKEN_FILE is missing")
+    try:
+        token = settings.ray_token_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        text = f"TUNESHIP_RAY_TOKEN_FILE cannot be read: {type(error).__name__}"
+        raise StartupError(text) from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise StartupError("TUNESHIP_RAY_TOKEN_FILE does not hold a token")
+    try:
+        verify = ssl.create_default_context(cafile=settings.ray_ca_file)
+    except OSError as error:  # also one of TLS
+        text = f"TUNESHIP_RAY_CA_FILE cannot be used: {type(error).__name__}"
+        raise StartupError(text) from error
+    clusters = [RayCluster(url.rstrip("/"), token, verify) for url in settings.ray_urls]
+    job = AgentJob(
+        command=settings.agent_command,
+        ports=settings.agent_ports,
+        cpus=settings.agent_cpus,
+        gpus=settings.agent_gpus,
+        memory_bytes=settings.agent_memory_bytes,
+    )
+    return RayJobs(clusters, job)
+
+
+def check_ray(settings: ServiceSettings) -> None:
+    """Refuse a Ray cluster that does not let this service in, or that lets everybody in. Raises `StartupError`."""
+    if settings.agents != "ray":
+        return
+    try:
+        asyncio.run(ray_jobs(settings).check())
+    except LauncherAway as error:  # what needs no new replica works meanwhile
+        logger.warning("no agent can be started now on %s: %s", settings.ray_urls[0], error)
+    except CannotLaunch as error:
+        text = f"agents cannot be started on {settings.ray_urls[0]}: {error}"
+        raise StartupError(text) from None

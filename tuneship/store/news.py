@@ -1,0 +1,108 @@
+"""News between the members of a cluster: one tells that it has committed something, the others hear it within moments.
+
+It goes by NOTIFY of Postgres, always after the commit and in a transaction of its own: inside the one that changes
+something it would make all commits of the server wait for each other. News is only a hint; whoever hears none looks at
+the rows a little later.
+"""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+from uuid import uuid4
+
+from tuneship.host.thread_pools import Threads
+from tuneship.store.database import Database
+
+CHANNEL = "tuneship"
+# The topics of any change of rows, and of what is not known; the other topics are the ids of resources.
+ROWS, ANYTHING = "rows", "anything"
+# At most one message in this time.
+PAUSE_S = 0.01
+# A message that would name more says only that anything may have changed: Postgres takes 8,000 bytes.
+MOST_TOPICS = 100
+LISTEN_S = 0.25
+AGAIN_AFTER_S = 1.0
+
+Hear = Callable[[Collection[str]], None]
+
+logger = logging.getLogger(__name__)
+
+
+class News:
+    """Tells and hears for one member, while `run` runs."""
+
+    def __init__(self, database: Database) -> None:
+        """Start with nothing told and nobody who hears."""
+        self._engine = database.engine
+        self._name = uuid4().hex
+        self._hearers: list[Hear] = []
+        self._lock = threading.Lock()
+        self._untold: set[str] = set()
+        self._is_due = threading.Event()
+        self._stopped = threading.Event()
+        self._threads = Threads("news", 2)
+
+    def tell(self, topic: str) -> None:
+        """Tell the others, soon; call it after the commit, from any thread."""
+        with self._lock:
+            self._untold.add(topic)
+        self._is_due.set()
+
+    def heard_by(self, hear: Hear) -> None:
+        """Call `hear` with the topics that others tell, on a thread of its own."""
+        self._hearers.append(hear)
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        self._stopped.clear()
+        try:
+            works = (self._listen, self._send)
+            await asyncio.gather(*(self._threads.run(self._repeat, work) for work in works))
+        finally:
+            self._stopped.set()
+            self._is_due.set()
+            await self._threads.finish(2 * LISTEN_S)
+
+    def _repeat(self, work: Callable[[Any], None]) -> None:
+        """Do the work on a connection of its own, and again on a new one when it breaks."""
+        while not self._stopped.is_set():
+            try:
+                connection = self._engine.raw_connection()
+                try:
+                    driver: Any = connection.driver_connection
+                    connection.detach()
+                    driver.autocommit = True
+                    work(driver)
+                finally:
+                    connection.close()
+            except Exception:  # the database is away: the rows are looked at in any case
+                logger.exception("the connection for news is away")
+                self._stopped.wait(AGAIN_AFTER_S)
+
+    def _listen(self, connection: Any) -> None:
+        connection.execute(f"listen {CHANNEL}")
+        self._pass_on([ANYTHING])  # what was told before is not known
+        while not self._stopped.is_set():
+            for message in connection.notifies(timeout=LISTEN_S):
+                name, topics = json.loads(message.payload)
+                if name != self._name:
+                    self._pass_on(topics)
+
+    def _pass_on(self, topics: Collection[str]) -> None:
+        for hear in self._hearers:
+            hear(topics)
+
+    def _send(self, connection: Any) -> None:
+        while not self._stopped.is_set():
+            self._is_due.wait()
+            self._is_due.clear()
+            with self._lock:
+                topics, self._untold = self._untold, set()
+            if topics:
+                named = sorted(topics) if len(topics) <= MOST_TOPICS else [ANYTHING]
+                payload = json.dumps([self._name, named])
+                connection.execute("select pg_notify(%s, %s)", (CHANNEL, payload))
+                self._stopped.wait(PAUSE_S)
