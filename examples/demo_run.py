@@ -168,7 +168,8 @@ def summary(results: Mapping[str, Result], folder: Path, seconds: float, memory:
     say(f"{seconds:.0f} s, peak memory {memory.peak_kib / 1024:.0f} MiB\n")
     say("See the service and the Prefect UI again:")
     tools = Path(sys.executable).parent
-    say(f"  {shown(tools / 'tuneship')} serve --data-dir {shown(folder / 'data')}")
+    if (folder / "data").exists():  # else it was a cluster
+        say(f"  {shown(tools / 'tuneship')} serve --data-dir {shown(folder / 'data')}")
     say(f"  PREFECT_HOME={folder / 'prefect'} {shown(tools / 'prefect')} server start")
 
 
