@@ -20,7 +20,7 @@ from deployments.cluster_parts import (
     NODES,
     ROOT,
     SERVICES,
-    Part,
+    ClusterProgram,
     Place,
     balancer,
     check_installed,
@@ -32,7 +32,7 @@ from deployments.cluster_parts import (
 )
 
 # In the order in which they start; they end in the other one.
-PARTS: dict[str, Callable[[Place], Part]] = {
+PARTS: dict[str, Callable[[Place], ClusterProgram]] = {
     "postgres": postgres,
     "objects": objects,
     "ray-head": ray_head,

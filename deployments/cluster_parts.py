@@ -46,7 +46,7 @@ HEALTH_CHECKS = {
 
 
 @dataclass(frozen=True)
-class Part:
+class ClusterProgram:
     """A program of the cluster. `is_ready` is asked again and again until it is true."""
 
     command: Sequence[str]
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the first start has chosen, so that the next one finds the same addresses and secrets."""
+    """The addresses and secrets that the first start has chosen, and that the next one finds again."""
 
     sockets: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="tuneship-"))
     """Folder for sockets, whose paths may have 107 characters only."""
@@ -101,7 +101,7 @@ class Place:
 
     @property
     def dashboard_url(self) -> str:
-        """Where Ray takes jobs."""
+        """The address at which Ray takes jobs."""
         return f"http://127.0.0.1:{self.choices.ports['dashboard-port']}"
 
     @property
@@ -179,7 +179,7 @@ def postgres_programs() -> Path:
     return found[0].parent
 
 
-def postgres(place: Place) -> Part:
+def postgres(place: Place) -> ClusterProgram:
     """The database, reached through a socket. As root it runs as `nobody`, because PostgreSQL refuses root."""
     programs, data = postgres_programs(), place.folder / "postgres"
     user: list[str] = []
@@ -199,7 +199,7 @@ def postgres(place: Place) -> Part:
     address = ["-D", str(data), "-k", place.choices.sockets, "-c", "listen_addresses="]
     # Each service opens up to 72 connections.
     command = [*user, str(programs / "postgres"), *address, "-c", "max_connections=300"]
-    return Part(command, _environment(), lambda: _takes_statements(place))
+    return ClusterProgram(command, _environment(), lambda: _takes_statements(place))
 
 
 def _make_database(programs: Path, data: Path, user: Sequence[str]) -> None:
@@ -240,7 +240,7 @@ def _takes_statements(place: Place) -> bool:
 # The bucket.
 
 
-def objects(place: Place) -> Part:
+def objects(place: Place) -> ClusterProgram:
     """SeaweedFS as an S3 server."""
     folder = place.folder / "objects"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -255,7 +255,7 @@ def objects(place: Place) -> Part:
         "-master.volumeSizeLimitMB=64", "-volume.max=50",
         *(f"-{name}={place.choices.ports[name]}" for name in OBJECT_PORTS),
     ]  # fmt: skip
-    return Part(command, _environment(), lambda: _takes_objects(place))
+    return ClusterProgram(command, _environment(), lambda: _takes_objects(place))
 
 
 def bucket_environment(place: Place) -> dict[str, str]:
@@ -290,7 +290,7 @@ def _takes_objects(place: Place) -> bool:
 # Ray.
 
 
-def ray_head(place: Place) -> Part:
+def ray_head(place: Place) -> ClusterProgram:
     """The head: it takes jobs and runs none."""
     ports = [f"--{name}={place.choices.ports[name]}" for name in HEAD_PORTS]
     own = ["--head", "--num-cpus=0", "--dashboard-host=127.0.0.1", *ports]
@@ -298,7 +298,7 @@ def ray_head(place: Place) -> Part:
     return _ray(place, [*own, temporary], lambda: bool(ray_nodes(place)))
 
 
-def ray_node(place: Place, name: str) -> Part:
+def ray_node(place: Place, name: str) -> ClusterProgram:
     """A node, on which services start agents."""
     head = ray_nodes(place)
     if not head:
@@ -309,7 +309,7 @@ def ray_node(place: Place, name: str) -> Part:
     return _ray(place, own, lambda: any(name in one["resources_total"] for one in ray_nodes(place)))
 
 
-def _ray(place: Place, arguments: Sequence[str], is_ready: Callable[[], bool]) -> Part:
+def _ray(place: Place, arguments: Sequence[str], is_ready: Callable[[], bool]) -> ClusterProgram:
     fixed = ["--block", "--disable-usage-stats", "--object-store-memory=80000000", "--min-worker-port=0",
              "--max-worker-port=0"]  # fmt: skip
     environment = _environment(
@@ -319,7 +319,7 @@ def _ray(place: Place, arguments: Sequence[str], is_ready: Callable[[], bool]) -
         RAY_AUTH_TOKEN=place.choices.ray_token,
         **HEALTH_CHECKS,
     )
-    return Part([_tool("ray"), "start", *fixed, *arguments], environment, is_ready)
+    return ClusterProgram([_tool("ray"), "start", *fixed, *arguments], environment, is_ready)
 
 
 def ray_nodes(place: Place) -> list[dict[str, Any]]:
@@ -340,7 +340,7 @@ def ray_nodes(place: Place) -> list[dict[str, Any]]:
 # Services and balancer.
 
 
-def service(place: Place, name: str) -> Part:
+def service(place: Place, name: str) -> ClusterProgram:
     """A member of the cluster, which starts its agents through Ray."""
     port = place.choices.ports[name]
     own = {
@@ -369,10 +369,10 @@ def service(place: Place, name: str) -> Part:
         str(data_dir),
     ]
     environment = _environment(**place.settings, **own, **bucket_environment(place))
-    return Part(serve, environment, lambda: answers(f"{place.service_url(name)}/readyz"))
+    return ClusterProgram(serve, environment, lambda: answers(f"{place.service_url(name)}/readyz"))
 
 
-def balancer(place: Place) -> Part:
+def balancer(place: Place) -> ClusterProgram:
     """Caddy, which takes a service out as soon as its `/readyz` says so."""
     upstreams = " ".join(f"127.0.0.1:{place.choices.ports[name]}" for name in SERVICES)
     config = place.folder / "Caddyfile"
@@ -389,4 +389,4 @@ def balancer(place: Place) -> Part:
     )
     command = [_tool("caddy"), "run", "--config", str(config), "--adapter", "caddyfile"]
     home = {name: str(place.folder / "caddy") for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME")}
-    return Part(command, _environment(**home), lambda: answers(f"{place.url}/readyz"))
+    return ClusterProgram(command, _environment(**home), lambda: answers(f"{place.url}/readyz"))
