@@ -71,7 +71,7 @@ class Place:
     def __init__(self, folder: Path, port: int, settings: Mapping[str, str]) -> None:
         """`port`: of the balancer; `settings`: more variables for the services. Raises `OSError`."""
         self.folder = folder
-        self.settings = settings
+        self.settings = dict(settings)
         self.url = f"http://127.0.0.1:{port}"
         self.balancer_port = port
         record = folder / "cluster.json"
@@ -368,7 +368,7 @@ def service(place: Place, name: str) -> ClusterProgram:
         "--data-dir",
         str(data_dir),
     ]
-    environment = _environment(**place.settings, **own, **bucket_environment(place))
+    environment = _environment(**place.settings | own | bucket_environment(place))
     return ClusterProgram(serve, environment, lambda: answers(f"{place.service_url(name)}/readyz"))
 
 

@@ -16,6 +16,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from tuneship.host.priority import lower_priority
 from tuneship.runtime.isolation import narrow
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.launch import INHERITED
@@ -96,8 +97,8 @@ def run_job(order: Order) -> int:
     work_dir = order.folder
     progress = ProgressFile(work_dir / PROGRESS_FILE)
     stop = StopRequest(work_dir / CANCEL_FILE)
-    # Serving goes first, so that training may use every core. A process that was started with less keeps that.
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    # Serving goes first, so that training may use every core.
+    lower_priority(NICENESS)
     try:
         spec = TrainingSpec.from_json((work_dir / SPEC_FILE).read_text(encoding="utf-8"))
         restrict_to_job_files(order, spec)

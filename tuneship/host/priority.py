@@ -1,0 +1,18 @@
+"""Lowers this process's claim to the processor beside the others of the machine."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def lower_priority(niceness: int) -> None:
+    """Let others go first. A process that was started with less priority keeps that."""
+    lowered = max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
+    os.setpriority(os.PRIO_PROCESS, 0, lowered)
+    # Where Linux groups processes by session (autogroup), priorities count within a session only, and each session gets
+    # an equal share. A session of our own is lowered as a whole; another one holds processes that are not ours.
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):  # the kernel has no such groups
+            AUTOGROUP.write_text(str(lowered))
