@@ -1,6 +1,7 @@
 """Compares SmolLM2-135M in 4 bits through HTTP with llama.cpp's own server (`xllamacpp`) on the same GGUF file.
 
-    python benchmarks/serving_quantised.py [--gguf FILE] [--rounds 3] [--requests 64] [--peer-python PATH]
+    python benchmarks/serving_quantised.py [--gguf FILE] [--rounds 3] [--requests 64] [--replicas 1]
+        [--peer-python PATH]
 
 llama.cpp has two threads, and as many parallel slots as there are clients: a server of its own for each number of
 clients. Ours chooses its threads itself. Same clients, same prompts, greedy; rounds alternate. Before a rate is
@@ -61,6 +62,9 @@ def main() -> int:
     parser.add_argument("--gguf", type=Path, help="the file, if it has been downloaded already")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64, help="of a round of 32 clients")
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="of ours, each with a thread on two cores"
+    )
     parser.add_argument("--peer-python", type=Path, help="of an environment with xllamacpp")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -76,7 +80,8 @@ def main() -> int:
             return 0
         with running(folder / "data") as service:
             with Client(service.settings) as client:
-                path = f"/v1/deployments/{deploy(client, 'smollm2', 'quantised')}"
+                made = deploy(client, "smollm2", "quantised", chosen.replicas)
+                path = f"/v1/deployments/{made}"
             ours = service_of(service, path)
             for clients, target in TARGETS.items():
                 with _llama_cpp(python, gguf, clients) as theirs:

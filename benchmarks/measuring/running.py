@@ -118,10 +118,14 @@ def exported(service: Running, model: str, directory: Path) -> Path:
     return directory
 
 
-def deploy(client: Client, model: str, name: str) -> str:
-    """Deploy a model and wait until it runs; returns the deployment's id."""
-    made = client.deployments.create(DeploymentCreate(model_name=model, deployment_name=name))
-    while client.deployments.get(made.id).status == "creating":
+def deploy(client: Client, model: str, name: str, replicas: int = 1) -> str:
+    """Deploy a model and wait until all its replicas run; returns the deployment's id."""
+    made = client.deployments.create(
+        DeploymentCreate(
+            model_name=model, deployment_name=name, min_replicas=replicas, max_replicas=replicas
+        )
+    )
+    while client.deployments.get(made.id).current_replicas < replicas:
         time.sleep(0.01)
     return made.id
 

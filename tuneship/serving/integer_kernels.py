@@ -23,11 +23,13 @@ GROUP = 32
 # Rows of a weight that are multiplied at once: the float32 lanes of a vector of AVX2.
 LANES = 8
 VECTOR_BYTES = 32
-# Tokens that share one unpacking of a weight; more need more registers than there are.
-TOKENS_AT_ONCE = (4, 2, 1)
+# Tokens that share one unpacking of a weight, without and with dot products; more need more registers than there are.
+TOKENS_AT_ONCE = {False: (4, 2, 1), True: (8, 4, 2, 1)}
 # Fewer multiplications than this (some 10 microseconds) are not worth waking threads for.
 MIN_PARALLEL_NUMBERS = 1 << 18
 NEEDED_FEATURES = ("avx2", "fma")
+# An instruction that multiplies four bytes with four others and adds up the products, and twice as many registers.
+DOT_FEATURES = ("avx512vnni", "avx512vl")
 # The number of each width that stands for zero.
 ZEROS = {4: 8, 8: 128}
 
@@ -45,12 +47,13 @@ def kernels() -> "Kernels | None":
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not libraries or not host_has(NEEDED_FEATURES):
         return None
+    dots = host_has(DOT_FEATURES)
     openmp = ctypes.CDLL(str(libraries[0]))
     symbols = {
         name: ctypes.cast(getattr(openmp, name), ctypes.c_void_p).value
         for name in ("omp_get_thread_num", "omp_get_num_threads")
     }
-    return Kernels(compiled_kernels(symbols), openmp)
+    return Kernels(compiled_kernels(symbols, dots=dots), openmp)
 
 
 class Kernels:

@@ -28,10 +28,10 @@ def host_has(features: Sequence[str]) -> bool:
     return all(present.get(name) for name in features)
 
 
-def compiled_kernels(symbols: Mapping[str, int | None]) -> Any:
+def compiled_kernels(symbols: Mapping[str, int | None], *, dots: bool) -> Any:
     """Compile, which takes up to half a second; returns the engine that owns the code.
 
-    `symbols` are the addresses of the functions that the code calls.
+    `symbols` are the addresses of the functions that the code calls. `dots`: use the instruction of `DOT_FEATURES`.
     """
     for name, address in symbols.items():
         binding.add_symbol(name, address)
@@ -43,7 +43,7 @@ def compiled_kernels(symbols: Mapping[str, int | None]) -> Any:
         opt=3,
     )
     engine: Any = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    for module in (_round_module(), _product_module(4), _product_module(8)):
+    for module in (_round_module(), _product_module(4, dots), _product_module(8, dots)):
         parsed = binding.parse_assembly(str(module))
         parsed.verify()
         engine.add_module(parsed)
@@ -162,14 +162,14 @@ def _round_module() -> ir.Module:
     return code.module
 
 
-def _product_module(bits: int) -> ir.Module:
+def _product_module(bits: int, dots: bool) -> ir.Module:
     """Multiplies all tokens with this thread's share of the blocks of a weight."""
     code = _Code(f"product{bits}")
-    tile = _Tile(code, bits)
+    tile = _Tile(code, bits, dots)
     tokens, groups, blocks = (code.argument(place) for place in range(7, 10))
     block = _Loop(code, *code.share(blocks))
     start: Any = _INT64(0)
-    for count in TOKENS_AT_ONCE:
+    for count in TOKENS_AT_ONCE[dots]:
         loop = _Loop(code, start, tokens, count)
         tile.multiply(
             block.index, groups, [code.b.add(loop.index, _INT64(n)) for n in range(count)]
@@ -184,9 +184,13 @@ def _product_module(bits: int) -> ir.Module:
 class _Tile:
     """The product of one block of a weight with a few tokens."""
 
-    def __init__(self, code: _Code, bits: int) -> None:
+    def __init__(self, code: _Code, bits: int, dots: bool) -> None:
         self._code, self._bits = code, bits
         self._group_bytes = LANES * GROUP * bits // 8
+        self._products = self._dot_products if dots else self._pair_products
+        if dots:
+            name = "llvm.x86.avx512.vpdpbusd.256"
+            self._dot = code.function(name, _INTS, _INTS, _BYTES, _BYTES)
         self._pairs = code.function("llvm.x86.avx2.pmadd.ub.sw", _SHORTS, _BYTES, _BYTES)
         self._fours = code.function("llvm.x86.avx2.pmadd.wd", _INTS, _SHORTS, _SHORTS)
         self._fma = code.function("llvm.fma.v8f32", _FLOATS, *[_FLOATS] * 3)
@@ -227,16 +231,28 @@ class _Tile:
             else:
                 code.store(total, code.at(row, block, 4 * LANES))
 
-    def _products(self, weight: Any, tokens: list[Any]) -> list[Any]:
+    def _dot_products(self, weight: Any, tokens: list[Any]) -> list[Any]:
         """The integer products of one group with each token: int32 [LANES]."""
-        code, b = self._code, self._code.b
-        low, high = ([_all(_SHORTS, 0) for _ in tokens] for _ in range(2))
-        nibble = _all(_BYTES, 15)
+        code = self._code
+        products = [_all(_INTS, 0) for _ in tokens]
         for number in range(self._group_bytes // VECTOR_BYTES):
             packed = code.load(code.at(weight, _INT64(number), VECTOR_BYTES), _BYTES)
-            lows = b.and_(packed, nibble)
-            shifted = b.lshr(b.bitcast(packed, _SHORTS), _all(_SHORTS, 4))
-            highs = b.and_(b.bitcast(shifted, _BYTES), nibble)
+            # Four neighbouring inputs of each row, of 8 bits without a sign.
+            fours = self._nibbles(packed) if self._bits == 4 else (packed,)
+            for part, values in enumerate(fours):
+                first = 4 * (number * len(fours) + part)
+                for place, token in enumerate(tokens):
+                    x = self._four(token, first)
+                    products[place] = self._dot(products[place], values, x)
+        return products
+
+    def _pair_products(self, weight: Any, tokens: list[Any]) -> list[Any]:
+        """The same, where sums of products must fit 16 bits."""
+        code, b = self._code, self._code.b
+        low, high = ([_all(_SHORTS, 0) for _ in tokens] for _ in range(2))
+        for number in range(self._group_bytes // VECTOR_BYTES):
+            packed = code.load(code.at(weight, _INT64(number), VECTOR_BYTES), _BYTES)
+            lows, highs = self._nibbles(packed)
             for place, token in enumerate(tokens):
                 first = number * (8 if self._bits == 4 else 4)
                 x = self._four(token, first)
@@ -251,6 +267,12 @@ class _Tile:
             return products
         parts = [self._fours(sums, _all(_SHORTS, 16)) for sums in high]
         return [b.add(*pair) for pair in zip(products, parts, strict=True)]
+
+    def _nibbles(self, packed: Any) -> tuple[Any, Any]:
+        """The low and the high four bits of each byte."""
+        b, nibble = self._code.b, _all(_BYTES, 15)
+        shifted = b.lshr(b.bitcast(packed, _SHORTS), _all(_SHORTS, 4))
+        return b.and_(packed, nibble), b.and_(b.bitcast(shifted, _BYTES), nibble)
 
     def _four(self, token: Any, first: int) -> Any:
         """Four neighbouring numbers of a token, for each of the rows."""
