@@ -35,8 +35,11 @@ ZEROS = {4: 8, 8: 128}
 
 
 @cache
-def kernels() -> "Kernels | None":
-    """The kernels for this machine; None where they do not run or torch's threads cannot be used."""
+def kernels(*, may_dot: bool = True) -> "Kernels | None":
+    """The kernels for this machine; None where they do not run or torch's threads cannot be used.
+
+    `may_dot`: use the processor's dot products if it has them, which changes the time and no bit.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     from tuneship.serving.kernel_code import (  # noqa: PLC0415 - loads LLVM: half a second
@@ -47,7 +50,7 @@ def kernels() -> "Kernels | None":
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not libraries or not host_has(NEEDED_FEATURES):
         return None
-    dots = host_has(DOT_FEATURES)
+    dots = may_dot and host_has(DOT_FEATURES)
     openmp = ctypes.CDLL(str(libraries[0]))
     symbols = {
         name: ctypes.cast(getattr(openmp, name), ctypes.c_void_p).value
@@ -57,50 +60,66 @@ def kernels() -> "Kernels | None":
 
 
 class Kernels:
-    """The compiled functions, and the threads that they run on: those of torch, which wait between its own calls."""
+    """The compiled functions, and the threads that they run on: those of torch, which wait between its own calls.
+
+    To be used by one thread at a time.
+    """
 
     def __init__(self, engine: Any, openmp: ctypes.CDLL) -> None:
         """Take the addresses of the functions out of the engine, which is kept, as it owns their code."""
         self._engine = engine
         self._round, product4, product8 = (
-            self._engine.get_function_address(name) for name in ("round", "product4", "product8")
+            _Function(engine.get_function_address(name), openmp.GOMP_parallel)
+            for name in ("round", "product4", "product8")
         )
         self._products = {4: product4, 8: product8}
-        self._in_parallel = openmp.GOMP_parallel
-        self._in_parallel.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_uint,
-            ctypes.c_uint,
-        )
-        self._in_parallel.restype = None
+        self._rounded = _Rounded(0)
 
     def multiply(self, bits: int, x: Tensor, weight: Tensor, scales: Tensor, rows: int) -> Tensor:
         """Multiply x [T, in] of float32 with a packed weight of `rows` rows, a multiple of `LANES`: [T, rows]."""
         x = x.contiguous()
-        tokens, groups = len(x), x.shape[1] // GROUP
-        values = torch.empty(x.shape, dtype=torch.int8)
-        sums = torch.empty(3, tokens, groups)  # scales and sums in float32, corrections in int32
+        tokens, width = x.shape
+        numbers, groups = tokens * width, width // GROUP
+        if numbers > self._rounded.numbers:
+            self._rounded = _Rounded(numbers)
+        rounded = self._rounded.pointers
         out = torch.empty(tokens, rows)
-        firsts = [sums.data_ptr() + place * tokens * groups * 4 for place in range(3)]
-        rounding = (x.data_ptr(), values.data_ptr(), *firsts, tokens * groups, ZEROS[bits])
-        self._run(self._round, rounding, x.numel() * GROUP)
-        given = (weight.data_ptr(), scales.data_ptr(), values.data_ptr(), *firsts, out.data_ptr())
-        work = (*given, tokens, groups, rows // LANES, rows)
-        self._run(self._products[bits], work, x.numel() * rows)
+        self._round((x.data_ptr(), *rounded, tokens * groups, ZEROS[bits]), numbers * GROUP)
+        given = (weight.data_ptr(), scales.data_ptr(), *rounded, out.data_ptr())
+        self._products[bits]((*given, tokens, groups, rows // LANES, rows), numbers * rows)
         return out
 
-    def _run(self, address: int, numbers: tuple[int, ...], multiplications: int) -> None:
-        arguments = (ctypes.c_int64 * len(numbers))(*numbers)
-        threads = torch.get_num_threads() if multiplications >= MIN_PARALLEL_NUMBERS else 1
+
+class _Rounded:
+    """Memory for tokens that are rounded to 8 bits; kept between calls, because making it takes longer than a call."""
+
+    def __init__(self, numbers: int) -> None:
+        """`numbers`: how many fit."""
+        self.numbers = numbers
+        groups = numbers // GROUP
+        self._values = torch.empty(numbers, dtype=torch.int8)
+        self._sums = torch.empty(3, groups)  # scales and sums in float32, corrections in int32
+        firsts = (self._sums.data_ptr() + place * groups * 4 for place in range(3))
+        self.pointers = (self._values.data_ptr(), *firsts)
+
+
+class _Function:
+    """A compiled function, whose only argument points to 64-bit arguments."""
+
+    def __init__(self, address: int, in_parallel: Any) -> None:
+        self._address, self._in_parallel = address, in_parallel
+        in_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        in_parallel.restype = None
+        self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+    def __call__(self, arguments: tuple[int, ...], multiplications: int) -> None:
+        """Run it on torch's threads if there is enough to multiply."""
+        given = (ctypes.c_int64 * len(arguments))(*arguments)
         # Called directly, OpenMP counts one thread.
-        if threads == 1:
-            _CALL(address)(arguments)
+        if multiplications < MIN_PARALLEL_NUMBERS or (threads := torch.get_num_threads()) == 1:
+            self._call(given)
         else:
-            self._in_parallel(address, arguments, threads, 0)
-
-
-_CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+            self._in_parallel(self._address, given, threads, 0)
 
 
 def pack_int4(values: Tensor, scales: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:

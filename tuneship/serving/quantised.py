@@ -61,7 +61,7 @@ class Int8Product:
         """Multiply x [T, in]: [T, out], both float32."""
         if self._compiled is not None:
             product = self._compiled.multiply(8, x, self._values, self._scales, len(self._scales))
-            return product[:, : self._rows].contiguous()
+            return product if product.shape[1] == self._rows else _first(product, self._rows)
         product = torch.ops.aten._weight_int8pack_mm(  # noqa: SLF001 (no public name)
             x.bfloat16(), self._values, self._scales
         )
@@ -105,7 +105,7 @@ class Int4Product:
         """Multiply x [T, in]: [T, out], both float32."""
         if self._compiled is not None:
             product = self._compiled.multiply(4, x, self._values, self._scales, self._padded_rows)
-            return product[:, : self._rows].contiguous()
+            return product if product.shape[1] == self._rows else _first(product, self._rows)
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(  # noqa: SLF001 (no public name)
             x.bfloat16(), self._values, GROUP, self._scales
         )
@@ -114,6 +114,10 @@ class Int4Product:
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
         """Multiply x [T, in] and add a residual [T, out], into a new tensor."""
         return self(x).add_(residual)
+
+
+def _first(product: Tensor, rows: int) -> Tensor:
+    return product[:, :rows].contiguous()
 
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

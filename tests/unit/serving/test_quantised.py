@@ -83,9 +83,9 @@ def compiled() -> Kernels:
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_a_token_gets_the_same_bits_whatever_is_beside_it(kind: str, compiled: Kernels) -> None:
     product = (Int8Product if kind == "int8" else Int4Product)(normal(64, 96), compiled)
-    x = normal(7, 96, seed=2)
+    x = normal(15, 96, seed=2)
     together = product(x)
-    for number in range(7):
+    for number in range(15):
         assert torch.equal(product(x[number : number + 1])[0], together[number])
     assert product(x[:0]).shape == (0, 64)
 
@@ -291,3 +291,10 @@ def test_a_replica_serves_the_format_that_it_is_told(
     dtype, tokens = asyncio.run(served())
     assert dtype in ({"int4"} if weights == "int4" else {"float32", "bfloat16", "int8", "int4"})
     assert len(tokens) == 4
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_dot_products_of_the_processor_change_no_bit(kind: str, compiled: Kernels) -> None:
+    made = Int8Product if kind == "int8" else Int4Product
+    weight, x = normal(64, 96), normal(15, 96, seed=2)
+    assert torch.equal(made(weight, compiled)(x), made(weight, kernels(may_dot=False))(x))
