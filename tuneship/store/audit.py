@@ -14,6 +14,7 @@ way, since its writers wait for each other in any case, and a row that is in the
 import hashlib
 import hmac
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ from tuneship.store.database import CHAIN_LOCK, Database
 from tuneship.store.queries import fetch_all
 from tuneship.store.row_types import AuditRow, SealedAuditRow, UnlinkedAuditRow
 from tuneship.store.tables import audit, unlinked_audit
+
+logger = logging.getLogger(__name__)
 
 # The seal "before" the first row, and before each row that is not linked yet.
 BEGINNING = bytes(32)
@@ -59,7 +62,7 @@ class AuditRecord:
 
 @dataclass(frozen=True)
 class UnlinkedRows:
-    """What lies before the chain, not linked yet."""
+    """A count of the rows that are not linked into the chain yet."""
 
     number: int
     oldest: datetime | None
@@ -76,6 +79,7 @@ class Fault:
     reason: str
 
 
+# The columns over which a row is sealed, in this order.
 NAMES = tuple(field.name for field in fields(AuditRecord))
 
 
@@ -127,6 +131,9 @@ class Chain:
         query = sa.select(table).where(table.c.position > after).order_by(table.c.position)
         found: list[UnlinkedAuditRow] = fetch_all(connection, query.limit(LINKED_AT_ONCE))
         genuine = [row for row in found if self._is_genuine(row)]
+        if len(genuine) < len(found):
+            text = "%d rows that wait for the audit chain were not written by this service"
+            logger.error(text, len(found) - len(genuine))
         self._append(connection, genuine)
         positions = [row["position"] for row in genuine]
         connection.execute(sa.delete(table).where(table.c.position.in_(positions)))

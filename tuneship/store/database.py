@@ -195,7 +195,7 @@ class Database:
             yield connection
 
     def fenced(self, fence: Fence | None) -> "Database":
-        """The same database, where `fence`, if there is one, is called first in every transaction of `write`."""
+        """The same database, where `fence`, if there is one, is called first in every transaction that writes."""
         fenced = copy.copy(self)
         fenced._fence = fence  # noqa: SLF001 - a copy of this one
         return fenced

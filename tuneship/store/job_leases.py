@@ -42,8 +42,9 @@ class JobLease:
 def claim(connection: sa.Connection, job_id: str, owner: str, now: datetime) -> JobRow | None:
     """Claim a job, in a transaction for its tenant; None if it does not wait any more."""
     is_first = (jobs.c.id == job_id) & job_queue.waiting(now)
-    # One transaction at a time writes the tenant's rows, so nobody else claims it between this read and the write.
-    job = connection.execute(sa.select(jobs).where(is_first)).mappings().first()
+    # One transaction at a time writes the tenant's rows, so nobody else claims it between this read and the write. Only
+    # leases are renewed beside it, hence the lock.
+    job = connection.execute(sa.select(jobs).where(is_first).with_for_update()).mappings().first()
     if job is None:
         return None
     claimed: dict[str, Any] = {

@@ -302,7 +302,7 @@ class ResourceCountRow(TypedDict):
 
 
 class SealedAuditRow(TypedDict):
-    """What an entry of the audit trail says, with a seal."""
+    """The columns of an entry of the audit trail, with its seal."""
 
     at: datetime
     client_id: str

@@ -267,8 +267,8 @@ def _upgrade(file: Path, revision: str) -> None:
     engine.dispose()
 
 
+# The numbers of two members.
 SHARDS = (3, 2**61)
-"""Of two members."""
 
 
 @given(ticks=OFFSETS, folds=st.lists(st.booleans(), min_size=4, max_size=4))
