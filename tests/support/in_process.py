@@ -151,6 +151,7 @@ class Service:
             convert=self.conversion,
             clock=self.clock,
             notifier=self.role.notifier,
+            metrics_shard=self.role.metrics_shard,
             timing=timing or ServiceTiming(),
             tracing=tracing_of(self.settings),
             clock_watch=ClockWatch(self.clock, self.clock.elapsed),

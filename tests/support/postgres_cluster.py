@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,9 @@ def unprivileged() -> dict[str, Any]:
 class Cluster:
     """A Postgres server and the databases that tests use on it."""
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, settings: Mapping[str, str] = SETTINGS) -> None:
         self._programs = programs
+        self._settings = settings
         self._owner = unprivileged()
         self._numbers = count(1)
         self._free: list[str] = []
@@ -74,7 +75,7 @@ class Cluster:
         self.start()
 
     def start(self) -> None:
-        options = [f"-c{name}={value}" for name, value in SETTINGS.items()]
+        options = [f"-c{name}={value}" for name, value in self._settings.items()]
         parent = os.getpid()
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(

@@ -198,7 +198,7 @@ class World:
 
     def state(self) -> tuple[Any, ...]:
         """Return all rows and files, except metrics, API keys and the audit chain, which also change on refusals."""
-        ignored = {"metric_windows", "api_keys", "audit"}
+        ignored = {"metric_windows", "api_keys", "audit", "unlinked_audit"}
         with self.service.database.read() as connection:
             rows = {
                 name: sorted(map(repr, connection.execute(sa.select(table))))

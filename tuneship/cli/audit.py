@@ -1,8 +1,9 @@
 """`tuneship audit`: verifies and exports the audit chain of a service, whether the service runs or not.
 
 `verify` exits with 0 when every row follows from the one before and every signed head is in the chain, with 4 when not,
-and with 5 when there are rows but no signed head to compare them with. `export` writes JSON Lines or CSV to standard
-output.
+and with 5 when there are rows but no signed head to compare them with. It also says how many rows are not in the chain
+yet, as PostgreSQL has them for moments, or while no service runs. `export` writes the chain as JSON Lines or CSV to
+standard output.
 """
 
 import csv
@@ -64,8 +65,12 @@ def verify(
             last, _ = audit.head_of(connection)
             signed_rows = audit.rows_at(connection, [head.seq for head in kept])
             macs: dict[int, bytes] = {row["seq"]: row["mac"] for row in signed_rows}
+            unlinked = chain.unlinked(connection)
     if fault is not None:
         fail(f"the audit chain is broken at row {fault.seq}: {fault.reason}", BROKEN)
+    if unlinked.forged:
+        text = f"{unlinked.forged} of the {unlinked.number} rows that wait to be linked were not written by the service"
+        fail(text, BROKEN)
     # A chain that was cut off at its end, or written again from some row on, is sound in itself: only
     # the heads that were signed earlier tell.
     for head in kept:
@@ -81,6 +86,11 @@ def verify(
             NO_HEADS,
         )
     typer.echo(f"{last} rows follow from each other; {len(kept)} signed heads are in the chain")
+    if unlinked.oldest is not None:
+        oldest = render_time_ms(unlinked.oldest)
+        typer.echo(
+            f"{unlinked.number} more rows wait to be linked, since {oldest}: no head stands for them yet"
+        )
 
 
 @app.command()
@@ -91,7 +101,7 @@ def export(
     data_dir: DataDir = None,
 ) -> None:
     """Write rows to standard output, oldest first, with their seals in hexadecimal."""
-    with _opened(data_dir, None) as (database, _, _), database.read() as connection:
+    with _opened(data_dir, None) as (database, chain, _), database.read() as connection:
         from tuneship.store import audit  # noqa: PLC0415 - the light install
 
         rows: Iterable[dict[str, Any]] = (
@@ -106,6 +116,9 @@ def export(
             table = csv.DictWriter(sys.stdout, names)
             table.writeheader()
             table.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
+        waiting = chain.unlinked(connection).number
+        if waiting:
+            typer.echo(f"{waiting} rows are not in the chain yet, and not in this export", err=True)
 
 
 def csv_cell(value: object) -> object:

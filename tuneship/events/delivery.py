@@ -155,7 +155,7 @@ class Deliverer:
     def _record(self, due: Due, outcome: DeliveryOutcome) -> None:
         """Store an outcome, and switch off a webhook that is gone or has failed for too long."""
         now, webhook_id = self._clock(), due.key[0]
-        with self._database.write() as connection:
+        with self._database.write(due.webhook["client_id"]) as connection:
             if outcome.failure is None and outcome.status is not None:
                 webhook_records.record_success(connection, due, outcome.status, now)
                 return

@@ -41,6 +41,7 @@ LOGS_KEPT_FOR = timedelta(days=30)
 # Per deployment.
 MAX_LOG_LINES = 10_000
 FORGET_EVERY = timedelta(hours=1)
+FOLD_EVERY = timedelta(minutes=10)
 # Files without a row are set aside when they are so old: an upload comes before its row.
 LEFT_OVER_AFTER = timedelta(hours=24)
 # The timeouts of the phases of the end; together less than `shutdown.TASKS_END_S`.
@@ -64,7 +65,7 @@ class LeaderWork:
         self._datasets = DatasetProcessing(parts)
         self.batches = BatchKeeper(parts, take_spare)
         self._leases = LeaseKeeper(parts, self._trainings.held)
-        self._forget_at = parts.clock()
+        self._forget_at = self._fold_at = parts.clock()
         # Not at a start, when an operator may just have put an older database in place.
         self._sweep_at = parts.clock() + FORGET_EVERY
 
@@ -84,6 +85,7 @@ class LeaderWork:
                 self.batches.run(),
                 self._ticks.repeat(self._trainings.tick),
                 self._ticks.repeat(self.forget),
+                self._ticks.repeat(self.fold_metrics),
                 self._ticks.repeat(self.sweep_files),
             )
         ]
@@ -120,7 +122,7 @@ class LeaderWork:
             return
 
         def release() -> None:
-            with self._parts.database.write() as connection:
+            with self._parts.database.write_beside() as connection:
                 job_leases.release(connection, held, self._parts.clock())
 
         try:
@@ -135,6 +137,22 @@ class LeaderWork:
         if may_forget and not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self._threads.run(self.forget_old, now)
+
+    async def fold_metrics(self) -> None:
+        """Merge the stored metrics of the members, hour by hour, some time after each hour's end."""
+        now = self._parts.clock()
+        if not is_early(now, self._fold_at, FOLD_EVERY):
+            self._fold_at = now + FOLD_EVERY
+            await self._threads.run(self.fold_hours, now)
+
+    def fold_hours(self, now: datetime) -> None:
+        """Merge the stored metrics of all hours that are over; without a cluster there are none."""
+        database = self._parts.database
+        with database.read() as connection:
+            found = metric_windows.to_fold(connection, now.timestamp())
+        for deployment_id, hour in found:
+            with database.write_beside() as connection:
+                metric_windows.fold(connection, deployment_id, hour)
 
     async def sweep_files(self) -> None:
         """Once an hour set the files aside that have no row and are older than a day, e.g. of a killed upload."""
@@ -157,14 +175,15 @@ class LeaderWork:
         """Delete records beyond the time for which they are kept."""
         # A transaction for each kind, so that requests wait for one of them only.
         database, before = self._parts.database, now - LOGS_KEPT_FOR
-        with database.write() as connection:
+        with database.write_beside() as connection:
             metric_windows.forget(connection, now=now.timestamp())
-        with database.write() as connection:
+        with database.write_beside() as connection:
             deployment_logs.forget(connection, before=before, most=MAX_LOG_LINES)
+        # Alone: a tenant could queue the delivery of an event again while it is deleted.
         with database.write() as connection:
             events.forget(connection, now=now)
-        with database.write() as connection:
+        with database.write_beside() as connection:
             idempotency.forget(connection, now=now)
-        with database.write(clears=False) as connection:
+        with database.write_beside() as connection:
             rate_windows.forget(connection, now.timestamp())
         implicit.delete_idle(self._parts, now)

@@ -3,6 +3,7 @@
 A member takes part in the choice of a leader, goes by the database's clock, and tells the others what it has changed.
 """
 
+import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +20,10 @@ from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.streaming import Notifier, SharedNotifier
 from tuneship.store.database import Database
 from tuneship.store.leader_lease import LEASE_S
+from tuneship.store.metric_windows import WHOLE
 from tuneship.store.news import ANYTHING, ROWS, News
+
+SHARDS = 2**62
 
 
 def _always() -> bool:
@@ -43,6 +47,8 @@ class Membership:
     """Takes what is to be called, on any thread, when another member has changed something."""
     tasks: Sequence[BackgroundTask] = ()
     """Its background work."""
+    metrics_shard: int = WHOLE
+    """The shard of stored metrics that it writes."""
 
 
 def alone() -> Membership:
@@ -72,4 +78,6 @@ def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membersh
         is_fit=lambda: clock.is_good,
         on_change=lambda wake: news.heard_by(lambda _topics: wake()),
         tasks=(leadership, reading, news),
+        # Drawn at each start from so many that nobody, not even this member before a restart, has the same one.
+        metrics_shard=secrets.randbelow(SHARDS) + 1,
     )

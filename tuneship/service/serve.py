@@ -62,7 +62,7 @@ from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
-from tuneship.service.events.audit import HEAD_EVERY_S, sign_head
+from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
@@ -238,6 +238,7 @@ def _build(
         isolates=isolates,
         clock=role.clock,
         notifier=role.notifier,
+        metrics_shard=role.metrics_shard,
         timing=timing,
         tracing=tracing_of(settings),
         clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
@@ -249,10 +250,12 @@ def recover(parts: Parts) -> None:
     """Release what a killed service held, and set aside files without a row. No other process works on this data."""
     data_dir, now = parts.settings.data_dir, parts.clock()
     remove_temporary(parts)
+    parts.audit.link_all(parts.database)  # SQLite has such rows from a backup of Postgres
     with parts.database.write() as connection:
         leases.release_all(connection, now)
         idempotency.release_all(connection)
-        endpoint_records.revert_lapsed(connection, now)
+        for client_id in set(endpoint_records.lapsed(connection, now).values()):
+            endpoint_records.revert_lapsed(connection, client_id, now)
     files = parts.blobs.names() | work_in(data_dir)
     with parts.database.read() as connection:
         known = objects_of(connection)
@@ -374,6 +377,7 @@ def _leader_tasks(parts: Parts, secret: bytes, leadership: Leadership) -> tuple[
     def signing(database: Database) -> Periodic:
         def sign() -> None:
             now = parts.clock()
+            parts.audit.link_all(database)  # the head stands for all of it
             sign_head(database, heads, now)
             parts.signed_audit.complete_at = now
 
@@ -386,7 +390,16 @@ def _leader_tasks(parts: Parts, secret: bytes, leadership: Leadership) -> tuple[
             "the newest time could not be kept",
         )
 
-    return tuple(Led(leadership, parts.database, make) for make in (delivering, signing, noting))
+    def linking(database: Database) -> Periodic:
+        return Periodic(
+            lambda: parts.audit.link_all(database),
+            LINK_EVERY_S,
+            "the audit chain could not be linked",
+        )
+
+    # SQLite links a row when it is written.
+    makers = (delivering, signing, noting, *(() if parts.database.is_sqlite else (linking,)))
+    return tuple(Led(leadership, parts.database, make) for make in makers)
 
 
 def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:

@@ -1,8 +1,9 @@
 """The database: SQLite by default, Postgres by URL; migrations, and read and write transactions.
 
-Both databases give the same guarantee: there is one writer at a time, so whatever a handler has checked (quotas,
-names, versions, sequence numbers) still holds when it writes, and events become visible in the order of their
-positions. SQLite does it by `BEGIN IMMEDIATE`, Postgres by an advisory lock that ends with the transaction. Before
+Both databases give the same guarantee: one transaction at a time writes the rows of a tenant, so whatever a handler
+has checked (quotas, names, versions, sequence numbers) still holds when it writes, and a tenant's events become visible
+in the order of their positions. SQLite has one writer for everything (`BEGIN IMMEDIATE`). On Postgres a transaction for
+one tenant holds an advisory lock by the tenant's name, and one for all tenants waits until nobody else writes. Before
 that, the threads of a service queue among themselves (`write_queue.py`). Readers never wait. Several services work on
 one Postgres only as members of a cluster (`claim`), and what only its leader may write is fenced (`leader_lease.py`).
 
@@ -12,6 +13,7 @@ SQLite runs with WAL and `synchronous=FULL`, so every change that a client was t
 import copy
 import logging
 import time
+import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,10 +36,10 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from tuneship.startup import StartupError
 from tuneship.store import tables
 from tuneship.store.read_cache import ReadCache, SharedReadCache
-from tuneship.store.write_queue import TurnTimedOut, WriteQueue
+from tuneship.store.write_queue import TurnTimedOut, WriteQueues
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0014"
+HEAD = "0015"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6
@@ -46,12 +48,16 @@ LOCK_TIMEOUT_MS = 30_000
 CONNECT_SECONDS = 5
 # How long a connection may get no answer on the network before it is closed.
 NETWORK_TIMEOUT_MS = 30_000
-# The keys of our advisory locks in a Postgres database.
-WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
+# The keys of our advisory locks in a Postgres database. Transactions for one tenant share the lock of the writers; one
+# for all tenants has it alone.
+WRITER_LOCK, SERVICE_LOCK, CHAIN_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002, 0x7475_6E65_0003
+# The first of the two keys of a tenant's lock. The second is a checksum of the tenant: two tenants that have the same
+# one wait for each other, and nothing worse.
+TENANT_LOCKS = 0x7475_6E65
 # Within this time Postgres notices, even on a busy machine, that the connections of a killed service are closed.
 CLAIM_TIMEOUT_S = 15.0
-# In a cluster a writer that stands still inside a transaction is ended after this time, since the others wait for it.
-IDLE_WRITER_TIMEOUT_MS = 10_000
+# A member of a cluster that stands still inside a transaction is ended after this time, since others wait for it.
+IDLE_TIMEOUT_MS = 10_000
 
 # Called first in a write transaction; it raises where this process may not write.
 Fence = Callable[[sa.Connection], None]
@@ -94,21 +100,21 @@ class Database:
         Raises `UnknownDatabase`; `OtherSchema`; `DatabaseInUse` if it must be migrated while a service uses it; and
         `sqlalchemy.exc.OperationalError` if the database does not answer.
         """
-        self.engine = engine_of(url)
+        idle_ms = IDLE_TIMEOUT_MS if is_shared else None
+        self.engine = engine_of(url, idle_ms)
         # Urgent transactions have connections of their own, since all others may be in use.
-        self._first_engine = engine_of(url)
+        self._first_engine = engine_of(url, idle_ms)
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
         self._claim_timeout_s = claim_timeout_s
-        self._is_shared = is_shared
         self._fence: Fence | None = None
-        self._turns = WriteQueue()
+        self._turns = WriteQueues()
         for engine in (self.engine, self._first_engine):
             if self.is_sqlite:
                 event.listen(engine, "connect", _prepare_sqlite)
                 event.listen(engine, "begin", _begin_sqlite)
             else:
-                event.listen(engine, "begin", _begin_shared if is_shared else _begin_postgres)
+                event.listen(engine, "begin", _begin_postgres)
         try:
             if self._revision() != HEAD:
                 if not migrates:
@@ -137,25 +143,25 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self, *, clears: bool = True, first: bool = False) -> Generator[sa.Connection]:
+    def write(
+        self, tenant: str | None = None, *, clears: bool = True, first: bool = False
+    ) -> Generator[sa.Connection]:
         """A write transaction, committed if the block ends without an exception and rolled back otherwise.
 
+        `tenant`: the client id whose rows it writes; None: rows of several tenants, or of the installation, while
+        nobody else may write. On SQLite every transaction is of the second kind.
         `clears`: whether to clear the read cache; writers of metrics and logs need not, as nobody caches those.
-        `first`: ahead of all waiting writers, on a connection reserved for urgent work.
-        Raises SQLAlchemy's errors; `sqlalchemy.exc.TimeoutError` if other writers held the database for too long.
+        `first`: ahead of all waiting writers of the same rows, on a connection reserved for urgent work.
+        Raises SQLAlchemy's errors; `sqlalchemy.exc.TimeoutError` if other writers held these rows for too long.
         """
         # Neither database lets a writer go ahead of others: SQLite polls with growing pauses, and Postgres has a plain
         # queue. Writers in other processes still wait by the rules of the database.
+        queue = None if self.is_sqlite else tenant
         try:
             with (
-                self._turns.turn(LOCK_TIMEOUT_MS / 1000, first=first),
-                self._engine_for(first)
-                .connect()
-                .execution_options(tuneship_write=True) as connection,
-                connection.begin(),
+                self._turns.turn(queue, LOCK_TIMEOUT_MS / 1000, first=first),
+                self._begun(self._engine_for(first), _locks(tenant)) as connection,
             ):
-                if self._fence is not None:
-                    self._fence(connection)
                 yield connection
         except TurnTimedOut:
             raise WaitedTooLong("other writers held the database too long") from None
@@ -165,13 +171,31 @@ class Database:
                 self.cache.clear()
 
     @contextmanager
-    def write_beside(self) -> Generator[sa.Connection]:
-        """A short write transaction beside all others, on rows that no other kind of writer touches. Postgres only."""
-        with self._first_engine.begin() as connection:
+    def write_beside(self, *, first: bool = False) -> Generator[sa.Connection]:
+        """A short write transaction that waits for no other writer, where the database allows that, as Postgres does.
+
+        It is for rows of no tenant, and for statements that are right whoever writes beside them. Whoever changes
+        several rows does so in the order of their keys, so that two such transactions never wait for each other. The
+        read cache is not cleared. `first`: as for `write`. Raises as `write` does.
+        """
+        if self.is_sqlite:
+            with self.write(clears=False, first=first) as connection:
+                yield connection
+        else:
+            with self._begun(self._engine_for(first), None) as connection:
+                yield connection
+
+    @contextmanager
+    def _begun(self, engine: sa.Engine, locks: str | None) -> Generator[sa.Connection]:
+        """A transaction with these locks, behind the fence."""
+        options: dict[str, Any] = {"tuneship_write": True, "tuneship_locks": locks}
+        with engine.connect().execution_options(**options) as connection, connection.begin():
+            if self._fence is not None:
+                self._fence(connection)
             yield connection
 
     def fenced(self, fence: Fence | None) -> "Database":
-        """The same database, where `fence`, if there is one, is called first in every transaction of `write`."""
+        """The same database, where `fence`, if there is one, is called first in every transaction that writes."""
         fenced = copy.copy(self)
         fenced._fence = fence  # noqa: SLF001 - a copy of this one
         return fenced
@@ -261,7 +285,7 @@ class Database:
 
     def check_writable(self) -> None:
         """Make the smallest write that needs room on the disk. Raises what `write` raises."""
-        with self.write(clears=False) as connection:
+        with self.write_beside() as connection:
             connection.execute(sa.text("update alembic_version set version_num = version_num"))
 
     def close(self) -> None:
@@ -306,20 +330,28 @@ def sqlite_url(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
-def engine_of(url: str) -> sa.Engine:
-    """Make an engine, which neither connects nor changes the database yet. Raises `UnknownDatabase`."""
+def engine_of(url: str, idle_timeout_ms: int | None = None) -> sa.Engine:
+    """Make an engine, which neither connects nor changes the database yet. Raises `UnknownDatabase`.
+
+    `idle_timeout_ms`: after how long Postgres ends a transaction in which nothing happens.
+    """
     try:
         name = sa.make_url(url).get_backend_name()
         if name not in ("sqlite", "postgresql"):
             raise UnknownDatabase("the database URL must begin with sqlite or postgresql+psycopg")
         options: dict[str, Any] = {}
         if name == "postgresql":
+            idle = (
+                ""
+                if idle_timeout_ms is None
+                else f" -c idle_in_transaction_session_timeout={idle_timeout_ms}"
+            )
             options = {
                 "connect_timeout": CONNECT_SECONDS,
                 # Without these two, a connection to a server that was cut off would wait for many minutes.
                 "tcp_user_timeout": NETWORK_TIMEOUT_MS,
                 "keepalives_idle": NETWORK_TIMEOUT_MS // 1000,
-                "options": f"-c lock_timeout={LOCK_TIMEOUT_MS} -c timezone=UTC",
+                "options": f"-c lock_timeout={LOCK_TIMEOUT_MS} -c timezone=UTC{idle}",
             }
         return sa.create_engine(
             url,
@@ -364,13 +396,17 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def _begin_postgres(connection: sa.Connection) -> None:
-    if connection.get_execution_options().get("tuneship_write", False):
-        connection.exec_driver_sql(f"select pg_advisory_xact_lock({WRITER_LOCK})")
+    locks = connection.get_execution_options().get("tuneship_locks")
+    if locks is not None:
+        connection.exec_driver_sql(f"select {locks}")
 
 
-def _begin_shared(connection: sa.Connection) -> None:
-    if connection.get_execution_options().get("tuneship_write", False):
-        connection.exec_driver_sql(
-            f"select set_config('idle_in_transaction_session_timeout', '{IDLE_WRITER_TIMEOUT_MS}', true), "
-            f"pg_advisory_xact_lock({WRITER_LOCK})"
-        )
+def _locks(tenant: str | None) -> str:
+    """The calls by which a transaction on Postgres takes its locks, in this order."""
+    if tenant is None:
+        return f"pg_advisory_xact_lock({WRITER_LOCK})"
+    signed = int.from_bytes(zlib.crc32(tenant.encode()).to_bytes(4), signed=True)
+    return (
+        f"pg_advisory_xact_lock_shared({WRITER_LOCK}), "
+        f"pg_advisory_xact_lock({TENANT_LOCKS}, {signed})"
+    )

@@ -48,17 +48,19 @@ def rename(connection: sa.Connection, row: EndpointRow, name: str, now: datetime
 
 
 def revert_lapsed(
-    connection: sa.Connection, now: datetime, besides: Collection[str] = ()
+    connection: sa.Connection, client_id: str, now: datetime, besides: Collection[str] = ()
 ) -> dict[str, Exception | None]:
-    """Switch each endpoint whose lease has lapsed to its fallback, but for the ids in `besides`.
+    """Switch each endpoint of a client whose lease has lapsed to its fallback, but for the ids in `besides`.
 
     Returns the ids of these endpoints, with the error of each that failed. A row that cannot be used is logged and left
     as it is, so that it does not hold up the traffic of other endpoints.
     """
-    query = sa.select(endpoints).where(is_lapsed(now), endpoints.c.id.not_in(besides))
-    lapsed: list[EndpointRow] = fetch_all(connection, query)
+    query = sa.select(endpoints).where(
+        endpoints.c.client_id == client_id, is_lapsed(now), endpoints.c.id.not_in(besides)
+    )
+    found: list[EndpointRow] = fetch_all(connection, query)
     ended: dict[str, Exception | None] = {}
-    for row in lapsed:
+    for row in found:
         try:
             # A savepoint: a row that cannot be changed undoes nothing of the others.
             with connection.begin_nested():
@@ -85,9 +87,12 @@ def revert_lapsed(
     return ended
 
 
-def lapsed_ids(connection: sa.Connection, now: datetime) -> set[str]:
-    """The endpoints whose lease has lapsed and is still in the row."""
-    return set(connection.scalars(sa.select(endpoints.c.id).where(is_lapsed(now))))
+def lapsed(connection: sa.Connection, now: datetime) -> dict[str, str]:
+    """The endpoints whose lease has lapsed and is still in the row, and the client of each, by their ids."""
+    found = connection.execute(
+        sa.select(endpoints.c.id, endpoints.c.client_id).where(is_lapsed(now))
+    )
+    return {row.id: row.client_id for row in found}
 
 
 def is_lapsed(now: datetime) -> sa.ColumnElement[bool]:

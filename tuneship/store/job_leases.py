@@ -4,10 +4,10 @@ A claim raises `attempt`, the fencing token. Every later write names the job's i
 exactly one row; if it changes none, the lease is lost (`LeaseLost`), and the holder stops writing and kills its worker.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import sqlalchemy as sa
 
@@ -30,21 +30,23 @@ class JobLease:
 
     job_id: str
     attempt: int
+    client_id: str
+    """The job's tenant, whose rows its holder writes."""
+
+    @classmethod
+    def of(cls, job: JobRow) -> Self:
+        """The lease of the attempt that a row names."""
+        return cls(job["id"], job["attempt"], job["client_id"])
 
 
-def claim(
-    connection: sa.Connection, owner: str, now: datetime, held: Collection[str] = ()
-) -> JobRow | None:
-    """Claim the first job of the queue (`job_queue.py`); None if no job waits.
-
-    `held`: ids of the jobs on which the owner works already. If it was suspended for longer than a lease, they look
-    abandoned, although it continues them.
-    """
-    queue = [job_id for job_id in job_queue.queue_order(connection, now) if job_id not in held]
-    if not queue:
+def claim(connection: sa.Connection, job_id: str, owner: str, now: datetime) -> JobRow | None:
+    """Claim a job, in a transaction for its tenant; None if it does not wait any more."""
+    is_first = (jobs.c.id == job_id) & job_queue.waiting(now)
+    # One transaction at a time writes the tenant's rows, so nobody else claims it between this read and the write. Only
+    # leases are renewed beside it, hence the lock.
+    job = connection.execute(sa.select(jobs).where(is_first).with_for_update()).mappings().first()
+    if job is None:
         return None
-    # There is one writer at a time, so nobody else claims the job between this read and the write.
-    job = connection.execute(sa.select(jobs).where(jobs.c.id == queue[0])).mappings().one()
     claimed: dict[str, Any] = {
         "owner": owner,
         "attempt": job["attempt"] + 1,
@@ -92,7 +94,7 @@ def heartbeat(connection: sa.Connection, held: JobLease, now: datetime, **values
 
 def renew(connection: sa.Connection, held: Iterable[JobLease], now: datetime) -> None:
     """Renew the leases of several jobs, except those that have ended or were claimed by another attempt."""
-    for lease in held:
+    for lease in sorted(held, key=lambda lease: lease.job_id):
         is_held = (jobs.c.id == lease.job_id) & (jobs.c.attempt == lease.attempt)
         is_live = jobs.c.lease_until.is_not(None)
         connection.execute(sa.update(jobs).where(is_held, is_live).values(lease_until=now + LEASE))
@@ -100,7 +102,7 @@ def renew(connection: sa.Connection, held: Iterable[JobLease], now: datetime) ->
 
 def release(connection: sa.Connection, held: Iterable[JobLease], now: datetime) -> None:
     """Let these leases lapse, so that others can claim the jobs at once; their processes must have been ended."""
-    for lease in held:
+    for lease in sorted(held, key=lambda lease: lease.job_id):
         is_held = (jobs.c.id == lease.job_id) & (jobs.c.attempt == lease.attempt)
         is_running = jobs.c.status == JobStatus.RUNNING
         connection.execute(

@@ -7,7 +7,7 @@ equals the one whose last job started longest ago. Jobs of the same tenant start
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -33,6 +33,41 @@ def waiting(now: datetime) -> sa.ColumnElement[bool]:
     return (jobs.c.status == JobStatus.QUEUED) | lapsed
 
 
+@dataclass(frozen=True)
+class QueuedJob:
+    """A waiting job and its tenant."""
+
+    job_id: str
+    client_id: str
+
+
+def first_in_line(
+    connection: sa.Connection, now: datetime, held: Collection[str] = ()
+) -> QueuedJob | None:
+    """The job that starts next; None if none waits. The rest of the queue is not read.
+
+    `held`: ids of the jobs on which the asking process works already. If it was suspended for longer than a lease,
+    they look abandoned, although it continues them.
+    """
+    query = (
+        sa.select(jobs.c.id, jobs.c.client_id)
+        .where(waiting(now), jobs.c.id.not_in(held))
+        .order_by(jobs.c.created_at, jobs.c.id)
+        .limit(1)
+    )
+    interrupted = connection.execute(query.where(jobs.c.attempt > 0)).first()
+    if interrupted is not None:
+        return QueuedJob(*interrupted)
+    usage = _usage(connection, now)
+    for client_id in sorted(usage, key=lambda client_id: (usage[client_id], client_id)):
+        is_fresh = (jobs.c.status == JobStatus.QUEUED) & (jobs.c.attempt == 0)
+        own = query.where(jobs.c.client_id == client_id, is_fresh)
+        found = connection.execute(own).first()
+        if found is not None:  # else this process works on the tenant's only ones
+            return QueuedJob(*found)
+    return None
+
+
 def queue_order(connection: sa.Connection, now: datetime) -> list[str]:
     """The ids of all waiting jobs, in the order in which they will start."""
     query = (
@@ -43,7 +78,7 @@ def queue_order(connection: sa.Connection, now: datetime) -> list[str]:
     rows = connection.execute(query).all()
     interrupted = [row.id for row in rows if row.attempt > 0]
     fresh = [(row.client_id, row.id) for row in rows if row.attempt == 0]
-    usage = _usage(connection, {client for client, _ in fresh}, now)
+    usage = _usage(connection, now)
     return interrupted + fair_order(fresh, usage)
 
 
@@ -69,11 +104,11 @@ def fair_order(fresh: Sequence[tuple[str, str]], usage: Mapping[str, TenantUsage
     return order
 
 
-def _usage(connection: sa.Connection, clients: set[str], now: datetime) -> dict[str, TenantUsage]:
-    """Read how much each tenant uses, by two index look-ups per tenant that skip its ended jobs."""
+def _usage(connection: sa.Connection, now: datetime) -> dict[str, TenantUsage]:
+    """Read how much each tenant with a queued job uses, by two index look-ups per tenant that skip its ended jobs."""
     tenants = (
         sa.select(jobs.c.client_id)
-        .where(jobs.c.status == JobStatus.QUEUED, jobs.c.client_id.in_(clients))
+        .where(jobs.c.status == JobStatus.QUEUED)
         .distinct()
         .subquery("tenants")
     )

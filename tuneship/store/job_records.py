@@ -70,7 +70,7 @@ def add_log(
 ) -> None:
     """Append an entry to the job's log; `message` must not hold text of a dataset.
 
-    There is one writer at a time, so ids rise in the order of the commits.
+    A tenant has one writer at a time, so the ids in a job's log rise in the order of the commits.
     """
     connection.execute(
         sa.insert(job_logs).values(job_id=job_id, timestamp=now, level=level, message=message)

@@ -3,8 +3,14 @@
 A row is a window of one series: a deployment's traffic through one endpoint, or all of its traffic (`EVERY`). The row
 of an hour also holds the numbers of its sixty minutes, so that a month by the minute is 720 rows. The encoding is in
 `tuneship/metrics/columns.py`.
+
+Each member of a cluster writes rows of its own, its *shard*, so that members store at the same time without waiting for
+each other. Readers merge the rows of all shards. The leader merges the hours that are over into the shard of a service
+alone (`fold`), so that old ones are no more rows than in one service. An observation is counted in one row of each
+width, whoever is killed: a member's rows are locked while it, or the leader, reads and replaces them.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,18 +33,23 @@ KEPT_SECONDS = {
     MINUTE: int(timedelta(days=90).total_seconds()),
     HOUR: int(timedelta(days=90).total_seconds()),
 }
+# The shard of a service alone, and of the hours that the leader has merged.
+WHOLE = 0
+# How long after the end of an hour its windows are merged; whatever is stored later is merged the next time.
+FOLDED_AFTER_S = 600
 # The endpoint id of the series with all traffic of a deployment.
 EVERY = ""
 WINDOWS_PER_QUERY = 400
 
 
 class StoredWindowKey(NamedTuple):
-    """The key of a row; `width` in seconds, `start` in seconds since the epoch."""
+    """The key of a row; `width` in seconds, `start` in seconds since the epoch, `shard` says whose counts it has."""
 
     deployment_id: str
     endpoint_id: str
     width: int
     start: int
+    shard: int
 
 
 @dataclass(frozen=True)
@@ -59,19 +70,27 @@ class WindowSource:
         )
 
 
+KEY = [table.c[name] for name in StoredWindowKey._fields]
+
+
 def oldest(width: int, now: float) -> int:
     """Start of the oldest hour for which windows of this width are kept, in seconds since the epoch."""
     return int(now - KEPT_SECONDS[width]) // HOUR * HOUR
 
 
-def store(connection: sa.Connection, windows: Mapping[WindowKey, MetricWindow], now: float) -> None:
-    """Merge windows into the stored ones; `now` in seconds since the epoch.
+def store(
+    connection: sa.Connection,
+    windows: Mapping[WindowKey, MetricWindow],
+    now: float,
+    shard: int = WHOLE,
+) -> None:
+    """Merge windows into the stored ones of a shard, which nobody else writes; `now` in seconds since the epoch.
 
     The given windows are not changed, so that they can be stored again if the transaction is rolled back. Windows that
     are too old to be kept are not written.
     """
     finer = {
-        StoredWindowKey(key.deployment_id, key.endpoint_id, SECOND, key.start): window
+        StoredWindowKey(key.deployment_id, key.endpoint_id, SECOND, key.start, shard): window
         for key, window in windows.items()
         if not window.is_empty
     }
@@ -92,7 +111,8 @@ def store(connection: sa.Connection, windows: Mapping[WindowKey, MetricWindow], 
         keys = sorted(fresh)
         for first in range(0, len(keys), WINDOWS_PER_QUERY):
             batch = keys[first : first + WINDOWS_PER_QUERY]
-            _merge_stored(connection, batch, [fresh[key] for key in batch], minutes)
+            more = columns.from_windows([fresh[key] for key in batch])
+            _merge_stored(connection, batch, more, minutes)
 
 
 def _merge_into(
@@ -106,19 +126,16 @@ def _merge_into(
 def _merge_stored(
     connection: sa.Connection,
     keys: Sequence[StoredWindowKey],
-    windows: Sequence[MetricWindow],
+    windows: Columns,
     minutes: dict[StoredWindowKey, bytes],
 ) -> None:
-    """Read the stored windows of `keys`, merge `windows` into them, and write them.
+    """Read the stored windows of `keys`, merge `windows`, one for each, into them, and write them.
 
     `minutes` collects the new numbers of minutes, which the rows of their hours, written later, hold as well.
     """
     stored = _stored(connection, keys)
     index = {key: number for number, key in enumerate(keys)}
-    both = columns.joined(
-        columns.from_windows(windows),
-        columns.from_stored([window for window, _ in stored.values()]),
-    )
+    both = columns.joined(windows, columns.from_stored([window for window, _ in stored.values()]))
     groups = np.array([*range(len(keys)), *(index[key] for key in stored)], np.int64)
     _, merged = columns.grouped(both, groups)
 
@@ -145,16 +162,17 @@ def _merge_stored(
 def _stored(
     connection: sa.Connection, keys: Sequence[StoredWindowKey]
 ) -> dict[StoredWindowKey, tuple[bytes, bytes | None]]:
-    """The columns `window` and `minutes` of the rows that exist."""
-    key = [table.c[name] for name in StoredWindowKey._fields]
-    query = sa.select(*key, table.c.window, table.c.minutes).where(sa.tuple_(*key).in_(keys))
+    """The columns `window` and `minutes` of the rows that exist, which nobody changes before the transaction ends."""
+    query = sa.select(*KEY, table.c.window, table.c.minutes).where(sa.tuple_(*KEY).in_(keys))
     return {
-        StoredWindowKey(row.deployment_id, row.endpoint_id, row.width, row.start): (
-            row.window,
-            row.minutes,
-        )
-        for row in connection.execute(query)
+        StoredWindowKey(*row[: len(KEY)]): (row.window, row.minutes)
+        for row in connection.execute(_locked(query))
     }
+
+
+def _locked(query: "sa.Select[Any]") -> "sa.Select[Any]":
+    # Always in the order of the keys, so that two who lock the same rows do not wait for each other.
+    return query.order_by(*KEY).with_for_update()
 
 
 def _with_minutes(
@@ -163,12 +181,47 @@ def _with_minutes(
     """The sixty records of an hour, with those of the minutes in `minutes` replaced."""
     records = bytearray(stored or bytes(HOUR // MINUTE * FACTS.itemsize))
     for number in range(HOUR // MINUTE):
-        minute = StoredWindowKey(
-            hour.deployment_id, hour.endpoint_id, MINUTE, hour.start + number * MINUTE
-        )
+        minute = hour._replace(width=MINUTE, start=hour.start + number * MINUTE)
         if minute in minutes:
             records[number * FACTS.itemsize : (number + 1) * FACTS.itemsize] = minutes[minute]
     return bytes(records)
+
+
+def to_fold(connection: sa.Connection, now: float) -> Sequence[tuple[str, int]]:
+    """The deployments and hours, by their start, that are over and still in several shards."""
+    is_over = table.c.start <= now - HOUR - FOLDED_AFTER_S
+    query = sa.select(table.c.deployment_id, table.c.start).where(
+        table.c.width == HOUR, is_over, table.c.shard != WHOLE
+    )
+    found = connection.execute(query.distinct().order_by(table.c.start, table.c.deployment_id))
+    return [(row.deployment_id, row.start) for row in found]
+
+
+def fold(connection: sa.Connection, deployment_id: str, hour: int) -> None:
+    """Merge the minutes and the hour of a deployment's shards; its seconds stay apart until they are forgotten.
+
+    There may be thousands of seconds, and they are kept for two days only.
+    """
+    minutes: dict[StoredWindowKey, bytes] = {}
+    for width in (MINUTE, HOUR):
+        is_apart = sa.and_(
+            table.c.deployment_id == deployment_id,
+            table.c.width == width,
+            table.c.start >= hour,
+            table.c.start < hour + HOUR,
+            table.c.shard != WHOLE,
+        )
+        query = sa.select(*KEY, table.c.window).where(is_apart)
+        rows = connection.execute(_locked(query)).all()
+        apart = [StoredWindowKey(*row[: len(KEY)]) for row in rows]
+        keys = sorted({key._replace(shard=WHOLE) for key in apart})
+        index = {key: number for number, key in enumerate(keys)}
+        groups = np.array([index[key._replace(shard=WHOLE)] for key in apart], np.int64)
+        _, merged = columns.grouped(columns.from_stored([row.window for row in rows]), groups)
+        _merge_stored(connection, keys, merged, minutes)
+        for first in range(0, len(apart), WINDOWS_PER_QUERY):
+            done = apart[first : first + WINDOWS_PER_QUERY]
+            connection.execute(sa.delete(table).where(sa.tuple_(*KEY).in_(done)))
 
 
 def has_requests(connection: sa.Connection, deployment_id: str, since: float) -> bool:
@@ -203,11 +256,21 @@ def facts(
         .order_by(table.c.start)
     )
     rows = connection.execute(query).all()
+    times = Counter(row.start for row in rows)
+    rows = [row for row in rows if times[row.start] == 1]
     records = np.frombuffer(b"".join([row.minutes for row in rows]), FACTS)
     hours = np.fromiter((row.start for row in rows), np.int64, len(rows))
     starts = (hours[:, None] + np.arange(0, HOUR, MINUTE)).ravel()
     is_wanted = (starts >= start) & (starts < end) & columns.is_some(records)
-    return starts[is_wanted], records[is_wanted]
+    starts, records = starts[is_wanted], records[is_wanted]
+    # Hours in several shards, the last one or two, are merged from their minutes, whose sketches give the percentiles.
+    for hour in (hour for hour, number in times.items() if number > 1):
+        low, high = max(start, hour), min(end, hour + HOUR)
+        more, windows = sketches(connection, series, MINUTE, low, high)
+        starts = np.concatenate([starts, more])
+        records = np.concatenate([records, windows.facts])
+    order = np.argsort(starts, kind="stable")
+    return starts[order], records[order]
 
 
 def sketches(
@@ -221,7 +284,10 @@ def sketches(
     )
     rows = connection.execute(query).all()
     starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
-    return starts, columns.from_stored([row.window for row in rows])
+    windows = columns.from_stored([row.window for row in rows])
+    if np.any(starts[1:] == starts[:-1]):  # they are in several shards
+        return columns.grouped(windows, starts)
+    return starts, windows
 
 
 def has_traffic(connection: sa.Connection, series: WindowSource, start: int, end: int) -> bool:

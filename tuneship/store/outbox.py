@@ -1,8 +1,8 @@
 """The outbox: each change of state writes, in its own transaction, an event and a delivery for each subscribed webhook.
 
 Both commit with the change or not at all, so no event is lost if the process dies between a change and its delivery.
-There is one writer at a time (`database.py`), so a resource's sequence numbers have no gaps, and events become visible
-in the order of their positions.
+A tenant has one writer at a time (`database.py`), so a resource's sequence numbers have no gaps, and a tenant's events
+become visible in the order of their positions.
 """
 
 from collections.abc import Mapping, Sequence

@@ -288,6 +288,7 @@ class MetricWindowRow(TypedDict):
     endpoint_id: str
     width: int
     start: int
+    shard: int
     window: bytes
     minutes: bytes | None
 
@@ -300,10 +301,9 @@ class ResourceCountRow(TypedDict):
     number: int
 
 
-class AuditRow(TypedDict):
-    """One entry of the audit trail, with its seal."""
+class SealedAuditRow(TypedDict):
+    """The columns of an entry of the audit trail, with its seal."""
 
-    seq: int
     at: datetime
     client_id: str
     key_id: str
@@ -315,6 +315,18 @@ class AuditRow(TypedDict):
     prompt_tokens: int | None
     completion_tokens: int | None
     mac: bytes
+
+
+class AuditRow(SealedAuditRow):
+    """One entry of the audit trail in its chain."""
+
+    seq: int
+
+
+class UnlinkedAuditRow(SealedAuditRow):
+    """One entry of the audit trail that is not in its chain yet."""
+
+    position: int
 
 
 class InstallationRow(TypedDict):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ObjectKeyRow,
         RateWindowRow,
         ResourceCountRow,
+        UnlinkedAuditRow,
         WebhookRow,
     )
 
@@ -352,9 +353,19 @@ metric_windows: "TypedTable[MetricWindowRow]" = TypedTable(
     _text("endpoint_id", primary_key=True),
     sa.Column("width", sa.BigInteger, primary_key=True),  # seconds
     sa.Column("start", sa.BigInteger, primary_key=True),
+    # Whose counts they are: a member of a cluster has a number of its own, and 0 is of a service alone, or of all.
+    sa.Column("shard", sa.BigInteger, primary_key=True, server_default="0"),
     sa.Column("window", sa.LargeBinary, nullable=False),  # encoded by `metrics/columns.py`
     sa.Column("minutes", sa.LargeBinary),  # an hour's 60 records without their sketches
     sa.Index("ix_metric_windows_width_start", "width", "start"),
+    # Finds the hours of members that are to be put together.
+    sa.Index(
+        "ix_metric_windows_shards",
+        "width",
+        "start",
+        sqlite_where=sa.text("shard <> 0"),
+        postgresql_where=sa.text("shard <> 0"),
+    ),
     sqlite_with_rowid=False,  # rows are stored in the order in which they are read
 )
 
@@ -367,22 +378,38 @@ resource_counts: "TypedTable[ResourceCountRow]" = TypedTable(
     _whole("number"),
 )
 
+
+def _audit_columns() -> "tuple[sa.Column[Any], ...]":
+    return (
+        _moment("at"),
+        _text("client_id"),
+        _text("key_id"),
+        _text("action"),
+        sa.Column("resource_id", sa.Text),
+        sa.Column("status", sa.Integer, nullable=False),
+        _text("address"),
+        _text("request_id"),
+        sa.Column("prompt_tokens", sa.BigInteger),
+        sa.Column("completion_tokens", sa.BigInteger),
+        sa.Column("mac", sa.LargeBinary, nullable=False),
+    )
+
+
+# Its seals are over the row and the one before: `audit.py`.
 audit: "TypedTable[AuditRow]" = TypedTable(
     "audit",
     METADATA,
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    _moment("at"),
-    _text("client_id"),
-    _text("key_id"),
-    _text("action"),
-    sa.Column("resource_id", sa.Text),
-    sa.Column("status", sa.Integer, nullable=False),
-    _text("address"),
-    _text("request_id"),
-    sa.Column("prompt_tokens", sa.BigInteger),
-    sa.Column("completion_tokens", sa.BigInteger),
-    sa.Column("mac", sa.LargeBinary, nullable=False),  # over the row and the one before: `audit.py`
+    *_audit_columns(),
     sa.Index("ix_audit_client_id_seq", "client_id", "seq"),
+)
+
+# Rows that are committed and not in the chain yet, each sealed by itself. Postgres only.
+unlinked_audit: "TypedTable[UnlinkedAuditRow]" = TypedTable(
+    "unlinked_audit",
+    METADATA,
+    sa.Column("position", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    *_audit_columns(),
 )
 
 # One row: which installation this database belongs to (`installation.py`).

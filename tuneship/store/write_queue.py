@@ -4,7 +4,7 @@ A plain lock is not fair: among 32 threads that keep taking it, one may never ge
 """
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -66,3 +66,28 @@ class WriteQueue:
                 return
             self._waiting.remove(ticket)
         raise TurnTimedOut
+
+
+class WriteQueues:
+    """Fair locks by name, each of which exists while somebody holds it or waits for it."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._lock = threading.Lock()
+        self._queues: dict[str | None, WriteQueue] = {}
+        self._users: Counter[str | None] = Counter()
+
+    @contextmanager
+    def turn(self, name: str | None, timeout_s: float, *, first: bool = False) -> Generator[None]:
+        """Hold the lock of this name for the block; `first`: ahead of all others that wait. Raises `TurnTimedOut`."""
+        with self._lock:
+            queue = self._queues.setdefault(name, WriteQueue())
+            self._users[name] += 1
+        try:
+            with queue.turn(timeout_s, first=first):
+                yield
+        finally:
+            with self._lock:
+                self._users[name] -= 1
+                if not self._users[name]:
+                    del self._users[name], self._queues[name]

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from tests.support.processes import Serve
+from tuneship.cli.audit import BROKEN, NO_HEADS
 from tuneship.cli.main import app
 from tuneship.contract.errors import AuthenticationError
 from tuneship.contract.scopes import PRESETS, SCOPES
@@ -55,6 +56,7 @@ class Installation:
     def json(self, *arguments: str) -> dict[str, Any]:
         done = self.run(*arguments, "--json")
         assert done.exit_code == 0, done.output
+        self.chain.link_all(self.database)  # as the service does
         return json.loads(done.stdout)
 
     def recognises(self, key: str, client: str) -> bool:
@@ -420,6 +422,7 @@ def test_the_audit_chain_is_written_out_and_no_cell_is_a_formula(installed: Inst
     entry = audit.AuditRecord(datetime.now(UTC), "acme", "k", "=1+1", None, 200, "::1", "req")
     with installed.database.write() as connection:
         installed.chain.add(connection, entry)
+    installed.chain.link_all(installed.database)
     lines = audit_command(installed, "export", "--client-id", "acme").stdout.splitlines()
     assert [json.loads(line)["seq"] for line in lines] == [1, 3]
     rest = audit_command(installed, "export", "--after", "1").stdout.splitlines()
@@ -428,3 +431,27 @@ def test_the_audit_chain_is_written_out_and_no_cell_is_a_formula(installed: Inst
         csv.DictReader(audit_command(installed, "export", "--format", "csv").stdout.splitlines())
     )
     assert [row["action"] for row in table] == ["create_key", "create_key", "'=1+1"]
+
+
+def test_rows_that_are_not_in_the_chain_yet_are_named(installed: Installation) -> None:
+    entry = audit.AuditRecord(datetime.now(UTC), "acme", "k", "x", None, 200, "::1", "req")
+    with installed.database.write("acme") as connection:
+        installed.chain.add(connection, entry)
+    verified, exported = audit_command(installed, "verify"), audit_command(installed, "export")
+    if installed.database.is_sqlite:
+        assert verified.exit_code == NO_HEADS, "the row is in the chain, and no head stands for it"
+        assert (len(exported.stdout.splitlines()), exported.stderr) == (1, "")
+        return
+    assert verified.exit_code == 0
+    assert "1 more rows wait to be linked, since 20" in verified.stdout
+    assert exported.stdout == ""
+    assert "1 rows are not in the chain yet" in exported.stderr
+    table = audit.unlinked_audit
+    with installed.database.write() as connection:
+        connection.execute(sa.update(table).values(action="y"))
+    forged = audit_command(installed, "verify")
+    assert forged.exit_code == BROKEN
+    assert "1 of the 1 rows that wait to be linked were not written by the service" in forged.stderr
+    installed.chain.link_all(installed.database)
+    with installed.database.read() as connection:
+        assert list(audit.rows_of(connection)) == [], "nobody seals what somebody else has written"

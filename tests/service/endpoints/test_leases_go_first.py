@@ -120,7 +120,7 @@ def test_every_connection_is_taken_and_requests_wait_for_the_database(service: S
         with service.database.write():
             for one in writers:
                 one.start()
-            until(lambda: len(service.database._turns._waiting) >= SPARE_THREADS)
+            until(lambda: len(service.database._turns._queues[None]._waiting) >= SPARE_THREADS)
             size: Any = pool
             for _ in range(size.size() + size._max_overflow - size.checkedout()):
                 taken.enter_context(service.database.engine.connect())

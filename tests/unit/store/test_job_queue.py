@@ -7,10 +7,11 @@ import pytest
 
 from tests.unit.store.test_store import NOW, add_job, claim
 from tuneship.contract.jobs import JobStatus
-from tuneship.store import job_queue
+from tuneship.store import job_leases, job_queue, tables
+from tuneship.store import queries as rows
 from tuneship.store.database import Database
 from tuneship.store.job_leases import LEASE
-from tuneship.store.job_queue import TenantUsage, fair_order
+from tuneship.store.job_queue import QueuedJob, TenantUsage, fair_order
 
 pytestmark = pytest.mark.both_databases
 
@@ -28,8 +29,10 @@ def line(database: Database, now: datetime) -> list[str]:
 
 
 def started(database: Database, now: datetime) -> str:
+    forecast = line(database, now)
     row = claim(database, now)
     assert row is not None
+    assert row["id"] == forecast[0]
     return row["id"]
 
 
@@ -67,8 +70,8 @@ def test_a_dead_service_gives_no_tenant_a_running_job(database: Database) -> Non
     fill(database, "a1", "a2", "b1")
     assert started(database, NOW) == "a1"
     with database.read() as connection:
-        alive = job_queue._usage(connection, {"a", "b"}, NOW)
-        lapsed = job_queue._usage(connection, {"a", "b"}, NOW + LEASE + timedelta(seconds=1))
+        alive = job_queue._usage(connection, NOW)
+        lapsed = job_queue._usage(connection, NOW + LEASE + timedelta(seconds=1))
     assert alive == {"a": TenantUsage(1, NOW), "b": TenantUsage()}
     assert lapsed == {"a": TenantUsage(0, NOW), "b": TenantUsage()}
 
@@ -91,3 +94,26 @@ def test_a_started_job_is_not_in_line(database: Database) -> None:
     add_job(database, "ft_1", status=JobStatus.COMPLETED)
     add_job(database, "ft_2", status=JobStatus.CANCELLING)
     assert line(database, NOW) == []
+
+
+def test_a_job_that_its_process_works_on_is_passed_over(database: Database) -> None:
+    fill(database, "a1", "b1", "a2", "b2")
+    with database.read() as connection:
+        following = [
+            job_queue.first_in_line(connection, NOW, held)
+            for held in ((), ("a1",), ("a1", "a2"), ("a1", "a2", "b1", "b2"))
+        ]
+    assert following == [
+        QueuedJob("a1", "a"), QueuedJob("a2", "a"), QueuedJob("b1", "b"), None,
+    ]  # fmt: skip
+
+
+def test_a_job_that_was_cancelled_after_the_look_is_not_claimed(database: Database) -> None:
+    fill(database, "a1")
+    with database.read() as connection:
+        first = job_queue.first_in_line(connection, NOW)
+    assert first == QueuedJob("a1", "a")
+    with database.write("a") as connection:
+        rows.change(connection, tables.jobs, "a1", NOW, status=JobStatus.CANCELLING)
+    with database.write("a") as connection:
+        assert job_leases.claim(connection, "a1", "owner", NOW) is None

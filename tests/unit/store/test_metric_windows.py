@@ -4,7 +4,9 @@ import json
 import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -263,3 +265,113 @@ def _upgrade(file: Path, revision: str) -> None:
         config.attributes["metadata"] = tables.METADATA
         command.upgrade(config, revision)
     engine.dispose()
+
+
+# The numbers of two members.
+SHARDS = (3, 2**61)
+
+
+@given(ticks=OFFSETS, folds=st.lists(st.booleans(), min_size=4, max_size=4))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_shards_of_two_members_are_read_as_those_of_one_service(
+    database: Database, ticks: list[list[tuple[int, str]]], folds: list[bool]
+) -> None:
+    """Whenever the leader merges hours, and whatever comes late, every answer is that of one service."""
+    with database.write() as connection:
+        connection.execute(sa.delete(tables.metric_windows))
+        for number, (tick, folds_now) in enumerate(zip(ticks, folds, strict=False)):
+            windows = {
+                WindowKey("dep_1", one, NOW - offset): window(latency=offset % 90 + 1)
+                for offset, one in tick
+            }
+            alone = {replace(key, deployment_id="dep_2"): one for key, one in windows.items()}
+            metric_windows.store(connection, windows, NOW, SHARDS[number % 2])
+            metric_windows.store(connection, alone, NOW)
+            if folds_now:
+                fold_all(connection, NOW)
+        for width in WIDTHS:
+            for endpoint_id in ("", "cep_1"):
+                shared, whole = (
+                    (
+                        metric_windows.facts(connection, source, width, NOW - 2 * HOUR - 7, NOW),
+                        metric_windows.sketches(connection, source, width, 0, 2 * NOW),
+                    )
+                    for source in (
+                        WindowSource("dep_1", endpoint_id),
+                        WindowSource("dep_2", endpoint_id),
+                    )
+                )
+                assert shared[0][0].tolist() == whole[0][0].tolist()
+                assert shared[0][1].tobytes() == whole[0][1].tobytes()
+                assert shared[1][0].tolist() == whole[1][0].tolist()
+                assert shared[1][1].encoded() == whole[1][1].encoded()
+        fold_all(connection, NOW + 2 * HOUR)
+        assert metric_windows.to_fold(connection, NOW * 2) == []
+        for width in (MINUTE, HOUR):
+            rows_of_both = sa.select(tables.metric_windows.c.deployment_id).where(
+                tables.metric_windows.c.width == width
+            )
+            found = Counter(connection.scalars(rows_of_both))
+            assert found["dep_1"] == found["dep_2"], (
+                "old hours are no more rows than one service has"
+            )
+
+
+def fold_all(connection: sa.Connection, now: int) -> None:
+    for deployment_id, hour in metric_windows.to_fold(connection, now):
+        metric_windows.fold(connection, deployment_id, hour)
+
+
+def test_an_hour_is_merged_some_time_after_its_end(database: Database) -> None:
+    with database.write() as connection:
+        metric_windows.store(connection, {WindowKey("dep_1", "", NOW): window()}, NOW, SHARDS[0])
+        ends = NOW + HOUR + metric_windows.FOLDED_AFTER_S
+        assert metric_windows.to_fold(connection, ends - 1) == []
+        assert metric_windows.to_fold(connection, ends) == [("dep_1", NOW)]
+
+
+def test_members_store_at_once_while_the_leader_merges_and_nothing_is_lost_or_counted_twice(
+    database: Database,
+) -> None:
+    """On Postgres these six are at work at the same time, on the same hours."""
+    each, offsets = 12, range(0, 3 * HOUR, 1_000)
+
+    def member(shard: int, width: int) -> Callable[[], None]:
+        def work() -> None:
+            for number in range(each):
+                windows = {
+                    WindowKey(f"dep_{one}", "", NOW - offset - number % width): window()
+                    for one in (1, 2)
+                    for offset in offsets
+                }
+                with database.write_beside() as connection:
+                    metric_windows.store(connection, windows, NOW, shard)
+
+        return work
+
+    def leader() -> None:
+        for _ in range(each):
+            with database.read() as connection:
+                found = metric_windows.to_fold(connection, NOW + 2 * HOUR)
+            for deployment_id, hour in found:
+                with database.write_beside() as connection:
+                    metric_windows.fold(connection, deployment_id, hour)
+
+    with ThreadPoolExecutor() as threads:
+        works = [member(1, 1), member(2, 7), member(3, 3), leader]
+        for done in [threads.submit(work) for work in works]:
+            done.result()
+    with database.read() as connection:
+        for width in WIDTHS:
+            assert sum(counts(connection, width).values()) == 3 * each * len(offsets)
+
+
+def test_a_member_waits_neither_for_a_tenant_nor_for_another_member(database: Database) -> None:
+    if database.is_sqlite:
+        pytest.skip("SQLite has one writer, which is a service alone")
+    windows = {WindowKey("dep_1", "", NOW): window()}
+    with database.write(), database.write_beside() as one, database.write_beside() as two:
+        metric_windows.store(one, windows, NOW, 1)
+        metric_windows.store(two, windows, NOW, 2)
+    with database.read() as connection:
+        assert [sum(counts(connection, width).values()) for width in WIDTHS] == [2, 2, 2]

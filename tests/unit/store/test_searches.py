@@ -21,7 +21,11 @@ from tuneship.store.tables import METADATA
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEARCHES: dict[str, Callable[[sa.Connection], Any]] = {
     "the queue": lambda connection: job_queue.queue_order(connection, NOW),
-    "lapsed leases": lambda connection: endpoint_records.revert_lapsed(connection, NOW),
+    "the first in line": lambda connection: job_queue.first_in_line(connection, NOW),
+    "lapsed leases": lambda connection: endpoint_records.lapsed(connection, NOW),
+    "a tenant's lapsed leases": lambda connection: endpoint_records.revert_lapsed(
+        connection, "alice", NOW
+    ),
     "old events": lambda connection: events.forget(connection, NOW),
     "old idempotency keys": lambda connection: idempotency.forget(connection, NOW),
     "a dataset's jobs": lambda connection: job_records.is_dataset_needed(connection, "ds_1"),

@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.contract.jobs import JobStatus
-from tuneship.store import idempotency, tables
+from tuneship.store import idempotency, job_queue, tables
 from tuneship.store import job_leases as leases
 from tuneship.store import queries as rows
 from tuneship.store.database import Database
@@ -33,8 +33,16 @@ def add_job(database: Database, job_id: str = "ft_1", **values: Any) -> None:
 
 
 def claim(database: Database, now: datetime) -> rows.Row | None:
-    with database.write() as connection:
-        return leases.claim(connection, "owner", now)
+    """Claim the first job, and the next one where somebody else is faster."""
+    while True:
+        with database.read() as connection:
+            first = job_queue.first_in_line(connection, now)
+        if first is None:
+            return None
+        with database.write(first.client_id) as connection:
+            job = leases.claim(connection, first.job_id, "owner", now)
+        if job is not None:
+            return job
 
 
 def test_an_error_of_the_database_carries_no_values(database: Database) -> None:
@@ -59,7 +67,7 @@ def test_a_stale_attempt_writes_nothing(database: Database) -> None:
     add_job(database)
     claim(database, NOW)
     claim(database, NOW + LEASE * 2)
-    stale, live = JobLease("ft_1", 1), JobLease("ft_1", 2)
+    stale, live = JobLease("ft_1", 1, "alice"), JobLease("ft_1", 2, "alice")
     for change in (
         lambda one: leases.heartbeat(one, stale, NOW + LEASE * 3),
         lambda one: leases.write(one, stale, current_step=7),
@@ -78,7 +86,7 @@ def test_a_job_that_is_being_cancelled_cannot_complete(database: Database) -> No
     with database.write() as connection:
         rows.change(connection, tables.jobs, "ft_1", NOW, status=JobStatus.CANCELLING)
     with pytest.raises(LeaseLost), database.write() as connection:
-        leases.end(connection, JobLease("ft_1", 1), JobStatus.COMPLETED, NOW)
+        leases.end(connection, JobLease("ft_1", 1, "alice"), JobStatus.COMPLETED, NOW)
 
 
 def test_after_a_restart_running_jobs_can_be_claimed_at_once(database: Database) -> None:

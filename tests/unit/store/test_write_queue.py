@@ -112,9 +112,9 @@ def test_a_lease_is_written_ahead_of_32_requests_that_wait_for_the_database(
     with database.write():
         for thread in requests:
             thread.start()
-        until(lambda: len(database._turns._waiting) == 32)
+        until(lambda: len(database._turns._queues[None]._waiting) == 32)
         lease.start()
-        until(lambda: len(database._turns._waiting) == 33)
+        until(lambda: len(database._turns._queues[None]._waiting) == 33)
     for thread in (*requests, lease):
         thread.join()
     assert written[0] == "ft_lease"

@@ -133,7 +133,7 @@ class Keys:
         self, client_id: str, scopes: frozenset[str], expires_at: datetime | None, label: str = ""
     ) -> str:
         """Create and return a key, which cannot be read again later."""
-        with self._database.write() as connection:
+        with self._database.write(client_id) as connection:
             return self._issue(connection, client_id, scopes, expires_at, label)
 
     def _issue(
@@ -215,10 +215,10 @@ class Keys:
 
     def store_uses(self) -> None:
         """Store when keys were used since the last call; requests only note it in memory."""
-        used = list(self._unstored)
+        used = sorted(self._unstored)
         if not used:
             return
-        with self._database.write() as connection:
+        with self._database.write_beside() as connection:
             for identifier in used:
                 records.change(connection, identifier, last_used_at=self._noted[identifier])
         # Only now, and only these: after a failure all are still to be stored, and requests note more meanwhile.

@@ -56,7 +56,7 @@ def store_answers(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer
                 staged = staging.enter_context(parts.blobs.staged())
                 staged.write(b"".join(lines))
                 files.append((row, staged))
-        with _kept(parts, files), parts.database.write() as connection:
+        with _kept(parts, files), parts.database.write(batch["client_id"]) as connection:
             if not batch_records.advance(connection, batch, now, changes):
                 raise BatchLost(batch["id"])
             for row, staged in files:
@@ -102,7 +102,7 @@ def change_state(
     parts: Parts, batch: BatchRow, before: Sequence[BatchStatus], **values: Any
 ) -> BatchRow:
     """Change a batch that is in one of these states, and return its row. Raises `BatchLost`."""
-    with parts.database.write() as connection:
+    with parts.database.write(batch["client_id"]) as connection:
         if not batch_records.move(connection, batch["id"], before, parts.clock(), **values):
             raise BatchLost(batch["id"])
         return _row(connection, batch["id"])
@@ -129,7 +129,7 @@ def end_batch(
                 _copy(parts, of_purpose, staged)
                 files.append((row, staged))
                 values[COLUMNS[purpose]] = row["id"]
-        with _kept(parts, files), parts.database.write() as connection:
+        with _kept(parts, files), parts.database.write(batch["client_id"]) as connection:
             values |= {"status": status, f"{status}_at": now}
             if not batch_records.move(connection, batch["id"], before, now, **values):
                 raise BatchLost(batch["id"])

@@ -70,5 +70,5 @@ class ClockWatch:
     def note_time(self, database: Database) -> None:
         """Record the present time for the next start, unless it is in doubt."""
         if self.may_forget():
-            with database.write(clears=False) as connection:
+            with database.write_beside() as connection:
                 installation.note_time(connection, self._clock())

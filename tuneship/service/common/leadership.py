@@ -193,7 +193,7 @@ class LeaseLeadership:
         return epoch
 
     def _take(self) -> int | None:
-        with self._database.write_beside() as connection:
+        with self._database.write_beside(first=True) as connection:
             leader_lease.prepare(connection)
             return leader_lease.take(connection, self._owner, self._lease_s)
 
@@ -217,7 +217,7 @@ class LeaseLeadership:
         term.acts_until = began + self._lease_s * STOP_AFTER if is_ours else began
 
     def _renewed(self, term: _Term, lease_s: float) -> bool:
-        with self._database.write_beside() as connection:
+        with self._database.write_beside(first=True) as connection:
             return leader_lease.renew(connection, term.epoch, lease_s)
 
     def _end_term(self) -> None:

@@ -77,6 +77,8 @@ class Parts:
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
     prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
+    metrics_shard: int = metric_windows.WHOLE
+    """The shard of stored metrics that this process writes, and no other."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
     signed_audit: SignedAudit = field(default_factory=SignedAudit)
     tracing: Tracing | None = None
@@ -91,9 +93,9 @@ class Parts:
         """Write the recorder's windows; on a failure they are kept for the next time."""
 
         def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
-            # Nobody caches metrics, and a write every second would empty the read cache each time.
-            with self.database.write(clears=False) as connection:
-                metric_windows.store(connection, windows, self.clock().timestamp())
+            with self.database.write_beside() as connection:
+                now = self.clock().timestamp()
+                metric_windows.store(connection, windows, now, self.metrics_shard)
 
         self.recorder.hand_over(store)
 
@@ -101,7 +103,7 @@ class Parts:
         """Write the buffered lines of deployments' logs; on a failure they are kept for the next time."""
 
         def store(entries: Sequence[deployment_logs.LogEntry]) -> None:
-            with self.database.write(clears=False) as connection:
+            with self.database.write_beside() as connection:
                 deployment_logs.add(connection, *entries)
 
         self.deployment_log.hand_over(store, self.clock())
@@ -202,7 +204,7 @@ class Context:
         """
         if self._transaction is None:
             opened = ExitStack()
-            self._transaction = opened.enter_context(self.parts.database.write())
+            self._transaction = opened.enter_context(self.parts.database.write(self.client_id))
             self._opened = opened
         return self._transaction
 
@@ -227,7 +229,7 @@ class Context:
 
     def commit_audit_entry(self, status: int) -> None:
         """Add this request's entry in a transaction of its own, for a request without a change."""
-        with self.parts.database.write() as connection:
+        with self.parts.database.write_beside() as connection:
             self.add_audit_entry(connection, status)
 
     def commit(self) -> bool:

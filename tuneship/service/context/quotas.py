@@ -11,7 +11,7 @@ def check_quota(
     context: Context, table: sa.Table, limit: int, what: str, *counted: sa.ColumnElement[bool]
 ) -> None:
     """Raises `QuotaExceeded` when the client has `limit` rows that match `counted`; `what` names them."""
-    # In the transaction of the insert: there is one writer at a time, so two requests cannot both get the last place.
+    # In the transaction of the insert: a tenant has one writer at a time, so two requests cannot share the last place.
     owned = rows.count(context.transaction, table, table.c.client_id == context.client_id, *counted)
     if owned >= limit:
         raise QuotaExceeded(f"this client has {limit} {what}, the most it may have")

@@ -217,8 +217,8 @@ def check_bytes(context: Context, staged: StagedFile) -> None:
 
 def remove_unless_stored(parts: Parts, table: sa.Table, row: Row) -> None:
     """Remove a file without a row. A commit that failed may have succeeded, so the row is looked for."""
-    # A transaction for writing waits for a commit that the database has not ended yet.
-    with parts.database.write() as connection:
+    # A transaction for writing waits for the tenant's commit that the database has not ended yet.
+    with parts.database.write(row["client_id"]) as connection:
         is_stored = rows.count(connection, table, table.c.id == row["id"]) > 0
     if not is_stored:
         parts.blobs.delete(str(row["blob"]).rpartition("/")[0])

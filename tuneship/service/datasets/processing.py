@@ -121,7 +121,7 @@ class DatasetProcessing:
     def _end(self, row: DatasetRow, values: dict[str, Any]) -> None:
         """Write the outcome with its event, unless the dataset was deleted meanwhile."""
         now = self._parts.clock()
-        with self._parts.database.write() as connection:
+        with self._parts.database.write(row["client_id"]) as connection:
             if not dataset_records.end_processing(connection, row["id"], now, values):
                 return
             ended = {**row, **values}

@@ -146,7 +146,7 @@ def remove_implicit(context: Context, model_name: str) -> None:
     Raises `DeploymentError` (503) while its last requests are still answered.
     """
     database, end = context.parts.database, time.monotonic() + GONE_WITHIN_S
-    with database.write() as connection:
+    with database.write(context.client_id) as connection:
         found = _live_of(connection, context.client_id, model_name)
         found = [row for row in found if not _is_routed_to(connection, row)]
         for row in found:
@@ -168,11 +168,16 @@ def delete_idle(parts: Parts, now: datetime) -> None:
     """Delete the implicit deployments of all clients that no request has come to for a day."""
     table, since = tables.deployments, now - IDLE_FOR
     is_old = sa.and_(table.c.implicit, table.c.created_at < since, table.c.status.not_in(GONE))
-    with parts.database.write() as connection:
-        for row in rows.matching(connection, table, is_old):
-            was_used = metric_windows.has_requests(connection, row["id"], since.timestamp())
-            if not was_used and not _is_routed_to(connection, row):
-                deployment_records.change(connection, row, now, status=DeploymentStatus.DELETING)
+    with parts.database.read() as connection:
+        clients = {row["client_id"] for row in rows.matching(connection, table, is_old)}
+    for client_id in sorted(clients):
+        with parts.database.write(client_id) as connection:
+            own = table.c.client_id == client_id
+            for row in rows.matching(connection, table, own, is_old):
+                was_used = metric_windows.has_requests(connection, row["id"], since.timestamp())
+                if not was_used and not _is_routed_to(connection, row):
+                    status = DeploymentStatus.DELETING
+                    deployment_records.change(connection, row, now, status=status)
 
 
 def _is_routed_to(connection: sa.Connection, row: DeploymentRow) -> bool:

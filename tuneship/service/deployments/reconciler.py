@@ -180,7 +180,7 @@ class DeploymentKeeper:
         if not self._leadership.leads:
             return
         # If the row was changed meanwhile, nothing is written: the next tick sees it again.
-        with self._database.write() as connection:
+        with self._database.write(row["client_id"]) as connection:
             deployment_records.change_if_same(connection, row, self._parts.clock(), **changes)
 
     async def warm(self) -> None:

@@ -277,15 +277,18 @@ class HealthChecks:
         """Write what differs, and return the deployments whose rows nobody else has changed."""
 
         def write() -> list[WatchedDeployment]:
-            kept: list[WatchedDeployment] = []
-            with self._database.write() as connection:
-                for one, values in changes:
-                    now = self._parts.clock()
-                    row = {**one.row, **values, "updated_at": now}
-                    if not _differs(one.row, values):
-                        kept.append(one)
-                    elif deployment_records.change_if_same(connection, one.row, now, **values):
-                        kept.append(replace(one, row=row))
+            kept = [one for one, values in changes if not _differs(one.row, values)]
+            by_client: dict[str, list[RowChange]] = {}
+            for one, values in changes:
+                if _differs(one.row, values):
+                    by_client.setdefault(one.row["client_id"], []).append((one, values))
+            for client_id, own in by_client.items():
+                with self._database.write(client_id) as connection:
+                    for one, values in own:
+                        now = self._parts.clock()
+                        row = {**one.row, **values, "updated_at": now}
+                        if deployment_records.change_if_same(connection, one.row, now, **values):
+                            kept.append(replace(one, row=row))
             return kept
 
         # The rows say what the leader's replicas do; it alone writes them.

@@ -308,7 +308,7 @@ def delete_canary_endpoint(context: Context, endpoint_id: str) -> EndpointDelete
 
 def _deleted(context: Context, endpoint_id: str, kind: str) -> EndpointDeleted:
     connection = context.transaction
-    endpoint_records.revert_lapsed(connection, context.now)
+    endpoint_records.revert_lapsed(connection, context.client_id, context.now)
     row = own_endpoint(context, endpoint_id, kind)
     _check_version(context, row)
     endpoint_records.retire(connection, row, EndpointStatus.DELETED, context.now)
@@ -322,7 +322,7 @@ def update_canary_endpoint(
     """Swap the whole split; a refusal leaves the routing as it was."""
     connection = context.transaction
     # A lapsed lease raises the version, which the condition is checked against.
-    endpoint_records.revert_lapsed(connection, context.now)
+    endpoint_records.revert_lapsed(connection, context.client_id, context.now)
     row = own_endpoint(context, endpoint_id, CANARY)
     _check_members(context, connection, update, row["members"])
     _check_version(context, row)

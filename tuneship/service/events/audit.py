@@ -19,6 +19,10 @@ from tuneship.store.row_types import AuditRow
 HEAD_EVERY_S = 60.0
 
 
+# On Postgres rows are linked so soon after their commit.
+LINK_EVERY_S = 0.2
+
+
 def sign_head(database: Database, heads: Heads, now: datetime) -> None:
     """Write a signed head if the chain has grown. `heads` is best kept append-only and on another machine."""
     with database.read() as connection:
@@ -34,6 +38,8 @@ def list_audit(context: Context, limit: int = 100, after: str | None = None) -> 
     def read(connection: sa.Connection, position: int) -> Sequence[AuditRow]:
         return audit.page_of(connection, context.client_id, after=position, limit=limit)
 
+    # The rows of answers that were sent before this request are in its list.
+    context.parts.audit.link_all(context.parts.database)
     log = f"audit of {context.client_id}"
     page, cursor = log_page(context, log, after, read, lambda row: row["seq"])
     return AuditPage(entries=[AuditEntry.model_validate(row) for row in page], pagination=cursor)

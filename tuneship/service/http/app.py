@@ -241,7 +241,7 @@ class _OperationEndpoint:
             context.roll_back(error)
             if hold is not None:
                 # Outside the transaction, which is gone: the key is free for a retry.
-                with self._parts.database.write() as connection:
+                with self._parts.database.write(context.client_id) as connection:
                     idempotency.abandon(connection, hold)
             raise
         if committed and self._operation.is_change:
@@ -342,7 +342,7 @@ def _call(operation: Operation[..., Any], request: Request, content: Content) ->
 def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold | None:
     """The stored answer to an idempotency key, or a hold on the key for the answer to come."""
     begin = idempotency.begin if key.retry is None else idempotency.begin_try
-    with context.parts.database.write() as connection:
+    with context.parts.database.write(context.client_id) as connection:
         begun = begin(connection, key, context.now)
         if begun is None or isinstance(begun, idempotency.Hold):
             return begun

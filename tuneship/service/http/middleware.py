@@ -139,7 +139,7 @@ class EntryMiddleware:
         """Record a refused key, but nothing of the key: a guess may be somebody's key."""
         parts, request_id = self._boundary.parts, request.state.request_id
         refused = (NOBODY, "", "authenticate", None, 401, address_of(request), request_id)
-        with parts.database.write() as connection:
+        with parts.database.write_beside() as connection:
             parts.audit.add(connection, AuditRecord(parts.clock(), *refused))
 
     def _count(self, scope: Scope, status: int, started: float) -> None:

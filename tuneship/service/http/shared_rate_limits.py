@@ -93,7 +93,7 @@ class SharedRateLimits(RateLimits):
         limit = self._limits[kind]
 
         def take() -> tuple[int, int]:
-            with self._database.write_beside() as connection:
+            with self._database.write_beside(first=True) as connection:
                 return rate_windows.take(connection, client_id, kind, chunk.reset, limit)
 
         taken, chunk.left = await self._threads.run(take)

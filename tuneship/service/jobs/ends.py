@@ -30,7 +30,7 @@ def complete(
 ) -> None:
     """Register the model whose files were stored. `completed`: the progress line; `digests`: SHA-256 by file name."""
     now, identifier = parts.clock(), model_id(job["base_model"], job["model_name"], job["id"])
-    with parts.database.write() as connection:
+    with parts.database.write(claim.client_id) as connection:
         result = {"fine_tuned_model": identifier, "validation_loss": completed["validation_loss"]}
         leases.end(connection, claim, JobStatus.COMPLETED, now, completed_at=now, **result)
         model = {
@@ -61,7 +61,7 @@ def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
     """End the job with an error."""
     now, job_id = parts.clock(), claim.job_id
     error = {"code": "fine_tuning_error", "reason": reason, "message": message}
-    with parts.database.write() as connection:
+    with parts.database.write(claim.client_id) as connection:
         leases.end(connection, claim, JobStatus.FAILED, now, error=error)
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "error", f"{reason}: {message}")
@@ -73,7 +73,7 @@ def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
 def cancel(parts: Parts, claim: JobLease) -> None:
     """End a job that is to be cancelled and has no process."""
     now, job_id = parts.clock(), claim.job_id
-    with parts.database.write() as connection:
+    with parts.database.write(claim.client_id) as connection:
         ended = {"status": JobStatus.CANCELLED, "lease_until": None}
         leases.write(connection, claim, updated_at=now, **ended)
         _destroy_keys(parts, connection, job_id)
@@ -86,7 +86,7 @@ def cancel(parts: Parts, claim: JobLease) -> None:
 def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text: str) -> None:
     """Give the job back to the queue for another attempt; `text` goes to its log."""
     now = parts.clock()
-    with parts.database.write() as connection:
+    with parts.database.write(claim.client_id) as connection:
         kept = {"owner": None, "attempts_without_progress": attempts_without_progress}
         leases.end(connection, claim, JobStatus.QUEUED, now, **kept)
         job_records.add_log(connection, claim.job_id, now, "warning", text)

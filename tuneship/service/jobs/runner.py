@@ -102,7 +102,7 @@ class TrainingKeeper:
                 continue
             try:
                 await self._store_earlier(job)
-                claim = JobLease(job["id"], job["attempt"])
+                claim = JobLease.of(job)
                 await self.threads.run(ends.cancel, self._parts, claim)
                 await self._launcher.clear(job["id"])
             except Exception as error:  # one job's trouble must not stop the others
@@ -138,17 +138,18 @@ class TrainingKeeper:
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if at > now}
         held = [claim.job_id for claim in self.held()]
         skipped = [*held, *self._not_before, *self._retries.waiting()]
-        # Most ticks find an empty queue, which a read finds out without the database's one writer.
+        # The queue is long, so it is read before the transaction, for which the tenant's other writers would wait. A
+        # job that has left it meanwhile, e.g. by a cancellation, is not claimed.
         with self._parts.database.read() as connection:
-            others = tables.jobs.c.id.not_in(skipped)
-            if not rows.count(connection, tables.jobs, job_queue.waiting(now), others):
-                return None
+            first = job_queue.first_in_line(connection, now, skipped)
+        if first is None:
+            return None
 
-        with self._parts.database.write() as connection:
+        with self._parts.database.write(first.client_id) as connection:
             now = self._parts.clock()
-            job = leases.claim(connection, self._owner, now, skipped)
+            job = leases.claim(connection, first.job_id, self._owner, now)
             if job is not None:
-                self._preparing = JobLease(job["id"], job["attempt"])
+                self._preparing = JobLease.of(job)
                 if job["attempt"] == 1:
                     record_progress.emit_event(connection, job["id"], "started", now)
                 text = f"attempt {job['attempt']} starts"
@@ -159,7 +160,7 @@ class TrainingKeeper:
 
     async def _start(self, job: JobRow) -> None:
         """Start the job's training; where that is impossible, the job fails at once or waits for another attempt."""
-        claim = JobLease(job["id"], job["attempt"])
+        claim = JobLease.of(job)
         try:
             await self._store_earlier(job)
             order = await self.threads.run(training_order, self._parts, job)
@@ -270,7 +271,7 @@ class TrainingKeeper:
 
     async def _store_earlier(self, job: JobRow) -> None:
         """Store what earlier attempts wrote and their service did not live to store; the next one follows it."""
-        claim, stored = JobLease(job["id"], job["attempt"]), job["progress_attempt"]
+        claim, stored = JobLease.of(job), job["progress_attempt"]
         for number in range(max(1, stored), job["attempt"] + 1):
             offset = job["progress_offset"] if number == stored else 0
             try:
@@ -290,7 +291,7 @@ class TrainingKeeper:
     def _store_lines(self, attempt: Attempt, news: TrainingNews) -> None:
         """Store lines and the offset behind them in one transaction, so that each line counts once, whoever dies."""
         now = self._parts.clock()
-        with self._parts.database.write() as connection:
+        with self._parts.database.write(attempt.claim.client_id) as connection:
             position = {"progress_attempt": attempt.number, "progress_offset": news.offset}
             leases.heartbeat(connection, attempt.claim, now, **position)
             record_progress.store_lines(connection, attempt, news.lines, now)

@@ -1,6 +1,6 @@
 """A job's log and metrics as one stream of frames, from any position in it to the job's end.
 
-Log entries are numbered in the order of their commits (a database has one writer at a time), steps count up; each step
+Log entries are numbered in the order of their commits (a tenant has one writer at a time), steps count up; each step
 also has the id of the newest log entry at its time (`log_id`), by which the two are merged. A cursor holds both
 positions: the last log entry and the last step that were sent. So a resumed stream reads later entries and higher
 steps: it loses none and repeats none, even where a resumed training reports its steps again. A cursor of a page of the

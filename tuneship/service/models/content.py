@@ -170,7 +170,7 @@ def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter:
     parts, identifier, key = context.parts, new_id("ft"), new_key()
     blob, sealed = f"models/{identifier}", adapter.with_name("sealed")
     sealed.mkdir(mode=0o700)
-    undo = partial(_remove_unless_stored, parts, blob)
+    undo = partial(_remove_unless_stored, parts, context.client_id, blob)
     context.after_rollback.append(undo)
     digests: dict[str, str] = {}
     try:
@@ -200,9 +200,9 @@ def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter:
     return tuned_item(parts, stored)
 
 
-def _remove_unless_stored(parts: Parts, blob: str) -> None:
+def _remove_unless_stored(parts: Parts, client_id: str, blob: str) -> None:
     """Remove files without a row. A commit that failed may have succeeded, so the row is looked for."""
-    with parts.database.write() as connection:
+    with parts.database.write(client_id) as connection:
         is_stored = rows.count(connection, tables.models, tables.models.c.blob == blob) > 0
     if not is_stored:
         parts.blobs.delete(blob)
