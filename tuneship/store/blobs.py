@@ -48,7 +48,7 @@ class ObjectRef:
     """A stored dataset, model or file of a batch, as its row names it."""
 
     prefix: str
-    """`datasets/<id>`, `models/<job id>` or `files/<id>`."""
+    """`datasets/<id>`, `files/<id>` or `models/<job id>-<attempt>` (`models/<job id>` in earlier versions and imports)."""
     files: Mapping[str, str] = field(hash=False)
     """SHA-256 of each file, by name."""
 

@@ -30,9 +30,12 @@ def complete(
 ) -> None:
     """Register the model whose files were stored. `completed`: the progress line; `digests`: SHA-256 by file name."""
     now, identifier = parts.clock(), model_id(job["base_model"], job["model_name"], job["id"])
+    blob = model_key(job)
     with parts.database.write() as connection:
         result = {"fine_tuned_model": identifier, "validation_loss": completed["validation_loss"]}
-        leases.end(connection, claim, JobStatus.COMPLETED, now, completed_at=now, **result)
+        leases.end(
+            connection, claim, JobStatus.COMPLETED, now, completed_at=now, **result
+        )
         model = {
             "id": identifier,
             "client_id": job["client_id"],
@@ -43,10 +46,12 @@ def complete(
             "name": job["model_name"],
             "job_id": job["id"],
             "fine_tuning_method": job["fine_tuning_method"],
-            "blob": model_key(job),
+            "blob": blob,
             "sha256": dict(digests),
         }
         rows.insert(connection, tables.models, model)
+        # From now on the key of the adapter has the name of its files.
+        parts.keyring.rename(connection, job["client_id"], f"models/{job['id']}", blob, now)
         parts.keyring.destroy(connection, f"jobs/{job['id']}")
         text = f"completed; the model is the state after step {completed['best_step']}"
         job_records.add_log(connection, job["id"], now, "info", text)
@@ -94,8 +99,11 @@ def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text:
 
 
 def model_key(job: Row) -> str:
-    """The key under which the files of a job's model are stored, also the name of their data key."""
-    return f"models/{job['id']}"
+    """The key under which an attempt stores the files of its model, also the name of their data key from then on.
+
+    Each attempt has its own: one that stood still while it stored cannot touch the files of the next.
+    """
+    return f"models/{job['id']}-{job['attempt']}"
 
 
 def _destroy_keys(parts: Parts, connection: sa.Connection, job_id: str) -> None:
