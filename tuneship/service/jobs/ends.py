@@ -34,7 +34,7 @@ def complete(
     with parts.database.write() as connection:
         result = {"fine_tuned_model": identifier, "validation_loss": completed["validation_loss"]}
         leases.end(
-            connection, claim, JobStatus.COMPLETED, now, completed_at=now, **result
+            connection, claim, JobStatus.COMPLETED, now, completed_at=now, checkpoint=None, **result
         )
         model = {
             "id": identifier,
@@ -67,7 +67,7 @@ def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
     now, job_id = parts.clock(), claim.job_id
     error = {"code": "fine_tuning_error", "reason": reason, "message": message}
     with parts.database.write() as connection:
-        leases.end(connection, claim, JobStatus.FAILED, now, error=error)
+        leases.end(connection, claim, JobStatus.FAILED, now, error=error, checkpoint=None)
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "error", f"{reason}: {message}")
         record_progress.emit_event(connection, job_id, "failed", now, reason=reason)
@@ -79,7 +79,7 @@ def cancel(parts: Parts, claim: JobLease) -> None:
     """End a job that is to be cancelled and has no process."""
     now, job_id = parts.clock(), claim.job_id
     with parts.database.write() as connection:
-        ended = {"status": JobStatus.CANCELLED, "lease_until": None}
+        ended = {"status": JobStatus.CANCELLED, "lease_until": None, "checkpoint": None}
         leases.write(connection, claim, updated_at=now, **ended)
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "info", "cancelled")
