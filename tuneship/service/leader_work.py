@@ -64,6 +64,7 @@ class LeaderWork:
         self._file_threads = Threads("left-over files", 1)
         training_threads = Threads("training", 4)
         self._upload_threads = Threads("checkpoints", 2)
+        self._lease_threads = Threads("leases of trainings", 1)
         agents = parts.training_agents
         is_portable = parts.blobs.is_remote or agents is not None
         folders = WorkFolders(
@@ -73,7 +74,7 @@ class LeaderWork:
         if agents is None:
             launcher = LocalTrainingLauncher(parts, runtime, work, folders)
         else:
-            launcher = AgentTrainingLauncher(parts, agents, folders)
+            launcher = AgentTrainingLauncher(parts, agents, folders, self._lease_threads)
         self._trainings = TrainingKeeper(parts, launcher, owner, training_threads)
         self._datasets = DatasetProcessing(parts)
         self.batches = BatchKeeper(parts, take_spare)
@@ -113,6 +114,7 @@ class LeaderWork:
             self._threads,
             self._file_threads,
             self._upload_threads,
+            self._lease_threads,
             self._trainings.threads,
             self._datasets.threads,
             self.batches.threads,

@@ -13,10 +13,12 @@ import math
 import shutil
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_training_link import (
     AgentNews,
     AgentTrainingLink,
@@ -36,6 +38,7 @@ from tuneship.service.jobs.work_folders import (
     WorkFolders,
 )
 from tuneship.store import job_leases as leases
+from tuneship.store.blobs import Blobs
 from tuneship.store.job_leases import JobLease, LeaseLost
 from tuneship.training.checkpoint_folders import (
     KEPT,
@@ -64,19 +67,23 @@ class NodeTraining(FolderTraining):
     def __init__(
         self,
         attempt: PreparedAttempt,
-        folders: WorkFolders,
-        parts: Parts,
-        claim: JobLease,
+        threads: Threads,
+        blobs: Blobs,
         agents: TrainingAgents,
         agent: TrainingAgent,
+        extend: Callable[[], Awaitable[None]],
     ) -> None:
-        """Call `begin` next. `agent`: one that listens and has no order."""
-        super().__init__(attempt, folders.threads, parts.blobs)
-        self._parts, self._claim = parts, claim
+        """Call `begin` next. `agent`: one that listens and has no order.
+
+        `extend`: extends the lease of the job, or raises `LeaseLost`.
+        """
+        super().__init__(attempt, threads, blobs)
         self._agents, self._agent = agents, agent
+        self._extend = extend
+        self._job_id = attempt.folder.parent.name
         self._link: AgentTrainingLink | None = None
         self._renewed_at = math.inf
-        """When the agent was last told that it may go on; infinite before it could start."""
+        """When the agent was last told that it may go on; infinite before it may start."""
         self._code: int | None = None
         self._offset = 0
         """Bytes of progress that are here."""
@@ -111,6 +118,7 @@ class NodeTraining(FolderTraining):
         )
         await link.train(train)
         # Nothing may be awaited from here on: a training that nobody knows of could not be waited for.
+        self._renewed_at = time.monotonic()
         self._may_start.set()
         self._following = asyncio.create_task(self._follow(link))
 
@@ -125,7 +133,7 @@ class NodeTraining(FolderTraining):
         """Extend the lease of the job; the agent may go on if that is committed."""
         await self._may_start.wait()
         try:
-            await self.threads.run(self._extend)
+            await self._extend()
         except LeaseLost:
             self._is_ended = True
         except Exception:  # the database is away: the agent asks again, and ends in time
@@ -136,10 +144,6 @@ class NodeTraining(FolderTraining):
         self._renewed_at = time.monotonic()
         return True
 
-    def _extend(self) -> None:
-        with self._parts.database.write(first=True, clears=False) as connection:
-            leases.extend(connection, self._claim, self._parts.clock())
-
     @property
     def is_running(self) -> bool:
         """Whether the process may still compute."""
@@ -148,7 +152,7 @@ class NodeTraining(FolderTraining):
     def exit_code(self) -> int | None:
         """As the agent has told it; `LOST` when the lease is over so long that the process cannot run any more."""
         if self._code is None and time.monotonic() > self._renewed_at + GONE_S:
-            logger.warning("the agent of a training is lost: %s", self._claim.job_id)
+            logger.warning("the agent of a training is lost: %s", self._job_id)
             self._code = LOST
         return self._code
 
@@ -163,7 +167,11 @@ class NodeTraining(FolderTraining):
                 await link.aclose()
                 await asyncio.sleep(RETRY_S)
                 link = await self._again(link)
-            except Exception:  # the disk is full, say: what was not copied is asked for again
+            except (KeyError, TypeError, ValueError):
+                logger.exception("the agent of a training broke the protocol")
+                self._is_ended = True  # its lease is not renewed any more
+                return
+            except OSError:  # the disk is full, say: what was not copied is asked for again
                 logger.exception("what a training wrote could not be copied")
                 await asyncio.sleep(RETRY_S)
 
@@ -252,7 +260,7 @@ class NodeTraining(FolderTraining):
             await self._link.aclose()
             self._link = None
         await self._agents.end(self._agent.name)
-        if self._agents.end_with_service or self._renewed_at == math.inf:
+        if self._agents.end_with_service or not self._may_start.is_set():
             self._note_end()
         self.attempt.held.close()
 
@@ -264,9 +272,12 @@ class NodeTraining(FolderTraining):
 class AgentTrainingLauncher:
     """Starts trainings on agents. Obeys `TrainingLauncher`."""
 
-    def __init__(self, parts: Parts, agents: TrainingAgents, folders: WorkFolders) -> None:
-        """`agents`: starts them."""
+    def __init__(
+        self, parts: Parts, agents: TrainingAgents, folders: WorkFolders, lease_threads: Threads
+    ) -> None:
+        """`agents`: starts them. `lease_threads`: extend leases, which nothing else may delay."""
         self._parts = parts
+        self._lease_threads = lease_threads
         self._agents = agents
         self._folders = folders
         self._running: list[NodeTraining] = []
@@ -280,7 +291,12 @@ class AgentTrainingLauncher:
             attempt.held.close()
             raise
         claim = JobLease(order.job["id"], order.job["attempt"])
-        training = NodeTraining(attempt, self._folders, self._parts, claim, self._agents, agent)
+
+        async def extend() -> None:
+            await self._lease_threads.run(self._extend, claim)
+
+        threads, blobs = self._folders.threads, self._parts.blobs
+        training = NodeTraining(attempt, threads, blobs, self._agents, agent, extend)
         try:
             await training.begin(order)
         except BaseException as error:
@@ -290,6 +306,10 @@ class AgentTrainingLauncher:
             raise
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
+
+    def _extend(self, claim: JobLease) -> None:
+        with self._parts.database.write(first=True, clears=False) as connection:
+            leases.extend(connection, claim, self._parts.clock())
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress of an attempt as far as it was copied."""
