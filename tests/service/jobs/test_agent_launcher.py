@@ -15,6 +15,7 @@ from tests.support.in_process import Service
 from tests.support.training_nodes import TrainingNodes
 from tuneship.runtime.training_protocol import GONE_S
 from tuneship.service.jobs import agent_launcher
+from tuneship.service.serve import recover
 from tuneship.store import tables
 from tuneship.training.checkpoint_folders import step_folder
 from tuneship.training.spec import CANCEL_FILE, FORMAT_FILE
@@ -198,3 +199,17 @@ def test_an_agent_is_not_told_to_go_on_while_the_lease_cannot_be_extended(
     before = agent._lease.until
     service.until(lambda: any("could not be extended" in line for line in service.log.texts))
     assert agent._lease.until == before
+
+
+@pytest.mark.parametrize("end_with_service", [False, True])
+def test_a_start_waits_for_leases_of_agents_that_may_still_run(
+    service: Service, nodes: TrainingNodes, end_with_service: bool
+) -> None:
+    job_id = service.job()
+    trainer_of(service, nodes, 0)
+    service.run(nodes.nodes[0].close())
+    service.rest()
+    nodes.end_with_service = end_with_service
+    recover(service.parts)
+    has_lapsed = row_of(service, job_id)["lease_until"] < service.clock()
+    assert has_lapsed is end_with_service

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,19 @@ def test_a_store_that_is_away_is_tried_again_later(
     one.save(1)
     assert asyncio.run(one.upload(1)).step == 1
     assert len(tries) == 1 + len(FILES) + 1
+
+
+def test_those_of_ended_jobs_are_deleted_after_a_day(service: Service) -> None:
+    job_id = service.job()
+    service.trainer().start_of(2)
+    blobs = service.parts.blobs
+    kept, gone = (blobs.path_of(f"checkpoints/{name}") for name in (job_id, "ft_ended"))
+    for folder in (kept, gone):
+        (folder / "1-8").mkdir(parents=True)
+    service.clock.ahead += timedelta(hours=26)
+    service.until(lambda: not gone.exists())
+    assert kept.exists()
+    assert not (service.settings.data_dir / "set-aside").exists()
 
 
 @pytest.mark.slow
