@@ -14,11 +14,33 @@ from tuneship.runtime import agent_training
 from tuneship.runtime.agent_link import AgentAccess
 from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress
 from tuneship.runtime.agent_training import AgentTraining
+from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.certificates import agent_context
 from tuneship.runtime.launchers import CannotLaunch
 from tuneship.runtime.training_agents import TrainingAgent
+from tuneship.runtime.training_protocol import TrainOrder
+from tuneship.training.spec import DataKeys, ResolvedHyperparameters, TrainingSpec
 
 BEAT_S = 0.05
+
+
+def order_for(base: Path, epochs: int = 1) -> TrainOrder:
+    """An order to train on `inputs/training/data.jsonl`."""
+    hyperparameters = ResolvedHyperparameters(1e-3, 8, epochs, 0, 4, 8.0, 0.0, ("q_proj",), 1)
+    spec = TrainingSpec(
+        base_model="elsewhere",
+        training_file=Path("/of/the/service/data.jsonl"),
+        validation_file=None,
+        dataset_format="instruction",
+        output_dir=Path("/of/the/service/output"),
+        checkpoint_dir=Path("/of/the/service/checkpoints"),
+        validation_frequency=1.0,
+        max_runtime_seconds=3600.0,
+        threads=0,
+        hyperparameters=hyperparameters,
+    )
+    keys = DataKeys(training="key of the data")
+    return TrainOrder(str(base), BaseDigests().of(base), False, spec.to_json(), keys)
 
 
 class TrainingNode:
@@ -28,7 +50,6 @@ class TrainingNode:
         """`folder`: for its files. Call `listen` next."""
         self.folder = folder
         self.agent = AgentTraining(folder, VERSION, check_isolation)
-        self.is_lost = False
 
     async def listen(self) -> AgentAddress:
         context, digest = agent_context(AUTHORITY.trusted)

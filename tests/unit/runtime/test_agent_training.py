@@ -14,6 +14,7 @@ import pytest
 from tests.support.agents import AUTHORITY, VERSION, access
 from tests.support.engines import PlayedEngines
 from tests.support.tiny_model import build_tiny_model
+from tests.support.training_nodes import order_for
 from tests.support.waiting import until_async
 from tuneship.host.deadline_file import elapsed_s, is_past, write_deadline
 from tuneship.host.thread_pools import Threads
@@ -27,7 +28,6 @@ from tuneship.runtime.agent_training_link import (
     TrainingAgentLost,
     TrainingRefused,
 )
-from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.certificates import agent_context
 from tuneship.runtime.training_protocol import (
     ADAPTER,
@@ -35,16 +35,12 @@ from tuneship.runtime.training_protocol import (
     CHECKPOINT,
     LEASE_S,
     PIECE_BYTES,
-    TrainOrder,
 )
 from tuneship.training.checkpoint_folders import step_folder
 from tuneship.training.spec import (
     CANCEL_FILE,
     FORMAT_FILE,
     LEASE_FILE,
-    DataKeys,
-    ResolvedHyperparameters,
-    TrainingSpec,
 )
 
 BIG = bytes(range(256)) * (PIECE_BYTES // 256) + b"end"
@@ -53,24 +49,6 @@ BIG = bytes(range(256)) * (PIECE_BYTES // 256) + b"end"
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("base") / "tiny")
-
-
-def order_for(base: Path) -> TrainOrder:
-    hyperparameters = ResolvedHyperparameters(1e-3, 8, 1, 0, 4, 8.0, 0.0, ("q_proj",), 1)
-    spec = TrainingSpec(
-        base_model="elsewhere",
-        training_file=Path("/of/the/service/data.jsonl"),
-        validation_file=None,
-        dataset_format="instruction",
-        output_dir=Path("/of/the/service/output"),
-        checkpoint_dir=Path("/of/the/service/checkpoints"),
-        validation_frequency=1.0,
-        max_runtime_seconds=60.0,
-        threads=0,
-        hyperparameters=hyperparameters,
-    )
-    keys = DataKeys(training="key of the data")
-    return TrainOrder(str(base), BaseDigests().of(base), False, spec.to_json(), keys)
 
 
 class Node:
