@@ -199,8 +199,8 @@ class ServiceSettings(BaseSettings):
     ] = 0
     agents: Literal["none", "local", "ray"] = Field(
         default="none",
-        description="Where the replicas of our own engine run: `none`, as processes of the service; `local`, by agents "
-        "on this machine; `ray`, by agents on the nodes of a Ray cluster.",
+        description="Where the replicas of our own engine and the trainings run: `none`, as processes of the service; "
+        "`local`, by agents on this machine; `ray`, by agents on the nodes of a Ray cluster.",
     )
     ray_urls: Hosts = Field(
         default=(),
@@ -225,13 +225,13 @@ class ServiceSettings(BaseSettings):
         str, Field(pattern=r"^\d{1,5}(-\d{1,5})?$", description="On which agents of Ray listen.")
     ] = "20000-20999"
     agent_cpus: Annotated[
-        float, Field(gt=0, le=4096, description="Cores that Ray sets aside for one replica.")
+        float, Field(gt=0, le=4096, description="Cores that Ray sets aside for one agent.")
     ] = 1.0
     agent_gpus: Annotated[
-        float, Field(ge=0, le=64, description="GPUs that Ray sets aside for one replica.")
+        float, Field(ge=0, le=64, description="GPUs that Ray sets aside for one agent.")
     ] = 0.0
     agent_memory_bytes: Annotated[
-        int, Field(ge=0, description="Memory that Ray sets aside for one replica; 0: none.")
+        int, Field(ge=0, description="Memory that Ray sets aside for one agent; 0: none.")
     ] = 0
     agent_start_timeout_s: Annotated[
         float, Field(gt=0, le=900, description="Until an agent must listen on a node.")

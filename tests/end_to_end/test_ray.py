@@ -1,4 +1,4 @@
-"""A service places its replicas on the nodes of a real Ray cluster, and no whole answer is lost when a node fails."""
+"""A service places its replicas and trainings on the nodes of a real Ray cluster, and outlives the failure of nodes."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.package_index import need_package_index
-from tests.support.processes import Serve
+from tests.support.processes import Serve, ended_job, rows_file, start_job
 from tests.support.ray_cluster import RayNodes, descendants, install_ray, ray_nodes
 from tests.support.waiting import until
 from tuneship.client import Client
@@ -25,6 +25,8 @@ PROMPT = Generate(prompt="Which chapter is chronic eczema in?", max_tokens=8, te
 CLIENTS = 8
 AGENT = b"tuneship.runtime.agent"
 REPLICA = b"tuneship.serving"
+TRAINER = b"tuneship.training"
+EPOCHS = 30
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +152,50 @@ def test_no_whole_answer_is_lost_when_a_replica_and_a_node_fail(
         assert set(answers) == {expected}
     finally:
         service.stop()
+
+
+def test_a_training_goes_on_elsewhere_when_its_node_fails(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    cluster.add_node(cpus=2)
+    rows = rows_file(tmp_path / "rows", 64)
+
+    def trained(client: Client) -> str:
+        return start_job(client, rows, epochs=EPOCHS, isolated=True)
+
+    def curve(client: Client, job_id: str) -> dict[str, object]:
+        job = ended_job(client, job_id)
+        assert job.status == "completed", job.error
+        return client.jobs.metrics(job_id).model_dump(exclude={"job_id", "created_at"})
+
+    own = Serve(tmp_path / "own")
+    expected = curve(own.client(), trained(own.client()))
+    own.stop()
+    service = started(cluster, tmp_path / "data")
+    try:
+        client = service.client()
+        job_id = trained(client)
+        until(lambda: client.jobs.get(job_id).current_step > 2 * 8)
+        assert service.workers("tuneship.training") == []
+        (node,) = [one for one in cluster.nodes if running(one, TRAINER)]
+        cluster.kill_node(node)
+        assert curve(client, job_id) == expected
+        told = [entry.message for entry in client.jobs.logs(job_id).logs]
+        assert any(", from step " in message for message in told), told
+
+        # One that is killed with its service ends by itself, and its job goes on at the next start.
+        job_id = trained(client)
+        until(lambda: client.jobs.get(job_id).current_step > 2 * 8)
+        service.kill()
+        service.start()
+        client = service.client()
+        assert curve(client, job_id) == expected
+
+        jobs = cluster.jobs()
+        logs = [cluster.get(f"/api/jobs/{one['submission_id']}/logs").text for one in jobs]
+        key = (service.data_dir / "master.key").read_text().strip()
+        for secret in (key, cluster.token, "What is case", str(service.data_dir)):
+            assert secret not in f"{jobs} {logs}"
+    finally:
+        service.stop()
+    until(lambda: not agents_of(cluster))

@@ -110,9 +110,13 @@ class Service:
         isolates: bool = True,
         timing: ServiceTiming | None = None,
         lease_s: float | None = None,
+        training_agents: Any = None,
         **settings: Any,
     ) -> None:
-        """`lease_s`: it is a member of a cluster, where a leader's lease is so short."""
+        """`lease_s`: it is a member of a cluster, where a leader's lease is so short.
+
+        `training_agents`: starts the agents of its trainings, if they are not its own (played) processes.
+        """
         chosen: dict[str, Any] = FAST | settings
         self.settings = ServiceSettings(data_dir=data_dir, **chosen)
         for name in ("work", "logs", "blobs", "scratch"):
@@ -153,6 +157,7 @@ class Service:
             notifier=self.role.notifier,
             metrics_shard=self.role.metrics_shard,
             timing=timing or ServiceTiming(),
+            training_agents=training_agents,
             tracing=tracing_of(self.settings),
             clock_watch=ClockWatch(self.clock, self.clock.elapsed),
             draw=self._draw,

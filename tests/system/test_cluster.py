@@ -38,6 +38,9 @@ from tuneship.store.read_cache import MAX_AGE_S
 pytestmark = [pytest.mark.slow, pytest.mark.postgres]
 
 BASE = "tuneship-tiny"
+EPOCHS = 20
+# Of a curve, what differs between two jobs.
+OWN = {"job_id", "created_at"}
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 
 
@@ -114,7 +117,7 @@ def test_three_members_answer_as_one_and_survive_the_kill_of_the_leader(
     members.start()
     one, two, three = members.clients
     # A job that is under way when its leader is killed: dataset, job and list at three members.
-    job_id = start_job(two, rows_file(tmp_path / "rows.jsonl", 64), epochs=20)
+    job_id = start_job(two, rows_file(tmp_path / "rows.jsonl", 64), epochs=EPOCHS)
     assert [job.id for job in three.jobs.iterate()] == [job_id]
 
     # A deployment is made once, and each member answers from its own replicas.
@@ -145,6 +148,13 @@ def test_three_members_answer_as_one_and_survive_the_kill_of_the_leader(
     assert {endpoint.id for endpoint in other.endpoints.iterate()} == kept
     job = ended_job(survivor, job_id)
     assert job.fine_tuned_model is not None, job.error
+    # It has gone on from the checkpoint in the bucket, and learnt what a training without a break learns.
+    told = [entry.message for entry in survivor.jobs.logs(job_id).logs]
+    assert any(", from step " in message for message in told), told
+    again = start_job(other, tmp_path / "rows.jsonl", epochs=EPOCHS)
+    assert ended_job(other, again).status == "completed"
+    curves = [other.jobs.metrics(one).model_dump(exclude=OWN) for one in (job_id, again)]
+    assert curves[0] == curves[1]
     tuned = running_deployment(other, "tuned", job.fine_tuned_model)
     answers = {client.deployments.generate(tuned, PROMPT).completion for client in members.live()}
     assert len(answers) == 1

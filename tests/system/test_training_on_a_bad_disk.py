@@ -67,8 +67,8 @@ class Environment:
     def results(self, client: Client, job: Job) -> dict[str, Any]:
         metrics = client.jobs.metrics(job.id).model_dump(exclude={"job_id", "created_at"})
         files = self.opened(tables.models)
-        mine = f"models/{job.id}/"
-        adapter = {name.removeprefix(mine): files[name] for name in files if mine in name}
+        mine = f"models/{job.id}-"
+        adapter = {name.rpartition("/")[2]: files[name] for name in files if mine in name}
         return {"adapter": adapter, **metrics}
 
     def opened(self, table: Any) -> dict[str, bytes]:

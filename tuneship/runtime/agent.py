@@ -1,5 +1,7 @@
 """The program that runs one replica on a node: `python -m tuneship.runtime.agent --trust CERTIFICATE --host HOST`.
 
+With `--kind train` it runs one training instead (`agent_training.py`).
+
 It prints where it listens and the digest of its certificate, serves the services that have a certificate of the
 authority it was told to trust, and starts the replica that their leader orders as a process of its own, isolated like
 those of a service. It holds no credentials and knows no database. It ends with its parent, with its replica, when the
@@ -21,6 +23,7 @@ from tuneship.host.machine import cache_share
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_protocol import BEAT_S, MAX_REQUEST_BYTES, AgentAddress, ServeOrder
 from tuneship.runtime.agent_relay import AgentRelay, CannotServe
+from tuneship.runtime.agent_training import AgentTraining
 from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.certificates import agent_context
 from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
@@ -28,10 +31,12 @@ from tuneship.runtime.isolation import hide
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.launch import die_with_parent, leave_no_core
 from tuneship.runtime.serving_process import ServingOptions, start_serving
+from tuneship.runtime.training_protocol import TRAIN
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.runtime.worker_protocol import Worker
 
 ALONE_S = 600.0
+SERVE = "serve"
 # The process writes where the agent does.
 LOG = Path("/dev/stderr")
 
@@ -62,14 +67,14 @@ class ReplicaStart:
         self._worker, stream = start_serving(runtime, base, LOG, options, [self._files])
         try:
             if order.isolated:  # while it loads the model; it gets no request before
-                await self._threads.run(self._check_isolation, base)
+                await self._threads.run(self.check_isolation, base)
         except BaseException:
             stream.close()
             self.end()
             raise
         return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
 
-    def _check_isolation(self, base: Path) -> None:
+    def check_isolation(self, base: Path) -> None:
         """Have a worker like the replica try to break out. Raises `CannotServe` if it can."""
         try:
             outcomes = intrusion_outcomes(
@@ -79,9 +84,9 @@ class ReplicaStart:
                 folders=[self._scratch, self._scratch.parent],
             )
         except ValueError as error:
-            raise CannotServe("the node cannot isolate a replica: the test failed") from error
+            raise CannotServe("the node cannot isolate a worker: the test failed") from error
         if open_ways := [name for name, outcome in outcomes.items() if outcome != "refused"]:
-            raise CannotServe(f"the node cannot isolate a replica: {', '.join(open_ways)}")
+            raise CannotServe(f"the node cannot isolate a worker: {', '.join(open_ways)}")
 
     def end(self) -> None:
         """End the process at once."""
@@ -98,7 +103,11 @@ async def run(options: argparse.Namespace, parent: int) -> None:
             place.mkdir()
         tempfile.tempdir = str(scratch)  # so that nothing of the agent lies elsewhere
         replica = ReplicaStart(files, scratch)
-        relay = AgentRelay(files, version("tuneship"), replica.start)
+        relay: AgentRelay | AgentTraining
+        if options.kind == TRAIN:
+            relay = AgentTraining(files, version("tuneship"), replica.check_isolation)
+        else:
+            relay = AgentRelay(files, version("tuneship"), replica.start)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, relay.over.set)
@@ -114,7 +123,7 @@ async def run(options: argparse.Namespace, parent: int) -> None:
             replica.end()
 
 
-async def until_over(relay: AgentRelay, parent: int, alone_s: float) -> None:
+async def until_over(relay: AgentRelay | AgentTraining, parent: int, alone_s: float) -> None:
     """Send beats until the agent shall end, its parent is gone, or no service was connected for too long."""
     loop = asyncio.get_running_loop()
     connected_at = loop.time()
@@ -157,6 +166,7 @@ def port_range(text: str) -> range:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tuneship.runtime.agent", description=__doc__)
+    parser.add_argument("--kind", choices=(SERVE, TRAIN), default=SERVE, help="what it runs")
     parser.add_argument("--trust", required=True, help="certificate of the service's authority")
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--host", help="the address to listen on")

@@ -70,10 +70,10 @@ async def open_agent(
     try:
         limit_silence(writer)
         role = GATEWAY if order is None else LEADER
-        prefix = await _greeted(reader, writer, address, access, role)
+        prefix = await greeted(reader, writer, address, access, role)
         if order is not None:
             writer.write(encoded(order.to_frame()))
-        facts = ReplicaFacts(**await _answer(reader, "ready"))
+        facts = ReplicaFacts(**await answer_of(reader, "ready"))
     except (KeyError, TypeError, ValueError) as error:
         writer.transport.abort()
         raise ReplicaLost(f"the agent broke the protocol: {type(error).__name__}") from error
@@ -84,7 +84,7 @@ async def open_agent(
     return AgentLink(reader, writer, facts, ids, None if order is None else end)
 
 
-async def _greeted(
+async def greeted(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     address: AgentAddress,
@@ -96,14 +96,14 @@ async def _greeted(
         raise ReplicaRefused("another program answers at the agent's address")
     hello = {"op": "hello", "role": role, "epoch": access.epoch, "protocol": PROTOCOL}
     writer.write(encoded(hello))
-    greeting = await _answer(reader, "hello")
+    greeting = await answer_of(reader, "hello")
     if greeting["version"] != access.version:
         text = f"the node has tuneship {greeting['version']}, and the service {access.version}"
         raise ReplicaRefused(text)
     return str(greeting["prefix"])
 
 
-async def _answer(reader: asyncio.StreamReader, name: str) -> Any:
+async def answer_of(reader: asyncio.StreamReader, name: str) -> Any:
     """Wait for a message of this name. Raises `ReplicaRefused` and `ReplicaLost`, also for silence."""
     while True:
         try:

@@ -22,8 +22,11 @@ from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments import implicit
 from tuneship.service.endpoints.lease_expiry import LeaseKeeper
+from tuneship.service.jobs.agent_launcher import AgentTrainingLauncher
+from tuneship.service.jobs.launcher import TrainingLauncher
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
+from tuneship.service.jobs.work_folders import WorkFolders
 from tuneship.store import (
     deployment_logs,
     idempotency,
@@ -32,6 +35,7 @@ from tuneship.store import (
     rate_windows,
 )
 from tuneship.store import outbox as events
+from tuneship.store.blobs import CHECKPOINTS
 from tuneship.store.leader_lease import LeadershipLost
 from tuneship.store.quarantine import objects_of
 
@@ -60,7 +64,18 @@ class LeaderWork:
         self._threads = Threads("old records", 1)
         self._file_threads = Threads("left-over files", 1)
         training_threads = Threads("training", 4)
-        launcher = LocalTrainingLauncher(parts, runtime, work, training_threads)
+        self._upload_threads = Threads("checkpoints", 2)
+        self._lease_threads = Threads("leases of trainings", 1)
+        agents = parts.training_agents
+        is_portable = parts.blobs.is_remote or agents is not None
+        folders = WorkFolders(
+            parts, work, training_threads, self._upload_threads, is_portable=is_portable
+        )
+        launcher: TrainingLauncher
+        if agents is None:
+            launcher = LocalTrainingLauncher(parts, runtime, work, folders)
+        else:
+            launcher = AgentTrainingLauncher(parts, agents, folders, self._lease_threads)
         self._trainings = TrainingKeeper(parts, launcher, owner, training_threads)
         self._datasets = DatasetProcessing(parts)
         self.batches = BatchKeeper(parts, take_spare)
@@ -100,6 +115,8 @@ class LeaderWork:
         return (
             self._threads,
             self._file_threads,
+            self._upload_threads,
+            self._lease_threads,
             self._trainings.threads,
             self._datasets.threads,
             self.batches.threads,
@@ -107,7 +124,7 @@ class LeaderWork:
 
     async def _end(self, loops: list["asyncio.Task[None]"]) -> None:
         """End all loops. Every wait has a timeout: what hangs is left behind."""
-        self._trainings.stop()
+        await self._trainings.stop()
         try:
             await end_tasks(loops, LOOPS_END_S)
             await asyncio.gather(*(threads.finish(THREADS_END_S) for threads in self.threads))
@@ -117,7 +134,7 @@ class LeaderWork:
 
     async def _release_jobs(self) -> None:
         """Let another process claim the jobs that were worked on here, whose processes are gone."""
-        held = self._trainings.held()
+        held = self._trainings.given_up()
         if not held:
             return
 
@@ -166,6 +183,10 @@ class LeaderWork:
         found = self._parts.blobs.older_than(now - LEFT_OVER_AFTER)
         with self._parts.database.read() as connection:
             unknown = found - objects_of(connection)
+        checkpoints = {name for name in unknown if name.startswith(f"{CHECKPOINTS}/")}
+        for name in checkpoints:  # of ended jobs, whose keys are destroyed
+            self._parts.blobs.delete(name)
+        unknown -= checkpoints
         place = self._parts.blobs.set_aside(unknown, now)
         if place is not None:
             text = "%d objects without a row were moved to %s, and stay there until you remove them"

@@ -30,7 +30,7 @@ from tuneship.store.ownership import (
     read_record,
     record_ownership,
 )
-from tuneship.store.quarantine import objects_of
+from tuneship.store.quarantine import PASSING, objects_of
 from tuneship.store.row_types import InstallationRow
 
 # A clock may be set back this far, e.g. by NTP after a start.
@@ -123,7 +123,7 @@ def open_for_service(
         # Outside of the transaction that writes, since the store of files may be far away.
         with database.read() as connection:
             known = objects_of(connection)
-        lost = _lost_files(blobs, {name for name in known if not name.startswith("work/")})
+        lost = _lost_files(blobs, {name for name in known if not name.startswith(PASSING)})
         with database.write() as connection:
             check_key(connection, secret)
             row = installation.row_of(connection)
@@ -162,7 +162,7 @@ def open_for_member(
         database.claim(alone=False)
         with database.read() as connection:
             known = objects_of(connection)
-        lost = _lost_files(blobs, {name for name in known if not name.startswith("work/")})
+        lost = _lost_files(blobs, {name for name in known if not name.startswith(PASSING)})
         if lost is not None:
             raise FilesOfAnotherTime(lost)  # noqa: TRY301 - the connections are closed below
         with database.write() as connection:

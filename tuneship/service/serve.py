@@ -68,7 +68,7 @@ from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
-from tuneship.service.jobs.local_launcher import clear_work
+from tuneship.service.jobs.work_folders import clear_work
 from tuneship.service.membership import Membership, alone, member
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
@@ -78,6 +78,7 @@ from tuneship.service.open_installation import (
     open_for_service,
 )
 from tuneship.service.own_replicas import check_ray, own_replicas
+from tuneship.service.own_trainings import training_agents
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
@@ -88,7 +89,7 @@ from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
 from tuneship.store.database import IN_USE, Database, url_of
 from tuneship.store.ownership import name_of, work_in
-from tuneship.store.quarantine import left_over, objects_of, set_aside
+from tuneship.store.quarantine import PASSING, left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
 REPLICAS_END_S = 4.0
@@ -240,6 +241,7 @@ def _build(
         notifier=role.notifier,
         metrics_shard=role.metrics_shard,
         timing=timing,
+        training_agents=training_agents(settings, secret, runtime, isolates=isolates),
         tracing=tracing_of(settings),
         clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
@@ -251,8 +253,11 @@ def recover(parts: Parts) -> None:
     data_dir, now = parts.settings.data_dir, parts.clock()
     remove_temporary(parts)
     parts.audit.link_all(parts.database)  # SQLite has such rows from a backup of Postgres
+    agents = parts.training_agents
     with parts.database.write() as connection:
-        leases.release_all(connection, now)
+        if agents is None or agents.end_with_service:
+            # Agents on other machines may go on for a while: their jobs wait until their leases are over.
+            leases.release_all(connection, now)
         idempotency.release_all(connection)
         for client_id in set(endpoint_records.lapsed(connection, now).values()):
             endpoint_records.revert_lapsed(connection, client_id, now)
@@ -267,7 +272,7 @@ def recover(parts: Parts) -> None:
     if quarantine is not None:
         text = "%d folders of files without a row were moved to %s, and stay there until you remove them"
         logger.warning(text, len(unknown), quarantine)
-    missing = [name for name in known - files if not name.startswith("work/")]
+    missing = [name for name in known - files if not name.startswith(PASSING)]
     if missing:
         text = "the files of %d datasets or models are missing: `tuneship check` names them"
         logger.error(text, len(missing))

@@ -1,4 +1,4 @@
-"""The store of the files of datasets, models and batches: its protocol, and what both of its forms share.
+"""The store of the files of datasets, models, batches and jobs: its protocol, and what both of its forms share.
 
 `local_blobs.py` keeps the files in the data directory, `object_blobs.py` in a bucket of an object store. A key is
 `<kind>/<id>/<name>` with an id from the database; a client's file name is never used. A file never changes under its
@@ -22,8 +22,10 @@ from tuneship.startup import StartupError
 STAGED = ".staged-"
 # The name of a dataset's file; it is sealed for this name.
 DATA_FILE = "data.jsonl"
+# The checkpoints of jobs that have not ended: one object for each job, in it a folder for each checkpoint.
+CHECKPOINTS = "checkpoints"
 # The first part of every key, below which each object has a folder.
-KINDS = ("datasets", "models", "files")
+KINDS = ("datasets", "models", "files", CHECKPOINTS)
 
 
 class BlobsAway(Exception):
@@ -48,7 +50,8 @@ class ObjectRef:
     """A stored dataset, model or file of a batch, as its row names it."""
 
     prefix: str
-    """`datasets/<id>`, `models/<job id>` or `files/<id>`."""
+    """`datasets/<id>`, `files/<id>` or `models/<job id>-<attempt>` (`models/<job id>` of earlier versions and of
+    imported models)."""
     files: Mapping[str, str] = field(hash=False)
     """SHA-256 of each file, by name."""
 

@@ -92,6 +92,17 @@ def heartbeat(connection: sa.Connection, held: JobLease, now: datetime, **values
     write(connection, held, lease_until=now + LEASE, **values)
 
 
+def extend(connection: sa.Connection, held: JobLease, now: datetime) -> None:
+    """Renew the lease of a job that has not ended. Raises `LeaseLost`."""
+    is_held = (jobs.c.id == held.job_id) & (jobs.c.attempt == held.attempt)
+    is_live = jobs.c.lease_until.is_not(None)
+    result = connection.execute(
+        sa.update(jobs).where(is_held, is_live).values(lease_until=now + LEASE)
+    )
+    if result.rowcount != 1:
+        raise LeaseLost(held.job_id)
+
+
 def renew(connection: sa.Connection, held: Iterable[JobLease], now: datetime) -> None:
     """Renew the leases of several jobs, except those that have ended or were claimed by another attempt."""
     for lease in sorted(held, key=lambda lease: lease.job_id):

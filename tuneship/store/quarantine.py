@@ -14,17 +14,24 @@ import sqlalchemy as sa
 from tuneship.contract.jobs import ALIVE
 from tuneship.host.durable import flush
 from tuneship.store import tables
+from tuneship.store.blobs import CHECKPOINTS
 
 SET_ASIDE = "set-aside"
+# Objects that a job needs only while it has not ended, and can do without.
+PASSING = ("work/", f"{CHECKPOINTS}/")
 
 
 def objects_of(connection: sa.Connection) -> set[str]:
-    """The folders of all datasets, models, files of batches and unfinished jobs, as `files_in` writes them."""
-    alive = tables.jobs.c.status.in_(ALIVE)
+    """The folders of all datasets, models, files of batches and unfinished jobs, as `files_in` writes them.
+
+    Those of `PASSING` need not exist.
+    """
+    alive = sa.select(tables.jobs.c.id).where(tables.jobs.c.status.in_(ALIVE))
     queries = {
         "datasets": sa.select(tables.datasets.c.id),
         "files": sa.select(tables.batch_files.c.id),
-        "work": sa.select(tables.jobs.c.id).where(alive),
+        "work": alive,
+        CHECKPOINTS: alive,
     }
     known = {
         f"{kind}/{identifier}"

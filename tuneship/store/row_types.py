@@ -126,6 +126,7 @@ class JobRow(ResourceRow):
     epochs_told: int
     progress_attempt: int
     progress_offset: int
+    checkpoint: dict[str, Any] | None
 
 
 class JobMetricsRow(TypedDict):

@@ -18,7 +18,7 @@ class StoredObject:
     """A dataset, a tuned model or a file of a batch."""
 
     id: str
-    """Its folder below `blobs`, which also names its data key: `datasets/<id>`, `models/<job id>` or `files/<id>`."""
+    """Its folder below `blobs`, which also names its data key: see `ObjectRef.prefix`."""
     client_id: str
     created_at: datetime
     files: Mapping[str, str]

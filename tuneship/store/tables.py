@@ -170,6 +170,8 @@ jobs: "TypedTable[JobRow]" = _resource(
         "progress_attempt", server_default="0"
     ),  # the attempt whose progress lines were stored last
     _whole("progress_offset", server_default="0"),  # how many bytes of them were stored
+    # The newest checkpoint in the store of files: `attempt`, `step`, and `objects`, digests by file name.
+    _json("checkpoint", optional=True),
     sa.Index("ix_jobs_status", "status"),
     sa.Index("ix_jobs_client_id_status_created_at_id", "client_id", "status", "created_at", "id"),
     sa.Index("ix_jobs_client_id_started_at", "client_id", "started_at"),

@@ -31,6 +31,7 @@ from tuneship.training.progress_file import (
 )
 from tuneship.training.spec import (
     CANCEL_FILE,
+    LEASE_FILE,
     LOG_FILE,
     PROGRESS_FILE,
     SIGNALLED,
@@ -96,7 +97,7 @@ def run_job(order: Order) -> int:
     """Do the job of an order and write the last line of its progress; returns the exit code."""
     work_dir = order.folder
     progress = ProgressFile(work_dir / PROGRESS_FILE)
-    stop = StopRequest(work_dir / CANCEL_FILE)
+    stop = StopRequest(work_dir / CANCEL_FILE, work_dir / LEASE_FILE)
     # Serving goes first, so that training may use every core.
     lower_priority(NICENESS)
     try:

@@ -18,12 +18,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tuneship.host.durable import flush
-from tuneship.security.sealed_files import read_plain, write_sealed
+from tuneship.security.sealed_files import ObjectDamaged, read_plain, write_sealed
+from tuneship.training.checkpoint_folders import KEPT, STEP, step_folder
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
-# The latest, and the one before it in case the disk damages the latest.
-KEPT_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,15 @@ class Checkpoints:
             }
             write_sealed(directory / STATE_FILE, self._key, json.dumps(summary).encode())
 
-        make_directory(self._directory / f"step-{step:09}", write_files)
-        for old in self._newest_first()[KEPT_CHECKPOINTS:]:
+        make_directory(step_folder(self._directory, step), write_files)
+        for old in self._newest_first()[KEPT:]:
             shutil.rmtree(old)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is complete, undamaged and of this very run."""
+        """The newest checkpoint that is complete, undamaged and of this very run.
+
+        Newer ones that can be read and are not so are removed: they would outlive those that this run will save.
+        """
         for directory in self._newest_first():
             try:
                 summary = json.loads(read_plain(directory / STATE_FILE, self._key))
@@ -75,12 +77,17 @@ class Checkpoints:
                 if is_own and summary["tensors_sha256"] == _sha256(directory / TENSORS_FILE):
                     tensors = load(read_plain(directory / TENSORS_FILE, self._key))
                     return Checkpoint(summary["step"], summary["state"], tensors)
-            except (OSError, ValueError, KeyError, SafetensorError):
-                continue  # damaged: losing some steps is better than failing the job
+            except ObjectDamaged:
+                pass
+            except OSError:
+                continue
+            except (ValueError, KeyError, SafetensorError):
+                pass  # damaged: losing some steps is better than failing the job
+            shutil.rmtree(directory, ignore_errors=True)
         return None
 
     def _newest_first(self) -> list[Path]:
-        return sorted(self._directory.glob("step-*"), reverse=True)
+        return sorted(self._directory.glob(f"{STEP}*"), reverse=True)
 
 
 def make_directory(final: Path, write_files: Callable[[Path], None]) -> None:

@@ -46,7 +46,11 @@ class Data:
         """A digest of everything that decides the course of the training."""
         digest = hashlib.sha256(
             json.dumps(
-                [spec.base_model, spec.validation_frequency, asdict(spec.hyperparameters)]
+                [
+                    spec.base_digest or spec.base_model,
+                    spec.validation_frequency,
+                    asdict(spec.hyperparameters),
+                ]
             ).encode()
         )
         for rows in (self.training, self.validation):

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from tuneship.host import memory
+from tuneship.training.spec import FORMAT_FILE
 
 # Below this size a second thread and a shorter number format cost more time than they save.
 SMALL_MODEL_PARAMETERS = 5_000_000
 # bfloat16 costs some accuracy, so it is used only where it is so many times as fast as float32.
 MIN_BFLOAT16_SPEEDUP = 1.3
-FORMAT_FILE = "number_format"
 
 
 def device() -> torch.device:

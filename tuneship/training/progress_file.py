@@ -13,7 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+from tuneship.host.deadline_file import is_past
+
 POLL_SECONDS = 0.2
+# Exit code of a process whose lease is over.
+LEASE_OVER = 75
 # How long a stop waits for the end of the current step before the process exits.
 GRACE_SECONDS = 2.0
 
@@ -96,11 +100,16 @@ class ProgressFile:
 
 
 class StopRequest:
-    """A request to stop: SIGTERM, or the appearance of the cancel file."""
+    """A request to stop: SIGTERM, the appearance of the cancel file, or a lease that is over."""
 
-    def __init__(self, cancel_file: Path) -> None:
-        """Until `watch` is called, a request is noticed by `raise_if_requested` alone."""
+    def __init__(self, cancel_file: Path, lease_file: Path | None = None) -> None:
+        """Until `watch` is called, a request is noticed by `raise_if_requested` alone.
+
+        `lease_file`: holds a deadline, if there is one. After it the process ends at once, without a line: another
+        attempt may compute.
+        """
         self._cancel_file = cancel_file
+        self._lease_file = lease_file
         self._signalled = threading.Event()
 
     def raise_if_requested(self) -> None:
@@ -123,6 +132,8 @@ class StopRequest:
     def _watch(self, progress: ProgressFile) -> None:
         # Not `sigtimedwait`: in a process that was stopped meanwhile, CPython returns a signal that never came.
         while not (self._cancel_file.exists() or signal.SIGTERM in signal.sigpending()):
+            if self._lease_file is not None and is_past(self._lease_file):
+                os._exit(LEASE_OVER)
             time.sleep(POLL_SECONDS)
         self._signalled.set()
         time.sleep(GRACE_SECONDS)

@@ -13,8 +13,12 @@ from tuneship.contract.dataset_lines import DatasetFormat
 SPEC_FILE = "spec.json"
 PROGRESS_FILE = "progress.jsonl"
 CANCEL_FILE = "cancel"
+# On a node: the time until which the agent may let it compute (`tuneship/host/deadline_file.py`).
+LEASE_FILE = "lease"
 # A process whose worker rank was ended by a signal exits with this code plus the signal's number, as shells do.
 SIGNALLED = 128
+# In the folder of the checkpoints: the number format that the job's first attempt chose.
+FORMAT_FILE = "number_format"
 # Standard output and error of the process.
 LOG_FILE = "worker.log"
 
@@ -95,6 +99,8 @@ class TrainingSpec:
     hyperparameters: ResolvedHyperparameters
     # The most devices to train on, each with a process of its own (`distributed.py`).
     devices: int = 1
+    # Digest of the base model's files where another machine may go on, which knows the model by another path perhaps.
+    base_digest: str | None = None
 
     def to_json(self) -> str:
         """One JSON object; paths as text."""

@@ -12,8 +12,14 @@ import pytest
 from tests.support.in_process import Service
 from tuneship.host.thread_pools import Threads
 from tuneship.service import leader_work
-from tuneship.service.jobs.launcher import Training, TrainingNews, TrainingOrder, TrainingProgress
-from tuneship.service.jobs.local_launcher import LocalProgress
+from tuneship.service.jobs.launcher import (
+    StoredCheckpoint,
+    Training,
+    TrainingNews,
+    TrainingOrder,
+    TrainingProgress,
+)
+from tuneship.service.jobs.work_folders import FolderProgress
 from tuneship.training.spec import PROGRESS_FILE
 
 Start = Callable[..., Service]
@@ -40,8 +46,15 @@ class TrainingInMemory:
         self.is_cancelled = True
         self.exit_code = 0
 
+    @property
+    def is_running(self) -> bool:
+        return self.exit_code is None
+
     async def kept_step(self) -> int:
         return self.kept
+
+    def keep_only(self, checkpoint: StoredCheckpoint) -> None:
+        pass
 
     async def store_result(self, key: str) -> Mapping[str, str]:
         return {"adapter_model.safetensors": f"digest below {key}"}
@@ -78,7 +91,7 @@ class LauncherInMemory:
     async def clear(self, job_id: str) -> None:
         self.cleared.append(job_id)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         pass
 
 
@@ -125,7 +138,7 @@ def test_a_cancellation_reaches_any_launcher(launcher: LauncherInMemory, start: 
 
 
 def test_progress_is_read_by_whole_lines_up_to_one_that_cannot_be_read(tmp_path: Path) -> None:
-    progress = LocalProgress(tmp_path, Threads("test", 1))
+    progress = FolderProgress(tmp_path, Threads("test", 1))
     good = [json.dumps({"kind": "log", "number": number}) + "\n" for number in range(3)]
 
     async def read() -> None:

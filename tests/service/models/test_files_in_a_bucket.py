@@ -56,7 +56,7 @@ def test_everything_is_kept_read_and_removed_there(
     both = merged.json()["id"]
     tuned = service.model()
     row = service.call("GET", f"/v1/models/{tuned}").json()
-    model = f"models/{row['fine_tuning_job_id']}"
+    model = f"models/{row['fine_tuning_job_id']}-1"
     stored = prefixes(object_server, bucket)
     assert {f"datasets/{name}" for name in (one, two, both)} | {model} <= stored
     assert contents_below(service.settings.data_dir / "blobs") == {}
@@ -119,7 +119,7 @@ def test_without_the_server_generation_and_reads_go_on_and_the_rest_is_tried_aga
 
 def forget_copies(service: Service, model: str) -> None:
     job = service.call("GET", f"/v1/models/{model}").json()["fine_tuning_job_id"]
-    shutil.rmtree(service.parts.blobs.path_of(f"models/{job}"))
+    shutil.rmtree(service.parts.blobs.path_of(f"models/{job}-1"))
 
 
 def test_a_replica_that_starts_without_the_server_is_no_failure_of_its_deployment(

@@ -136,7 +136,7 @@ def test_a_node_that_cannot_isolate_serves_nobody_who_needs_it(
 
     async def run() -> None:
         order = ServeOrder(str(base), digest, True, 0, 1, None)
-        with pytest.raises(CannotServe, match=r"cannot isolate a replica: (a way out$|the test)"):
+        with pytest.raises(CannotServe, match=r"cannot isolate a worker: (a way out$|the test)"):
             await replica.start(order)
         _, writer = await replica.start(replace(order, isolated=False))
         replica.end()

@@ -48,6 +48,16 @@ def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, "another run").latest() is None
 
 
+def test_checkpoints_of_another_run_do_not_outlive_those_of_this_one(tmp_path: Path) -> None:
+    saved(tmp_path, 5, 6)
+    mine = Checkpoints(tmp_path, "another run")
+    assert mine.latest() is None
+    mine.save(1, {}, {"weights": torch.ones(1)})
+    found = mine.latest()
+    assert found is not None
+    assert found.step == 1
+
+
 def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".tmp-step-000000009").mkdir()
     (tmp_path / ".tmp-step-000000009" / "state.json").write_text("{}")

@@ -36,7 +36,10 @@ class AnotherMasterKey(StartupError):
 
 
 class Keyring:
-    """Creates, finds and destroys the keys of objects, named `datasets/<id>`, `jobs/<id>` and `models/<job id>`."""
+    """Creates, finds and destroys the keys of objects, which have the objects' names, and those of jobs (`jobs/<id>`).
+
+    The key of an adapter is made with its job, as `models/<job id>`; a model's files have the name of an attempt too.
+    """
 
     def __init__(self, master: bytes) -> None:
         """`master`: 32 bytes that are kept outside the database."""
@@ -75,6 +78,15 @@ class Keyring:
     ) -> None:
         """Store a new key for an object that is to be written."""
         self.add(connection, client_id, object_id, new_key(), now)
+
+    def rename(
+        self, connection: sa.Connection, client_id: str, before: str, after: str, now: datetime
+    ) -> None:
+        """Give the key of an object, if it has one, another name. Raises `ObjectDamaged` when it cannot be opened."""
+        key = self.find(connection, client_id, before)
+        if key is not None:
+            self.add(connection, client_id, after, key, now)
+            self.destroy(connection, before)
 
     def find(self, connection: sa.Connection, client_id: str, object_id: str) -> str | None:
         """The key of an object; None when it is not sealed. Raises `ObjectDamaged` when it cannot be opened."""

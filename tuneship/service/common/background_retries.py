@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tuneship.runtime.launchers import CannotLaunch
 from tuneship.runtime.replica_protocol import FilesAway
 from tuneship.store.blobs import BlobsAway
 from tuneship.store.database import is_away
@@ -81,8 +82,8 @@ class BackgroundRetries:
 
 
 def passes_by_itself(error: Exception) -> bool:
-    """Whether the database or the store of files is away, which is no fault of the work that met it."""
-    return is_away(error) or isinstance(error, (BlobsAway, FilesAway))
+    """Whether the database, the store of files or room on a node is missing: no fault of the work that met it."""
+    return is_away(error) or isinstance(error, (BlobsAway, CannotLaunch, FilesAway))
 
 
 def error_kind(error: Exception) -> str:

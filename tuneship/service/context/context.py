@@ -14,6 +14,7 @@ from tuneship.events.connector import Receivers
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
 from tuneship.runtime.replica_pool import ReplicaPool
+from tuneship.runtime.training_agents import TrainingAgents
 from tuneship.security.vault import Vault
 from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.data_keys import Keyring
@@ -81,6 +82,8 @@ class Parts:
     """The shard of stored metrics that this process writes, and no other."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
     signed_audit: SignedAudit = field(default_factory=SignedAudit)
+    training_agents: TrainingAgents | None = None
+    """Starts agents that train; None where trainings are processes of the service."""
     tracing: Tracing | None = None
     """Takes the spans of requests and jobs; None where no collector is set."""
     notifier: Notifier = field(default_factory=Notifier)

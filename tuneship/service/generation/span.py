@@ -46,8 +46,8 @@ def _note(
     asked: Mapping[str, AttributeValue | None],
 ) -> None:
     notes.name = f"{kind} {served.base.id}"
-    # The files of a tuned model are named by its job.
-    job = "" if served.files is None else served.files.prefix.rpartition("/")[2]
+    # The files of a tuned model are named by its job and the attempt.
+    job = "" if served.files is None else served.files.prefix.rpartition("/")[2].partition("-")[0]
     noted: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": kind,
         "gen_ai.provider.name": "tuneship",

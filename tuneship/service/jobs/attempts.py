@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from tuneship.service.jobs.launcher import Training
+from tuneship.service.jobs.launcher import StoredCheckpoint, Training
 from tuneship.store.job_leases import JobLease
 from tuneship.store.queries import Row
 
@@ -30,6 +30,8 @@ class Attempt:
     """Highest step reached by earlier attempts."""
     end: dict[str, Any] | None = None
     """The line with which it ended."""
+    checkpoint: StoredCheckpoint | None = None
+    """Its newest checkpoint that the job's row names."""
 
 
 @dataclass(kw_only=True)

@@ -30,9 +30,12 @@ def complete(
 ) -> None:
     """Register the model whose files were stored. `completed`: the progress line; `digests`: SHA-256 by file name."""
     now, identifier = parts.clock(), model_id(job["base_model"], job["model_name"], job["id"])
+    blob = model_key(job)
     with parts.database.write(claim.client_id) as connection:
         result = {"fine_tuned_model": identifier, "validation_loss": completed["validation_loss"]}
-        leases.end(connection, claim, JobStatus.COMPLETED, now, completed_at=now, **result)
+        leases.end(
+            connection, claim, JobStatus.COMPLETED, now, completed_at=now, checkpoint=None, **result
+        )
         model = {
             "id": identifier,
             "client_id": job["client_id"],
@@ -43,10 +46,12 @@ def complete(
             "name": job["model_name"],
             "job_id": job["id"],
             "fine_tuning_method": job["fine_tuning_method"],
-            "blob": model_key(job),
+            "blob": blob,
             "sha256": dict(digests),
         }
         rows.insert(connection, tables.models, model)
+        # From now on the key of the adapter has the name of its files.
+        parts.keyring.rename(connection, job["client_id"], f"models/{job['id']}", blob, now)
         parts.keyring.destroy(connection, f"jobs/{job['id']}")
         text = f"completed; the model is the state after step {completed['best_step']}"
         job_records.add_log(connection, job["id"], now, "info", text)
@@ -62,7 +67,7 @@ def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
     now, job_id = parts.clock(), claim.job_id
     error = {"code": "fine_tuning_error", "reason": reason, "message": message}
     with parts.database.write(claim.client_id) as connection:
-        leases.end(connection, claim, JobStatus.FAILED, now, error=error)
+        leases.end(connection, claim, JobStatus.FAILED, now, error=error, checkpoint=None)
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "error", f"{reason}: {message}")
         record_progress.emit_event(connection, job_id, "failed", now, reason=reason)
@@ -74,7 +79,7 @@ def cancel(parts: Parts, claim: JobLease) -> None:
     """End a job that is to be cancelled and has no process."""
     now, job_id = parts.clock(), claim.job_id
     with parts.database.write(claim.client_id) as connection:
-        ended = {"status": JobStatus.CANCELLED, "lease_until": None}
+        ended = {"status": JobStatus.CANCELLED, "lease_until": None, "checkpoint": None}
         leases.write(connection, claim, updated_at=now, **ended)
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "info", "cancelled")
@@ -94,8 +99,11 @@ def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text:
 
 
 def model_key(job: Row) -> str:
-    """The key under which the files of a job's model are stored, also the name of their data key."""
-    return f"models/{job['id']}"
+    """The key under which an attempt stores the files of its model, also the name of their data key from then on.
+
+    Each attempt has its own: one that stood still while it stored cannot touch the files of the next.
+    """
+    return f"models/{job['id']}-{job['attempt']}"
 
 
 def _destroy_keys(parts: Parts, connection: sa.Connection, job_id: str) -> None:

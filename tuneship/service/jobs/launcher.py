@@ -1,7 +1,8 @@
 """How trainings are launched, behind a protocol: the runner decides about jobs and knows no process, folder or node.
 
-`local_launcher.py` is the implementation for processes of this machine. A launcher may be asked about the same attempt
-again after the service was restarted, so nothing that it knows may matter: rows and checkpoints suffice.
+`local_launcher.py` is the implementation for processes of this machine, `agent_launcher.py` the one for processes on
+other machines. A launcher may be asked about the same attempt again after the service was restarted, so nothing that it
+knows may matter: rows and checkpoints suffice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,16 @@ class TrainingOrder:
 
 
 @dataclass(frozen=True)
+class StoredCheckpoint:
+    """A checkpoint in the store of files, as a job's row names it."""
+
+    attempt: int
+    step: int
+    objects: Mapping[str, str]
+    """SHA-256 of each file, by name."""
+
+
+@dataclass(frozen=True)
 class TrainingNews:
     """Progress lines from an offset on, in their order."""
 
@@ -41,6 +52,8 @@ class TrainingNews:
 
     It is read before the lines are: an exit code without lines means that none will come.
     """
+    checkpoint: StoredCheckpoint | None = None
+    """The attempt's newest checkpoint that is in the store of files as a whole."""
 
 
 class TrainingProgress(Protocol):
@@ -54,6 +67,11 @@ class TrainingProgress(Protocol):
 class Training(TrainingProgress, Protocol):
     """An attempt that was started."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its processes may still compute; then nobody else may claim its job."""
+        ...
+
     async def cancel(self) -> None:
         """Ask it to stop after its current step."""
         ...
@@ -62,12 +80,19 @@ class Training(TrainingProgress, Protocol):
         """The step of the latest checkpoint that the job's next attempt can resume from; 0 without one."""
         ...
 
+    def keep_only(self, checkpoint: StoredCheckpoint) -> None:
+        """Note that the job's row names a stored checkpoint, so that earlier ones may be deleted."""
+        ...
+
     async def store_result(self, key: str) -> Mapping[str, str]:
         """Store the adapter's files under the key; return their SHA-256 by name. Call it after the line `completed`."""
         ...
 
     async def end(self) -> None:
-        """End it and everything that it started, at once. May be called again."""
+        """End it and everything that it started, at once. May be called again.
+
+        Where that is not certain yet, `news` has no exit code before it is.
+        """
         ...
 
 
@@ -87,9 +112,9 @@ class TrainingLauncher(Protocol):
         ...
 
     async def clear(self, job_id: str) -> None:
-        """Remove the working files and checkpoints of a job that has ended."""
+        """Remove the working files and checkpoints of a job that has ended. Stored ones may stay for a day."""
         ...
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End what ends with the service; jobs go on from their checkpoints when it is back."""
         ...

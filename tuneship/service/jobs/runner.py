@@ -9,7 +9,9 @@ import asyncio
 import logging
 import signal
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime, timedelta
+from typing import Any
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.host.thread_pools import Threads
@@ -86,11 +88,16 @@ class TrainingKeeper:
         if all(run.last_step for run in self._runs) and not self._preparing:
             self._launcher.keep_warm(self._parts.clock())
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End what ends with the service; the jobs go on from their checkpoints later."""
         if self._starting is not None:
             self._starting.cancel()
-        self._launcher.stop()
+        await self._launcher.stop()
+
+    def given_up(self) -> list[JobLease]:
+        """The jobs of `held` that another process may claim at once, since nothing computes for them."""
+        running = {run.claim for run in self._runs if run.training.is_running}
+        return [claim for claim in self.held() if claim not in running]
 
     # Jobs that are cancelled while nothing trains them.
 
@@ -248,6 +255,8 @@ class TrainingKeeper:
         """Store progress, which keeps the lease, pass a cancellation on, and finish what has ended."""
         try:
             exit_code = await self._store_progress(run, run.training)
+            if run.checkpoint is not None:
+                run.training.keep_only(run.checkpoint)
             row = await self.threads.run(self._claimed_row, run.claim)
             if row["status"] == JobStatus.CANCELLING and run.cancelled_at is None:
                 run.cancelled_at = self._parts.clock()
@@ -284,18 +293,26 @@ class TrainingKeeper:
         """Store all new lines and return the exit code, None while the training runs. Raises `LeaseLost`."""
         while True:
             news = await progress.news(attempt.offset, LINES_AT_ONCE)
-            if not news.lines:
+            if not news.lines and news.checkpoint == attempt.checkpoint:
                 return news.exit_code
             await self.threads.run(self._store_lines, attempt, news)
 
     def _store_lines(self, attempt: Attempt, news: TrainingNews) -> None:
-        """Store lines and the offset behind them in one transaction, so that each line counts once, whoever dies."""
+        """Store lines and the offset behind them in one transaction, so that each line counts once, whoever dies.
+
+        A new checkpoint is named in the same one: what the job goes on from is never behind what its row says.
+        """
         now = self._parts.clock()
         with self._parts.database.write(attempt.claim.client_id) as connection:
-            position = {"progress_attempt": attempt.number, "progress_offset": news.offset}
+            position: dict[str, Any] = {
+                "progress_attempt": attempt.number,
+                "progress_offset": news.offset,
+            }
+            if news.checkpoint is not None:
+                position["checkpoint"] = asdict(news.checkpoint)
             leases.heartbeat(connection, attempt.claim, now, **position)
             record_progress.store_lines(connection, attempt, news.lines, now)
-        attempt.offset = news.offset
+        attempt.offset, attempt.checkpoint = news.offset, news.checkpoint
         self._parts.notifier.notify(attempt.claim.job_id)
 
     # Ending.

@@ -1,0 +1,215 @@
+"""Trainings on nodes, whose agents are real and whose processes are played: what comes back, and who may go on when."""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from tests.support.in_process import Service
+from tests.support.training_nodes import TrainingNodes
+from tuneship.runtime.training_protocol import GONE_S
+from tuneship.service.jobs import agent_launcher
+from tuneship.service.serve import recover
+from tuneship.store import tables
+from tuneship.training.checkpoint_folders import step_folder
+from tuneship.training.spec import CANCEL_FILE, FORMAT_FILE
+
+
+class Elapsed:
+    """A monotonic clock that a test can move."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
+    clock = Elapsed()
+    monkeypatch.setattr(agent_launcher, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingNodes:
+    return TrainingNodes(tmp_path / "nodes", monkeypatch)
+
+
+@pytest.fixture
+def service(
+    start: Callable[..., Service], nodes: TrainingNodes, elapsed: Elapsed
+) -> Iterator[Service]:
+    service = start(training_agents=nodes)
+    yield service
+    for node in nodes.nodes:
+        service.run(node.close())
+
+
+def trainer_of(service: Service, nodes: TrainingNodes, number: int) -> Any:
+    service.until(lambda: len(nodes.engines.trainers) > number)
+    return nodes.trainer(number)
+
+
+def row_of(service: Service, job_id: str) -> Any:
+    with service.database.read() as connection:
+        query = sa.select(tables.jobs).where(tables.jobs.c.id == job_id)
+        return connection.execute(query).mappings().one()
+
+
+def keep(trainer: Any, step: int) -> None:
+    """Save a checkpoint on the node, as a training process does."""
+    folder = trainer.folder.parent / "checkpoints"
+    (folder / FORMAT_FILE).write_text("float32")
+    unfinished = folder / ".tmp-step"
+    unfinished.mkdir()
+    (unfinished / "state.json").write_text(f"state {step}")
+    unfinished.rename(step_folder(folder, step))
+
+
+def test_a_job_is_trained_on_a_node_and_its_model_is_here(
+    service: Service, nodes: TrainingNodes
+) -> None:
+    job_id = service.job()
+    trainer = trainer_of(service, nodes, 0)
+    assert service.engines.trainers == []
+    assert nodes.nodes[0].folder in trainer.folder.parents
+    trainer.start_of(2)
+    trainer.step(1)
+    service.until(lambda: row_of(service, job_id)["current_step"] == 1)
+    trainer.complete()
+    service.until(lambda: service.job_status(job_id) == "completed")
+    service.until(nodes.nodes[0].agent.over.is_set)
+    tuned = service.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json()["fine_tuned_model"]
+    deployment = service.deployment("d", model_name=tuned)
+    answer = service.call("POST", f"/v1/deployments/{deployment}/generate", json={"prompt": "x"})
+    assert answer.status_code == 200
+    service.until(lambda: not (service.settings.data_dir / "work" / job_id).exists())
+
+
+def test_the_next_attempt_goes_on_elsewhere_only_when_the_lease_of_a_lost_node_is_over(
+    service: Service, nodes: TrainingNodes, elapsed: Elapsed
+) -> None:
+    job_id = service.job()
+    trainer = trainer_of(service, nodes, 0)
+    trainer.start_of(4)
+    keep(trainer, 2)
+    here = service.settings.data_dir / "work" / job_id / "checkpoints"
+    service.until((step_folder(here, 2) / "state.json").exists)
+    service.run(nodes.nodes[0].close())
+    service.until(lambda: any("connection to an agent" in line for line in service.log.texts))
+    # The process may still run there: another job is begun meanwhile, and this one is not begun again.
+    nodes.has_room = False
+    waiting = service.job()
+    service.until(lambda: nodes.refused > 0)
+    assert row_of(service, job_id)["attempt"] == 1
+    service.call("POST", f"/v1/fine-tuning/jobs/{waiting}/cancel")
+    nodes.has_room = True
+    elapsed.ahead_s += GONE_S
+    again = trainer_of(service, nodes, 1)
+    assert row_of(service, job_id)["attempt"] == 2
+    there = again.folder.parent / "checkpoints"
+    assert (step_folder(there, 2) / "state.json").read_text() == "state 2"
+    assert (there / FORMAT_FILE).read_text() == "float32"
+    again.start_of(4, resumed_from=2)
+    again.complete()
+    service.until(lambda: service.job_status(job_id) == "completed")
+
+
+def test_a_cancellation_reaches_the_node_and_waits_for_the_process(
+    service: Service, nodes: TrainingNodes
+) -> None:
+    job_id = service.job()
+    trainer = trainer_of(service, nodes, 0)
+    service.call("POST", f"/v1/fine-tuning/jobs/{job_id}/cancel")
+    service.until((trainer.folder / CANCEL_FILE).exists)
+    assert service.job_status(job_id) == "cancelling"
+    trainer.code = 0
+    service.until(lambda: service.job_status(job_id) == "cancelled")
+
+
+def test_a_process_that_fails_is_followed_by_another_attempt_at_once(
+    service: Service, nodes: TrainingNodes
+) -> None:
+    job_id = service.job()
+    trainer = trainer_of(service, nodes, 0)
+    trainer.start_of(4)
+    keep(trainer, 3)
+    trainer.code = -9
+    again = trainer_of(service, nodes, 1)
+    # What it had kept in its last moment has come along.
+    there = step_folder(again.folder.parent / "checkpoints", 3)
+    assert (there / "state.json").read_text() == "state 3"
+    assert row_of(service, job_id)["attempts_without_progress"] == 0
+
+
+def test_a_job_waits_for_room_without_an_attempt_that_counts(
+    service: Service, nodes: TrainingNodes
+) -> None:
+    nodes.has_room = False
+    job_id = service.job()
+    for number in range(1, 5):
+        service.until(lambda number=number: nodes.refused >= number)
+        service.clock.ahead += timedelta(minutes=1)
+    assert row_of(service, job_id)["attempts_without_progress"] == 0
+    nodes.has_room = True
+    service.clock.ahead += timedelta(minutes=1)
+    trainer_of(service, nodes, 0).start_of(2)
+    service.until(lambda: row_of(service, job_id)["total_steps"] == 2)
+
+
+def test_a_job_is_given_back_at_the_end_when_its_process_is_known_to_be_gone(
+    service: Service, nodes: TrainingNodes
+) -> None:
+    job_id = service.job()
+    trainer = trainer_of(service, nodes, 0)
+    service.rest()
+    assert trainer.code is not None
+    assert row_of(service, job_id)["lease_until"] < service.clock()
+
+
+def test_a_job_keeps_its_lease_at_the_end_when_its_agent_does_not_answer(
+    service: Service, nodes: TrainingNodes
+) -> None:
+    job_id = service.job()
+    trainer_of(service, nodes, 0)
+    service.run(nodes.nodes[0].close())
+    service.rest()
+    assert row_of(service, job_id)["lease_until"] > service.clock()
+
+
+def test_an_agent_is_not_told_to_go_on_while_the_lease_cannot_be_extended(
+    service: Service, nodes: TrainingNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.job()
+    trainer_of(service, nodes, 0)
+    agent = nodes.nodes[0].agent
+
+    def away(*_: object) -> None:
+        raise OperationalError("", None, Exception())
+
+    monkeypatch.setattr(agent_launcher.leases, "extend", away)
+    before = agent._lease.until
+    service.until(lambda: any("could not be extended" in line for line in service.log.texts))
+    assert agent._lease.until == before
+
+
+@pytest.mark.parametrize("end_with_service", [False, True])
+def test_a_start_waits_for_leases_of_agents_that_may_still_run(
+    service: Service, nodes: TrainingNodes, end_with_service: bool
+) -> None:
+    job_id = service.job()
+    trainer_of(service, nodes, 0)
+    service.run(nodes.nodes[0].close())
+    service.rest()
+    nodes.end_with_service = end_with_service
+    recover(service.parts)
+    has_lapsed = row_of(service, job_id)["lease_until"] < service.clock()
+    assert has_lapsed is end_with_service

@@ -1,0 +1,107 @@
+"""Nodes in the test's process: real agents of trainings, reached over real TLS, whose processes are played."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agents import AUTHORITY, VERSION, access
+from tests.support.engines import PlayedEngines
+from tuneship.runtime import agent_training
+from tuneship.runtime.agent_link import AgentAccess
+from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress
+from tuneship.runtime.agent_training import AgentTraining
+from tuneship.runtime.base_digest import BaseDigests
+from tuneship.runtime.certificates import agent_context
+from tuneship.runtime.launchers import CannotLaunch
+from tuneship.runtime.training_agents import TrainingAgent
+from tuneship.runtime.training_protocol import TrainOrder
+from tuneship.training.spec import DataKeys, ResolvedHyperparameters, TrainingSpec
+
+BEAT_S = 0.05
+
+
+def order_for(base: Path, epochs: int = 1) -> TrainOrder:
+    """An order to train on `inputs/training/data.jsonl`."""
+    hyperparameters = ResolvedHyperparameters(1e-3, 8, epochs, 0, 4, 8.0, 0.0, ("q_proj",), 1)
+    spec = TrainingSpec(
+        base_model="elsewhere",
+        training_file=Path("/of/the/service/data.jsonl"),
+        validation_file=None,
+        dataset_format="instruction",
+        output_dir=Path("/of/the/service/output"),
+        checkpoint_dir=Path("/of/the/service/checkpoints"),
+        validation_frequency=1.0,
+        max_runtime_seconds=3600.0,
+        threads=0,
+        hyperparameters=hyperparameters,
+    )
+    keys = DataKeys(training="key of the data")
+    return TrainOrder(str(base), BaseDigests().of(base), False, spec.to_json(), keys)
+
+
+class TrainingNode:
+    """One agent, which listens."""
+
+    def __init__(self, folder: Path, check_isolation: Callable[[Path], None]) -> None:
+        """`folder`: for its files. Call `listen` next."""
+        self.folder = folder
+        self.agent = AgentTraining(folder, VERSION, check_isolation)
+
+    async def listen(self) -> AgentAddress:
+        context, digest = agent_context(AUTHORITY.trusted)
+        self._server = await asyncio.start_server(
+            self.agent.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
+        )
+        self._beating = asyncio.create_task(self._beat())
+        return AgentAddress(*self._server.sockets[0].getsockname(), digest)
+
+    async def _beat(self) -> None:
+        while not self.agent.over.is_set():
+            self.agent.beat()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await self.agent.over.wait()
+
+    async def close(self) -> None:
+        """End everything, as when the node fails."""
+        self._server.close()
+        self._beating.cancel()
+        await self.agent.close()
+
+
+class TrainingNodes:
+    """Nodes that have room as long as the test says so. Stands for `TrainingAgents`."""
+
+    isolated = False
+    end_with_service = False
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`folder`: for the files of all nodes."""
+        self.engines = PlayedEngines([])
+        monkeypatch.setattr(agent_training, "LocalProcesses", lambda **_: self.engines)
+        self._folder = folder
+        self.nodes: list[TrainingNode] = []
+        self.has_room = True
+        self.refused = 0
+        """How often there was no room."""
+
+    async def start(self) -> TrainingAgent:
+        if not self.has_room:
+            self.refused += 1
+            raise CannotLaunch("no node had room")
+        node = TrainingNode(self._folder / f"node-{len(self.nodes)}", lambda _: None)
+        self.nodes.append(node)
+        return TrainingAgent(str(len(self.nodes) - 1), await node.listen())
+
+    def access(self) -> AgentAccess:
+        return access()
+
+    async def end(self, name: str) -> None:
+        """Do nothing, as if the launcher were away: the agent ends by itself."""
+
+    def trainer(self, number: int) -> Any:
+        return self.engines.trainers[number]

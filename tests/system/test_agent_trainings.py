@@ -1,0 +1,155 @@
+"""Trainings that agents run, as processes of this machine: killed, stopped and cancelled, their results stay the same.
+
+What is computed twice must be equal to the last bit, so each result is compared with one of a training without a fault.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.opened import opened
+from tests.support.processes import Serve, ended_job, rows_file, start_job
+from tests.support.waiting import children, is_alive, until
+from tuneship.contract.jobs import Job
+from tuneship.store import tables
+from tuneship.store.database import Database, sqlite_url
+from tuneship.training.spec import PROGRESS_FILE
+
+pytestmark = pytest.mark.slow
+AGENT = "tuneship.runtime.agent"
+EPOCHS = 3
+
+
+@contextmanager
+def served(data_dir: Path, **settings: str) -> Iterator[Serve]:
+    service = Serve(data_dir, **settings)
+    try:
+        yield service
+    finally:
+        service.kill()
+
+
+def results(service: Serve, job: Job) -> dict[str, Any]:
+    """The curve and the opened files of the adapter."""
+    assert job.status == "completed", job.error
+    metrics = service.client().jobs.metrics(job.id).model_dump(exclude={"job_id", "created_at"})
+    database = Database(sqlite_url(service.data_dir / "tuneship.sqlite"))
+    with database.read() as connection:
+        files = opened(connection, service.data_dir, tables.models)
+    database.close()
+    return {**metrics, "adapter": {name.rpartition("/")[2]: one for name, one in files.items()}}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rows_file(tmp_path_factory.mktemp("rows") / "rows", 64)
+
+
+@pytest.fixture(scope="module")
+def expected(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of a process of the service, without a fault."""
+    with served(tmp_path_factory.mktemp("own") / "data") as service:
+        client = service.client()
+        return results(service, ended_job(client, start_job(client, rows, epochs=EPOCHS)))
+
+
+class AgentJob:
+    """A job that an agent trains."""
+
+    def __init__(self, service: Serve, rows: Path) -> None:
+        self.service, self.client = service, service.client()
+        self.id = start_job(self.client, rows, epochs=EPOCHS, isolated=True)
+
+    def at_work(self) -> tuple[int, int]:
+        """Wait until a checkpoint of the first attempt has arrived; return the agent and its process."""
+        folder = self.service.data_dir / "work" / self.id / "checkpoints"
+        until(lambda: folder.is_dir() and [*folder.glob("step-*")])
+        (agent,) = [pid for pid in self.service.workers(AGENT) if children(pid)]
+        (trainer,) = children(agent)
+        return agent, trainer
+
+    def started(self, attempt: int) -> None:
+        """Wait until an attempt has begun to compute."""
+        file = self.service.data_dir / "work" / self.id / f"attempt-{attempt}" / PROGRESS_FILE
+        until(lambda: file.is_file() and '"kind": "started"' in file.read_text())
+
+    def resumed_steps(self) -> list[str]:
+        logs = self.client.jobs.logs(self.id).logs
+        return [entry.message for entry in logs if ", from step " in entry.message]
+
+
+@pytest.fixture
+def job(rows: Path, tmp_path: Path) -> Iterator[AgentJob]:
+    with served(tmp_path / "data", agents="local") as service:
+        yield AgentJob(service, rows)
+
+
+def test_a_training_goes_on_from_its_checkpoint_when_its_agent_is_killed(
+    job: AgentJob, expected: dict[str, Any]
+) -> None:
+    agent, trainer = job.at_work()
+    assert job.service.workers("tuneship.training") == []
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: not is_alive(trainer))
+    assert results(job.service, ended_job(job.client, job.id)) == expected
+    assert job.resumed_steps()
+    until(lambda: job.service.workers(AGENT) == [])
+
+
+def test_an_agent_and_a_process_that_stand_still_are_gone_when_the_next_attempt_computes(
+    job: AgentJob, expected: dict[str, Any]
+) -> None:
+    agent, trainer = job.at_work()
+    for pid in (agent, trainer):
+        os.kill(pid, signal.SIGSTOP)
+    job.started(2)
+    assert not is_alive(trainer)
+    assert not is_alive(agent)
+    assert results(job.service, ended_job(job.client, job.id)) == expected
+    assert job.resumed_steps()
+
+
+def test_a_process_ends_by_itself_when_its_agent_stands_still(
+    job: AgentJob, expected: dict[str, Any]
+) -> None:
+    agent, trainer = job.at_work()
+    os.kill(agent, signal.SIGSTOP)
+    job.started(2)
+    assert not is_alive(trainer)
+    assert results(job.service, ended_job(job.client, job.id)) == expected
+
+
+def test_a_training_ends_when_its_service_stands_still_and_goes_on_with_it(
+    job: AgentJob, expected: dict[str, Any]
+) -> None:
+    agent, trainer = job.at_work()
+    os.kill(job.service.process.pid, signal.SIGSTOP)
+    until(lambda: not is_alive(trainer) and not is_alive(agent))
+    os.kill(job.service.process.pid, signal.SIGCONT)
+    assert results(job.service, ended_job(job.client, job.id)) == expected
+
+
+def test_a_cancelled_training_is_gone(job: AgentJob) -> None:
+    agent, trainer = job.at_work()
+    job.client.jobs.cancel(job.id)
+    assert ended_job(job.client, job.id).status == "cancelled"
+    until(lambda: not is_alive(trainer) and not is_alive(agent))
+    until(lambda: not (job.service.data_dir / "work" / job.id).exists())
+
+
+def test_a_service_that_is_ended_ends_its_agents_and_goes_on_after_a_restart(
+    job: AgentJob, expected: dict[str, Any]
+) -> None:
+    agent, trainer = job.at_work()
+    job.service.stop()
+    assert not is_alive(trainer)
+    assert not is_alive(agent)
+    job.service.start()
+    job.client = job.service.client()
+    assert results(job.service, ended_job(job.client, job.id)) == expected
+    assert job.resumed_steps()

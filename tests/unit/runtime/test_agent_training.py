@@ -1,0 +1,295 @@
+"""The agent of a training, with a played process, and its leader over real TLS: leases, files, and what is refused."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agents import AUTHORITY, VERSION, access
+from tests.support.engines import PlayedEngines
+from tests.support.tiny_model import build_tiny_model
+from tests.support.training_nodes import order_for
+from tests.support.waiting import until_async
+from tuneship.host.deadline_file import elapsed_s, is_past, write_deadline
+from tuneship.host.thread_pools import Threads
+from tuneship.runtime import agent_training
+from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress
+from tuneship.runtime.agent_relay import CannotServe
+from tuneship.runtime.agent_sockets import encoded
+from tuneship.runtime.agent_training import AgentLease, AgentTraining
+from tuneship.runtime.agent_training_link import (
+    AgentTrainingLink,
+    TrainingAgentLost,
+    TrainingRefused,
+)
+from tuneship.runtime.certificates import agent_context
+from tuneship.runtime.training_protocol import (
+    ADAPTER,
+    ASK_EVERY_S,
+    CHECKPOINT,
+    LEASE_S,
+    PIECE_BYTES,
+)
+from tuneship.training.checkpoint_folders import step_folder
+from tuneship.training.spec import (
+    CANCEL_FILE,
+    FORMAT_FILE,
+    LEASE_FILE,
+)
+
+BIG = bytes(range(256)) * (PIECE_BYTES // 256) + b"end"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("base") / "tiny")
+
+
+class Node:
+    """An agent in the test's event loop, which listens."""
+
+    def __init__(self, agent: AgentTraining, address: AgentAddress, engines: PlayedEngines) -> None:
+        self.agent, self.address, self.engines = agent, address, engines
+        self.may_go_on = True
+        self.asked: list[int] = []
+
+    async def connect(self, renew: Callable[[int], Awaitable[bool]] | None = None) -> Any:
+        return await AgentTrainingLink.open(
+            self.address, access(), Threads("test", 2), renew or self._renew
+        )
+
+    async def _renew(self, number: int) -> bool:
+        self.asked.append(number)
+        return self.may_go_on
+
+    async def trainer(self) -> Any:
+        """Wait until the process was started."""
+        await until_async(lambda: self.engines.trainers)
+        return self.engines.trainers[0]
+
+
+@asynccontextmanager
+async def node_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, check: Callable[[Path], None] = lambda _: None
+) -> AsyncIterator[Node]:
+    engines = PlayedEngines([])
+    monkeypatch.setattr(agent_training, "LocalProcesses", lambda **_: engines)
+    agent = AgentTraining(folder, VERSION, check)
+    context, digest = agent_context(AUTHORITY.trusted)
+    server = await asyncio.start_server(
+        agent.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
+    )
+    try:
+        yield Node(agent, AgentAddress(*server.sockets[0].getsockname(), digest), engines)
+    finally:
+        server.close()
+        await agent.close()
+
+
+def test_a_lease_counts_from_the_moment_at_which_it_was_asked_for() -> None:
+    now = 100.0
+    lease = AgentLease(lambda: now)
+    assert lease.ask() == 0
+    assert lease.ask() is None
+    assert lease.until is None
+    assert not lease.is_over
+    now += 20.0  # the answer is late
+    lease.renew(0)
+    assert lease.until == 100.0 + LEASE_S
+    assert lease.ask() == 1
+    now += LEASE_S - 20.0 + 0.1
+    assert lease.is_over
+    lease.renew(1)
+    assert not lease.is_over
+    now += ASK_EVERY_S + LEASE_S
+    assert lease.ask() == 2
+    for number in (0, 1, 7):  # answers that come too late, and one to nothing
+        lease.renew(number)
+    assert lease.is_over
+
+
+def test_a_deadline_that_is_written_is_obeyed(tmp_path: Path) -> None:
+    file = tmp_path / "deadline"
+    assert not is_past(file)
+    write_deadline(file, elapsed_s() + 3600)
+    assert not is_past(file)
+    write_deadline(file, elapsed_s() - 1)
+    assert is_past(file)
+
+
+def test_it_trains_and_hands_out_what_the_process_writes(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, copies = tmp_path / "data.jsonl", tmp_path / "copies"
+    data.write_bytes(BIG)
+    copies.mkdir()
+
+    async def run() -> None:
+        async with node_in(tmp_path / "node", monkeypatch) as node:
+            link = await node.connect()
+            await link.send_file(data, "inputs/training/data.jsonl")
+            await link.send_file(data, f"checkpoints/{FORMAT_FILE}")
+            await link.train(order_for(base))
+            trainer = await node.trainer()
+            spec = json.loads((trainer.folder / "spec.json").read_text())
+            assert spec["training_file"] == str(
+                tmp_path / "node" / "inputs" / "training" / data.name
+            )
+            assert (tmp_path / "node" / "inputs" / "training" / data.name).read_bytes() == BIG
+            assert spec["base_model"] == str(base)
+            assert trainer.order.keys.training == "key of the data"
+            assert not is_past(trainer.folder / LEASE_FILE)
+
+            trainer.start_of(4)
+            trainer.step(1)
+            news = await link.news(0, 0, 60)
+            assert [json.loads(line)["kind"] for line in news.lines.splitlines()] == [
+                "started",
+                "step",
+            ]
+            place = step_folder(tmp_path / "node" / "checkpoints", 1)
+            place.mkdir()
+            (place / "state.json").write_bytes(b"state")
+            news = await link.news(len(news.lines), 0, 60)
+            assert (news.lines, news.step, news.exit_code) == ("", 1, None)
+            step, files = await link.hold(CHECKPOINT)
+            (place / "state.json").unlink()  # it stays, as it is held
+            await link.fetch(CHECKPOINT, files, copies)
+            assert step == 1
+            assert (copies / "state.json").read_bytes() == b"state"
+            assert (copies / FORMAT_FILE).read_bytes() == BIG
+
+            trainer.complete()
+            _, files = await link.hold(ADAPTER)
+            await link.fetch(ADAPTER, files, copies)
+            assert (copies / "adapter_config.json").exists()
+            await link.cancel()
+            await until_async((trainer.folder / CANCEL_FILE).exists)
+            await link.stop()
+            assert node.agent.over.is_set()
+            await link.aclose()
+
+    asyncio.run(run())
+
+
+def test_nothing_starts_before_the_lease_is_renewed_and_all_ends_with_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with node_in(tmp_path / "node", monkeypatch) as node:
+            now = 0.0
+            node.agent._lease = AgentLease(lambda: now)
+            node.may_go_on = False
+            link = await node.connect()
+            (tmp_path / "data.jsonl").write_text("{}\n")
+            await link.send_file(tmp_path / "data.jsonl", "inputs/training/data.jsonl")
+            await link.train(order_for(base))
+            await until_async(lambda: node.asked == [0])
+            assert node.engines.trainers == []
+            now += ASK_EVERY_S
+            node.may_go_on = True
+            node.agent.beat()
+            trainer = await node.trainer()
+            now += LEASE_S + 0.1
+            assert trainer.code is None
+            node.agent.beat()
+            assert trainer.code == -signal.SIGKILL
+            assert node.agent.over.is_set()
+            await link.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_leader_that_comes_back_reads_on(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with node_in(tmp_path / "node", monkeypatch) as node:
+            first = await node.connect()
+            (tmp_path / "data.jsonl").write_text("{}\n")
+            await first.send_file(tmp_path / "data.jsonl", "inputs/training/data.jsonl")
+            await first.train(order_for(base))
+            trainer = await node.trainer()
+            trainer.start_of(4)
+            known = len((await first.news(0, 0, 60)).lines)
+            second = await node.connect()
+            with pytest.raises(TrainingAgentLost):
+                await first.news(known, 0, 60)
+            trainer.code = 3
+            assert (await second.news(known, 0, 60)).exit_code == 3
+            for link in (first, second):
+                await link.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["digest", "missing", "isolation", "disk"])
+def test_what_a_node_cannot_do_is_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    order, named = order_for(base), "is another one"
+    if fault == "digest":
+        order = replace(order, digest="0" * 64)
+    elif fault == "missing":
+        order, named = replace(order, base=str(tmp_path / "none")), "cannot read the base model"
+    elif fault == "isolation":
+        order, named = replace(order, isolated=True), "cannot isolate"
+
+    def check(_: Path) -> None:
+        raise CannotServe("the node cannot isolate a worker")
+
+    async def run() -> None:
+        async with node_in(tmp_path / "node", monkeypatch, check) as node:
+            link = await node.connect()
+            (tmp_path / "data.jsonl").write_text("{}\n")
+            if fault == "disk":  # a file is where a folder shall be
+                (tmp_path / "node").mkdir(exist_ok=True)
+                (tmp_path / "node" / "inputs").write_text("")
+            await link.send_file(tmp_path / "data.jsonl", "inputs/training/data.jsonl")
+            text = "cannot keep the files" if fault == "disk" else named
+            with pytest.raises(TrainingRefused, match=text):
+                await link.train(order)
+            assert node.engines.trainers == []
+            await link.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [{"op": "hello", "role": "gateway", "epoch": 1, "protocol": 1}],
+        [{"op": "hello", "role": "leader", "epoch": 1, "protocol": 99}],
+        [{"op": "train"}],
+        [{"op": "hello", "role": "leader", "epoch": 1, "protocol": 1}, {"op": "dance"}],
+        *(
+            [
+                {"op": "hello", "role": "leader", "epoch": 1, "protocol": 1},
+                {"op": "file", "path": path, "content": ""},
+            ]
+            for path in ("spec.json", "inputs/../x", "inputs//x", "/etc/x", "attempt/spec.json")
+        ),
+    ],
+)
+def test_who_breaks_the_protocol_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: list[dict[str, Any]]
+) -> None:
+    async def run() -> None:
+        async with node_in(tmp_path / "node", monkeypatch) as node:
+            reader, writer = await asyncio.open_connection(
+                node.address.host, node.address.port, ssl=access().context
+            )
+            for frame in frames:
+                writer.write(encoded(frame))
+            while await reader.readline():
+                continue
+            writer.transport.abort()
+            assert not (tmp_path / "node").exists()
+
+    asyncio.run(run())

@@ -1,0 +1,62 @@
+"""A training is known by what decides its course, wherever the files of it lie."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuneship.training.data_files import Data
+from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
+from tuneship.training.tokenized_examples import TokenizedExamples
+
+ROWS = TokenizedExamples(
+    np.array([1, 2, 3], dtype=np.int32),
+    np.array([False, True, True]),
+    np.array([0, 3], dtype=np.int64),
+)
+DATA = Data(ROWS, ROWS.all_indices, ROWS, ROWS.all_indices)
+SPEC = TrainingSpec(
+    base_model="/models/one",
+    training_file=Path("data.jsonl"),
+    validation_file=None,
+    dataset_format="instruction",
+    output_dir=Path("output"),
+    checkpoint_dir=Path("checkpoints"),
+    validation_frequency=1.0,
+    max_runtime_seconds=60.0,
+    threads=0,
+    hyperparameters=ResolvedHyperparameters(1e-3, 8, 1, 0, 4, 8.0, 0.0, ("q_proj",), 1),
+    base_digest="digest",
+)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"base_model": "/mnt/one"},
+        {"training_file": Path("there/data.jsonl"), "output_dir": Path("there")},
+        {"max_runtime_seconds": 30.0},
+    ],
+)
+def test_another_machine_may_go_on(elsewhere: dict[str, object]) -> None:
+    assert DATA.fingerprint(replace(SPEC, **elsewhere)) == DATA.fingerprint(SPEC)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"base_digest": "another"},
+        {"base_digest": None},
+        {"validation_frequency": 0.5},
+        {"hyperparameters": replace(SPEC.hyperparameters, seed=2)},
+    ],
+)
+def test_another_training_does_not_go_on(change: dict[str, object]) -> None:
+    assert DATA.fingerprint(replace(SPEC, **change)) != DATA.fingerprint(SPEC)
+
+
+def test_on_one_machine_the_base_model_is_known_by_its_path() -> None:
+    here = replace(SPEC, base_digest=None)
+    there = replace(here, base_model="/mnt/one")
+    assert DATA.fingerprint(there) != DATA.fingerprint(here)
