@@ -65,6 +65,10 @@ class NoReplica(ServingError):
     """No replica answers and none can be started now; a retry a little later may succeed."""
 
 
+class NotStarted(NoReplica):
+    """There is no replica, and another process is to start one."""
+
+
 class FilesAway(NoReplica):
     """The files of an adapter cannot be had now; a retry a little later may succeed."""
 

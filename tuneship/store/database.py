@@ -37,7 +37,7 @@ from tuneship.store.read_cache import ReadCache, SharedReadCache
 from tuneship.store.write_queue import TurnTimedOut, WriteQueue
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0014"
+HEAD = "0017"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6

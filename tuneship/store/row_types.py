@@ -177,6 +177,7 @@ class DeploymentRow(ResourceRow):
     min_replicas: int
     max_replicas: int
     current_replicas: int
+    wanted_replicas: int | None
     auto_scaling: bool
     vpc_config: dict[str, Any] | None
     generation: dict[str, Any]
@@ -351,3 +352,25 @@ class LeaderLeaseRow(TypedDict):
     role: str
     epoch: int
     lease_until: datetime
+
+
+class AgentRow(TypedDict):
+    """An agent with its replica; the address is null until it is ready."""
+
+    name: str
+    base: str
+    digest: str
+    number: int
+    state: str
+    host: str | None
+    port: int | None
+    certificate: str | None
+
+
+class MemberDemandRow(TypedDict):
+    """What a member of a cluster was asked for, by deployment."""
+
+    member: str
+    told_at: datetime
+    lapses_at: datetime
+    demand: dict[str, Any]

@@ -331,7 +331,7 @@ FACTS = {"pid": 1, "parameters": 1, "context_length": 1, "vocabulary": 1, "dtype
 HELLO = {"hello": {"version": "1.2.3", "prefix": "1"}}
 
 
-@pytest.mark.parametrize("said", [[], [HELLO], [HELLO, {"ready": FACTS}, {"beat": True}]])
+@pytest.mark.parametrize("said", [[], [HELLO], [HELLO, {"ready": FACTS}, {"beat": {"others": 0}}]])
 def test_an_agent_that_falls_silent_is_lost(
     monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
 ) -> None:
