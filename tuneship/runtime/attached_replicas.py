@@ -59,6 +59,8 @@ class AttachedReplica(ReplicaHandle):
 class AttachedReplicas(LiveReplicas):
     """The replicas of one base model, as a member of a cluster sees them; implements `ReplicaGroup`."""
 
+    is_own = False
+
     def __init__(self, base: Path, orders: ReplicaOrders, attach: Attach) -> None:
         """Begin without replicas. `attach`: connects to an agent; raises `ServingError`."""
         super().__init__(is_here=False)

@@ -36,6 +36,8 @@ MAX_LOSSES_PER_LOAD = 3
 class LiveReplicas(ABC):
     """What all groups of replicas share; see `ReplicaGroup`."""
 
+    is_own = True
+
     def __init__(self, *, is_here: bool) -> None:
         """Begin without replicas. `is_here`: as processes of this machine."""
         self.is_here = is_here

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+# Longest pause between failed starts.
+MAX_BACKOFF_S = 30.0
+
 
 @dataclass(frozen=True)
 class FailedStarts:
-    """Starts of replicas of one base model that have failed since the last one that succeeded."""
+    """Starts of replicas of one base model that have failed."""
 
-    count: int
+    total: int
+    in_a_row: int
     error: str
     """Why the last one failed."""
     until: float
@@ -62,8 +66,8 @@ class ReplicaOrders:
         self.want(base, max(replicas, self.wanted.get(base, 0)))
 
     def failures(self, base: Path) -> int:
-        """How many starts have failed since the last one that succeeded."""
-        return self.failed[base].count if base in self.failed else 0
+        """How many starts have failed in all."""
+        return self.failed[base].total if base in self.failed else 0
 
     def refusal(self, base: Path) -> str:
         """Why no replica of a base model is started now; empty where one may be."""
@@ -71,3 +75,15 @@ class ReplicaOrders:
         if failed is None or asyncio.get_running_loop().time() >= failed.until:
             return ""
         return failed.error
+
+    def note_failure(self, base: Path, error: str) -> None:
+        """Note that a start has failed: the next one is tried after a pause, longer each time."""
+        before = self.failed.get(base, FailedStarts(0, 0, "", 0.0))
+        pause = min(MAX_BACKOFF_S, 2.0**before.in_a_row)
+        until = asyncio.get_running_loop().time() + pause
+        self.failed[base] = FailedStarts(before.total + 1, before.in_a_row + 1, error, until)
+
+    def note_success(self, base: Path) -> None:
+        """Note that a start has succeeded."""
+        if base in self.failed:
+            self.failed[base] = FailedStarts(self.failed[base].total, 0, "", 0.0)
