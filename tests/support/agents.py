@@ -68,7 +68,9 @@ async def _end(relay: AgentRelay) -> None:
 
 
 @asynccontextmanager
-async def played_agent(engines: PlayedEngines, folder: Path) -> AsyncIterator[PlayedAgent]:
+async def played_agent(
+    engines: PlayedEngines, folder: Path, version: str = VERSION
+) -> AsyncIterator[PlayedAgent]:
     """Run an agent with a played replica."""
     workers = []
 
@@ -78,7 +80,7 @@ async def played_agent(engines: PlayedEngines, folder: Path) -> AsyncIterator[Pl
         workers.append(worker)
         return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
 
-    relay = AgentRelay(folder / "files", VERSION, start)
+    relay = AgentRelay(folder / "files", version, start)
     context, digest = agent_context(AUTHORITY.trusted)
     server = await asyncio.start_server(
         relay.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES

@@ -136,7 +136,7 @@ class AgentLink(ReplicaLine):
         self._end = end
         self._has_heard = True
         self.others = 0
-        """Requests of other services that the agent has under way, by its last beat."""
+        """Requests of other services that are in flight at the agent, by its last beat."""
         self.beats = 0
         """Beats that have come."""
         self.on_unloaded: Callable[[str], None] | None = None

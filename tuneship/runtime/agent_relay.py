@@ -113,7 +113,7 @@ class AgentRelay:
         return bool(self._connections)
 
     def beat(self) -> None:
-        """Tell all services that the agent lives, and each how many requests of others are under way."""
+        """Tell all services that the agent lives, and each how many requests of others are in flight."""
         total = sum(len(connection.in_flight) for connection in self._connections.values())
         for connection in self._connections.values():
             others = total - len(connection.in_flight)

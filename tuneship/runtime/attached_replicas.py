@@ -17,7 +17,7 @@ from tuneship.runtime.agent_replicas import AgentWorker
 from tuneship.runtime.live_replicas import LiveReplicas
 from tuneship.runtime.replica_handle import ReplicaHandle
 from tuneship.runtime.replica_orders import ReplicaOrders
-from tuneship.runtime.replica_protocol import Adapter, NoReplica, NotStarted, OpenedReplica
+from tuneship.runtime.replica_protocol import Adapter, NoReplica, NotStartedYet, OpenedReplica
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, ServingError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class AttachedReplica(ReplicaHandle):
 
     @property
     def busy(self) -> int:
-        """Requests that it has under way, those of others by its last beat."""
+        """Requests in flight there, those of others by its last beat."""
         return self._link.in_flight + self._link.others
 
     async def unload(self, adapter: str) -> None:
@@ -143,10 +143,10 @@ class AttachedReplicas(LiveReplicas):
     async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
         """Load and check the adapter. Raises `ServingError` if no replica can serve it.
 
-        Only the leader waits for replicas; elsewhere `NotStarted` is raised where there are none.
+        Only the leader waits for replicas; elsewhere `NotStartedYet` is raised where there are none.
         """
         if not self.live and not self._orders.leads:
-            raise NotStarted("the leader has not started a replica yet")
+            raise NotStartedYet("the leader has not started a replica yet")
         await super().ready(adapter, width)
 
     @property

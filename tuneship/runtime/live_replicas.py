@@ -34,7 +34,7 @@ MAX_LOSSES_PER_LOAD = 3
 
 
 class LiveReplicas(ABC):
-    """What all groups of replicas share; see `ReplicaGroup`."""
+    """The part of `ReplicaGroup` that does not depend on who starts replicas."""
 
     is_own = True
 

@@ -55,7 +55,7 @@ class ReplicaHandle:
 
     @property
     def busy(self) -> int:
-        """Requests that it has under way, as far as this process knows."""
+        """Requests in flight there, as far as this process knows."""
         return self.link.in_flight
 
     def has(self, model: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""What the groups of replicas of a process want of their keeper, which works while this process leads its cluster."""
+"""Orders of a process for the keeper of replicas, which works while this process leads its cluster."""
 
 import asyncio
 from collections.abc import Callable

@@ -65,7 +65,7 @@ class NoReplica(ServingError):
     """No replica answers and none can be started now; a retry a little later may succeed."""
 
 
-class NotStarted(NoReplica):
+class NotStartedYet(NoReplica):
     """There is no replica, and another process is to start one."""
 
 

@@ -40,7 +40,7 @@ from tuneship.runtime.engine_kinds import VLLM_ENGINE
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
 from tuneship.runtime.replica_pool import ReplicaPool
-from tuneship.runtime.replica_protocol import NotStarted, OpenReplica
+from tuneship.runtime.replica_protocol import NotStartedYet, OpenReplica
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.security.master_key import derived_secret
@@ -495,7 +495,7 @@ def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:
         # The base model is ready before the first deployment needs it.
         try:
             await parts.replicas.of(base).ready(None)
-        except NotStarted:  # the leader will
+        except NotStartedYet:  # the leader will
             return
         except ServingError as error:  # a deployment that needs the model reports the error too
             logger.warning("the base model could not be loaded: %s", error)

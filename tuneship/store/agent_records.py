@@ -14,7 +14,7 @@ from tuneship.store.tables import agents
 
 
 class AgentStanding(StrEnum):
-    """Where an agent stands between its start and its end."""
+    """The states of an agent between its start and its end."""
 
     STARTING = "starting"
     READY = "ready"

@@ -1,4 +1,4 @@
-"""What each member of a cluster was asked for lately, by deployment: the leader adds it up.
+"""The demand at each member of a cluster, by deployment: the leader adds it up.
 
 A member writes its own row alone, beside all other writers. A row that was not written for a while counts no more, by
 the database's clock. Postgres only.

@@ -368,7 +368,7 @@ class AgentRow(TypedDict):
 
 
 class MemberDemandRow(TypedDict):
-    """What a member of a cluster was asked for, by deployment."""
+    """The demand at a member of a cluster, by deployment."""
 
     member: str
     told_at: datetime

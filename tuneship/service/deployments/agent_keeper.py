@@ -316,13 +316,13 @@ class AgentKeeper:
     async def _drop(self, name: str, *, ends: bool = False) -> None:
         """Forget an agent and remove its row. `ends`: have its launcher end it."""
         self._kept.pop(name, None)
-        if ends:
-            await self._starter.end(name)
         try:
             await self._write(agent_records.remove, name)
         except (SQLAlchemyError, LeadershipLost) as error:  # the next leader removes it
             logger.warning("the row of an agent stays: %s", type(error).__name__)
         self._notifier.notify(TOPIC)
+        if ends:
+            await self._starter.end(name)
 
     # Rows and tasks.
 

@@ -81,7 +81,7 @@ def listed_replica(row: AgentRow) -> ListedReplica | None:
 
 
 def address_of(row: AgentRow) -> AgentAddress | None:
-    """Where an agent listens; None while it starts."""
+    """The place where an agent listens; None while it starts."""
     if row["host"] is None or row["port"] is None or row["certificate"] is None:
         return None
     return AgentAddress(row["host"], row["port"], row["certificate"])

@@ -16,7 +16,7 @@ from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.parity import Parity, reads_alike
-from tuneship.runtime.replica_protocol import Adapter, FilesAway, NotStarted
+from tuneship.runtime.replica_protocol import Adapter, FilesAway, NotStartedYet
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
 from tuneship.service.common.leadership import Leadership
@@ -120,7 +120,7 @@ class DeploymentKeeper:
         try:
             check_served(self._parts, row["security_settings"], served)
             await group.ready(served.adapter, wanted)
-        except (FilesAway, NotStarted):
+        except (FilesAway, NotStartedYet):
             raise  # the next try finds the files again, or replicas of the leader
         except (SafeguardLost, ServingError) as error:
             await self._record_failure(row, error)
@@ -228,7 +228,7 @@ class DeploymentKeeper:
             for row in deployments:
                 try:
                     await self._load(row, served)
-                except NotStarted:
+                except NotStartedYet:
                     continue  # the health checks load it when the leader has started a replica
                 except Exception:  # must not stop the others; the health checks go on with it
                     logger.exception("a deployment could not be loaded again: %s", row["id"])

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter, NotStarted, ReplicaGroup
+from tuneship.runtime.replica_protocol import Adapter, NotStartedYet, ReplicaGroup
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.common.leadership import Leadership
 from tuneship.service.context.context import Parts
@@ -270,7 +270,7 @@ class HealthChecks:
         base_fault = await _fault(group, None) if due else None
         for one in due:
             fault = base_fault or await _fault(group, one.served.adapter)
-            if isinstance(fault, NotStarted):
+            if isinstance(fault, NotStartedYet):
                 continue  # the leader starts one
             if fault is not None:
                 changes.append((one, self._failed_start(one, fault)))

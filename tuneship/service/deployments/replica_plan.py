@@ -103,7 +103,7 @@ class ReplicaPlan:
         return after.replicas
 
     def _decided_elsewhere(self, row: Row, before: ScalingDecision) -> int:
-        """What the leader has decided; a time as leader would go on from there."""
+        """The number that the leader has decided on; a time as leader would go on from there."""
         wanted = row["wanted_replicas"]
         if wanted is None:
             return before.replicas

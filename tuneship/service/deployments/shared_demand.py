@@ -1,4 +1,4 @@
-"""What all members of a cluster together are asked for, where they share their replicas.
+"""The demand at all members of a cluster together, where they share their replicas.
 
 Each member tells its own demand once a second, and at once when a request waits for a replica; the leader adds up what
 all have told. What a member told last counts until its row lapses (`tuneship/store/member_demand.py`).
@@ -30,7 +30,7 @@ TOLD_TIMES = 3
 TOPIC = "demand"
 POLL_S = 0.25
 # Until every member has noticed that a deployment takes no more requests (`store/read_cache.py`), and has told what it
-# still has under way.
+# still has in flight.
 NOTICED_AFTER = timedelta(seconds=1.2)
 END_S = 2.0
 
@@ -120,7 +120,7 @@ class SharedDemand:
         return Demand(in_flight, waiting, timedelta(seconds=waited_s))
 
     async def wait_until_drained(self, deployment_id: str, timeout_s: float) -> None:
-        """Return when no member has a request to the deployment under way, or after the timeout."""
+        """Return when no member has a request to the deployment in flight, or after the timeout."""
         loop, since = asyncio.get_running_loop(), self._clock() + NOTICED_AFTER
         deadline = loop.time() + timeout_s
         while loop.time() < deadline:

@@ -1,4 +1,4 @@
-"""What a member of a cluster needs to share replicas with the others, where agents run them."""
+"""The parts by which a member of a cluster shares replicas with the others, where agents run them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
