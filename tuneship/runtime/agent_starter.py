@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +43,8 @@ class AgentOptions:
     """Time limit until an agent listens."""
     alone_s: float | None = None
     """An agent ends when no service was connected for so long; None: after ten minutes."""
+    digests: BaseDigests = field(default_factory=BaseDigests)
+    """Digests that are known, which outlast a time of leading."""
 
 
 class AgentStarter:
@@ -62,7 +64,6 @@ class AgentStarter:
         self._installation = installation
         self._options = options
         self._clock = clock
-        self._digests = BaseDigests()
         self._threads = Threads("digest of a base model", 1)
         self._places = asyncio.Semaphore(STARTING_AT_ONCE)
         self._first = asyncio.Lock()
@@ -74,7 +75,7 @@ class AgentStarter:
 
     async def order_for(self, base: Path) -> ServeOrder:
         """The order to serve a base model. Raises `OSError` if the model cannot be read."""
-        return self._order(base, await self._threads.run(self._digests.of, base))
+        return self._order(base, await self._threads.run(self._options.digests.of, base))
 
     def _order(self, base: Path, digest: str) -> ServeOrder:
         options = self._options

@@ -253,6 +253,6 @@ def test_a_start_that_fails_is_told_and_leaves_nothing(cell: Play) -> None:
             ]
             cell.launcher.refusal = ""
             await cell.ready(1)
-            assert orders.refusal(BASE.path) == ""
+            await until_async(lambda: not orders.refusal(BASE.path))
 
     cell(act)
