@@ -313,9 +313,6 @@ class ServiceSettings(BaseSettings):
         ]
         if missing:
             raise ValueError(f"TUNESHIP_CLUSTER needs {' and '.join(missing)}")
-        if self.agents != "none":
-            # A starting service would end the agents of the other members.
-            raise ValueError("TUNESHIP_AGENTS cannot be used in a cluster yet")
         return self
 
     @model_validator(mode="after")

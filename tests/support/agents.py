@@ -61,14 +61,17 @@ class PlayedAgent:
         return answers
 
 
-async def _end(relay: AgentRelay) -> None:
-    """Disconnect everybody when the agent shall end, as the program does."""
+async def _end(relay: AgentRelay, server: asyncio.Server) -> None:
+    """Disconnect everybody when the agent shall end, and listen no more, as the program does."""
     await relay.over.wait()
+    server.close()
     await relay.close()
 
 
 @asynccontextmanager
-async def played_agent(engines: PlayedEngines, folder: Path) -> AsyncIterator[PlayedAgent]:
+async def played_agent(
+    engines: PlayedEngines, folder: Path, version: str = VERSION
+) -> AsyncIterator[PlayedAgent]:
     """Run an agent with a played replica."""
     workers = []
 
@@ -78,17 +81,16 @@ async def played_agent(engines: PlayedEngines, folder: Path) -> AsyncIterator[Pl
         workers.append(worker)
         return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
 
-    relay = AgentRelay(folder / "files", VERSION, start)
+    relay = AgentRelay(folder / "files", version, start)
     context, digest = agent_context(AUTHORITY.trusted)
     server = await asyncio.start_server(
         relay.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
     )
-    ending = asyncio.create_task(_end(relay))
+    ending = asyncio.create_task(_end(relay, server))
     address = AgentAddress(*server.sockets[0].getsockname(), digest)
     try:
         yield PlayedAgent(relay, address, folder)
     finally:
-        server.close()
         relay.over.set()
         await ending
         for worker in workers:

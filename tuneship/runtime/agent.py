@@ -4,8 +4,9 @@ With `--kind train` it runs one training instead (`agent_training.py`).
 
 It prints where it listens and the digest of its certificate, serves the services that have a certificate of the
 authority it was told to trust, and starts the replica that their leader orders as a process of its own, isolated like
-those of a service. It holds no credentials and knows no database. It ends with its parent, with its replica, when the
-leader tells it to, and when no service was connected for ten minutes.
+those of a service. It holds no credentials and knows no database. It ends with its parent, unless it was told not to,
+with its replica, when the leader tells it to, and when no service was connected for ten minutes or as long as it was
+told.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from tuneship.runtime.certificates import agent_context
 from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.landlock import Places
-from tuneship.runtime.launch import die_with_parent, leave_no_core
+from tuneship.runtime.launch import die_with_parent, leave_no_core, outlive_parent
 from tuneship.runtime.serving_process import ServingOptions, start_serving
 from tuneship.runtime.training_protocol import TRAIN
 from tuneship.runtime.worker_processes import LocalProcesses
@@ -94,8 +95,11 @@ class ReplicaStart:
             self._worker.kill()
 
 
-async def run(options: argparse.Namespace, parent: int) -> None:
-    """Listen, and serve until the end. Raises `OSError` if no port is free, `ValueError` for a bad certificate."""
+async def run(options: argparse.Namespace, parent: int | None) -> None:
+    """Listen, and serve until the end. Raises `OSError` if no port is free, `ValueError` for a bad certificate.
+
+    `parent`: it ends with this process; None: no matter what its parent does.
+    """
     context, digest = agent_context(options.trust)
     with tempfile.TemporaryDirectory(prefix="tuneship-agent-") as folder:
         files, scratch = Path(folder) / "files", Path(folder) / "scratch"
@@ -123,11 +127,11 @@ async def run(options: argparse.Namespace, parent: int) -> None:
             replica.end()
 
 
-async def until_over(relay: AgentRelay | AgentTraining, parent: int, alone_s: float) -> None:
+async def until_over(relay: AgentRelay | AgentTraining, parent: int | None, alone_s: float) -> None:
     """Send beats until the agent shall end, its parent is gone, or no service was connected for too long."""
     loop = asyncio.get_running_loop()
     connected_at = loop.time()
-    while not relay.over.is_set() and os.getppid() == parent:
+    while not relay.over.is_set() and parent in (None, os.getppid()):
         relay.beat()
         connected_at = loop.time() if relay.is_connected else connected_at
         if loop.time() - connected_at > alone_s:
@@ -174,18 +178,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ports", type=port_range, default=range(1), help="e.g. 20000-20999")
     parser.add_argument("--ready-fd", type=int, default=1, help="where to say that it listens")
     parser.add_argument("--alone-s", type=float, default=ALONE_S, help="end when alone so long")
+    parser.add_argument("--outlives-parent", action="store_true", help="go on when it ends")
     return parser.parse_args()
 
 
 def main() -> None:
     """Run one agent."""
     os.umask(0o077)
-    parent = os.getppid()
-    die_with_parent(parent)
+    options, parent = _options(), os.getppid()
+    if options.outlives_parent:
+        outlive_parent()
+    else:
+        die_with_parent(parent)
     leave_no_core()
     hide()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    asyncio.run(run(_options(), parent))
+    asyncio.run(run(options, None if options.outlives_parent else parent))
 
 
 if __name__ == "__main__":

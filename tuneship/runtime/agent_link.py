@@ -33,6 +33,8 @@ from tuneship.serving.replica_client import (
     read_frame,
 )
 
+# A node that is gone answers nothing.
+CONNECT_PATIENCE_S = 5.0
 # An agent that was told to stop disconnects at once.
 STOP_PATIENCE_S = 2.0
 SILENT = f"the agent was silent for {SILENT_BEATS * BEAT_S:g} s"
@@ -62,10 +64,11 @@ async def open_agent(
     ends. `end`: called when the link is closed.
     """
     try:
-        reader, writer = await asyncio.open_connection(
-            address.host, address.port, ssl=access.context, limit=MAX_FRAME_BYTES
-        )
-    except OSError as error:
+        async with asyncio.timeout(CONNECT_PATIENCE_S):
+            reader, writer = await asyncio.open_connection(
+                address.host, address.port, ssl=access.context, limit=MAX_FRAME_BYTES
+            )
+    except OSError as error:  # also the timeout
         raise ReplicaLost(f"the agent cannot be reached: {type(error).__name__}") from error
     try:
         limit_silence(writer)
@@ -132,11 +135,22 @@ class AgentLink(ReplicaLine):
         super().__init__(reader, writer, facts, ANSWER_TIMEOUT_S, ids)
         self._end = end
         self._has_heard = True
+        self.others = 0
+        """Requests of other services that are in flight at the agent, by its last beat."""
+        self.beats = 0
+        """Beats that have come."""
+        self.on_unloaded: Callable[[str], None] | None = None
+        """Called with an adapter that another service has unloaded, when a request for it comes back."""
         self._threads = Threads("files for an agent", 1)
         self._watch_task = asyncio.create_task(self._watch())
 
     async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
-        """Send the files of an adapter as they are stored, and load them under a name. Raises `ServingError`."""
+        """Send the files of an adapter as they are stored, and load them under a name. Raises `ServingError`.
+
+        Nothing is sent where another service has loaded it.
+        """
+        if (await self._call("loaded", adapter=adapter))["loaded"]:
+            return
         transfer = next(self._ids)
         try:
             for file in await self._threads.run(_sorted_files, path):
@@ -169,10 +183,19 @@ class AgentLink(ReplicaLine):
         if self._end is not None:
             await self._end()
 
+    async def leave(self) -> None:
+        """Disconnect, and let the agent go on."""
+        self._end = None
+        await self.aclose()
+
     def _handle(self, frame: dict[str, Any]) -> None:
         self._has_heard = True
-        if "beat" not in frame:
-            super()._handle(frame)
+        if "beat" in frame:
+            self.others, self.beats = frame["beat"]["others"], self.beats + 1
+            return
+        if "unloaded" in frame and self.on_unloaded is not None:
+            self.on_unloaded(frame["unloaded"])
+        super()._handle(frame)
 
     async def _watch(self) -> None:
         """Give the agent up when nothing comes from it: a dead node does not disconnect.

@@ -27,8 +27,8 @@ HELLO_PATIENCE_S = 5.0
 CLOSE_PATIENCE_S = 1.0
 # A service that reads nothing is given up before what waits for it fills the memory.
 MAX_UNSENT_BYTES = 64 << 20
-BEAT = encoded({"beat": True})
 CONTROL = {"serve", "stop", "unload"}
+ASKING = {"generate", "embed"}
 # Entries of a frame of tokens or of embeddings begin with the id of their request.
 DIVIDED = ("tokens", "finished", "scores", "prompt_scores", "embedded")
 
@@ -93,6 +93,12 @@ class AgentRelay:
         self._waiting: list[ServiceConnection] = []
         """Those that will be told how the replica started."""
         self._transfers: dict[str, Path] = {}
+        self._loaded: set[str] = set()
+        """The adapters that the replica has."""
+        self._changing: dict[str, tuple[str, str]] = {}
+        """Operation and adapter of the requests to load or unload one."""
+        self._also_loading: dict[str, list[tuple[str, bytes]]] = {}
+        """By request that loads an adapter: the other requests for the same one, with their messages."""
         self._order: ServeOrder | None = None
         self._told: Frame | None = None
         self._to_replica: asyncio.StreamWriter | None = None
@@ -107,9 +113,11 @@ class AgentRelay:
         return bool(self._connections)
 
     def beat(self) -> None:
-        """Tell all services that the agent lives."""
+        """Tell all services that the agent lives, and each how many requests of others are in flight."""
+        total = sum(len(connection.in_flight) for connection in self._connections.values())
         for connection in self._connections.values():
-            connection.send(BEAT)
+            others = total - len(connection.in_flight)
+            connection.send(encoded({"beat": {"others": others}}))
 
     async def close(self) -> None:
         """Disconnect all services when everything is sent, or after a second."""
@@ -190,11 +198,13 @@ class AgentRelay:
         if operation == "load":
             files = self._transfers[identifier] = _place(connection, frame["transfer"])
             line = encoded({**frame, "path": str(files)})
-        elif operation in ("generate", "embed"):
+        if self._is_answered(connection, operation, frame, line):
+            return
+        if operation in ASKING:
             connection.in_flight[identifier] = len(frame.get("texts", ()))
         elif operation == "cancel":
             connection.in_flight.pop(identifier, None)
-        elif operation not in ("unload", "stats"):
+        elif operation not in ("load", "unload", "stats"):
             raise NotUnderstood
         if self._to_replica is None:
             connection.in_flight.pop(identifier, None)
@@ -202,6 +212,40 @@ class AgentRelay:
             connection.send(encoded(refusal))
         else:
             self._send(line)
+
+    def _is_answered(
+        self, connection: ServiceConnection, operation: str, frame: Frame, line: bytes
+    ) -> bool:
+        """Whether the replica need not be asked, by what is known of its adapters; and note what will change."""
+        identifier, adapter = frame["id"], frame.get("adapter")
+        if operation == "load":
+            return self._is_loaded_anyway(identifier, str(frame["adapter"]), line)
+        answer: Frame | None = None
+        if operation == "loaded":
+            answer = {"loaded": adapter in self._loaded}
+        elif operation == "unload" and adapter not in self._loaded:
+            answer = {"ok": True}
+        elif operation == "unload":
+            self._changing[identifier] = operation, str(adapter)
+            self._loaded.discard(str(adapter))  # at once: what is asked now comes later
+        elif operation in ASKING and not (adapter is None or adapter in self._loaded):
+            text = "another service has unloaded the adapter"
+            answer = {"error": text, "lost": True, "unloaded": adapter}
+        if answer is not None:
+            connection.send(encoded({"id": identifier, **answer}))
+        return answer is not None
+
+    def _is_loaded_anyway(self, identifier: str, adapter: str, line: bytes) -> bool:
+        """Whether the adapter is there, or another request is loading it, whose answer this one will get."""
+        if adapter in self._loaded:
+            self._answer(identifier, encoded({"id": identifier, "ok": True}))
+            return True
+        for other, change in self._changing.items():
+            if change == ("load", adapter):
+                self._also_loading.setdefault(other, []).append((identifier, line))
+                return True
+        self._changing[identifier] = "load", adapter
+        return False
 
     def _keep_piece(self, connection: ServiceConnection, frame: Frame) -> None:
         """Append a piece to a file of an adapter. Raises `NotUnderstood` for a name that is none."""
@@ -272,9 +316,8 @@ class AgentRelay:
         frame: Frame = json.loads(line)
         identifier = frame.get("id")
         if identifier is not None:
-            self._note_answer(identifier)
-            if (connection := self._connections.get(_prefix(identifier))) is not None:
-                connection.send(line)
+            self._note_change(frame, identifier)
+            self._answer(identifier, line)
             return
         self._note_ends(frame)
         if len(self._connections) == 1:
@@ -285,12 +328,29 @@ class AgentRelay:
             if (connection := self._connections.get(prefix)) is not None:
                 connection.send(encoded(part))
 
-    def _note_answer(self, identifier: str) -> None:
+    def _note_change(self, frame: Frame, identifier: str) -> None:
+        """Note which adapters the replica has after it has answered a request to load or unload one."""
+        operation, adapter = self._changing.pop(identifier, ("", ""))
+        others = self._also_loading.pop(identifier, [])
+        is_refused = "error" in frame
+        if operation and (operation == "load") != is_refused:
+            self._loaded.add(adapter)
+        if not is_refused:
+            for other, _ in others:
+                self._answer(other, encoded({**frame, "id": other}))
+        elif others:  # the files of another one may be better
+            (first, line), *rest = others
+            self._changing[first] = operation, adapter
+            self._also_loading[first] = rest
+            self._send(line)
+
+    def _answer(self, identifier: str, line: bytes) -> None:
         files = self._transfers.pop(identifier, None)
         if files is not None:  # they are in the replica's memory now
             shutil.rmtree(files, ignore_errors=True)
         if (connection := self._connections.get(_prefix(identifier))) is not None:
             connection.in_flight.pop(identifier, None)
+            connection.send(line)
 
     def _note_ends(self, frame: Frame) -> None:
         for identifier, _ in frame.get("finished", ()):

@@ -33,6 +33,12 @@ def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -
         sys.exit(1)
 
 
+def outlive_parent() -> None:
+    """Take back what `die_with_parent` asked for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0)
+
+
 def leave_no_core() -> None:
     """Write no core file when this process crashes: its memory holds private data."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -3,7 +3,7 @@
 A launcher places programs and nothing else: whether a replica lives is known from the connection to its agent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,9 +48,9 @@ class Launcher(Protocol):
         """Have an agent ended, if it still runs. May be called again. Raises `CannotLaunch`."""
         ...
 
-    async def begin(self, prefix: str) -> None:
-        """Prepare the first start: end the agents, with names that begin so, which an earlier service left behind.
+    async def begin(self, prefix: str, keep: Collection[str] = ()) -> None:
+        """Prepare the first start: end the agents with names that begin so, which an earlier service left behind.
 
-        Raises `CannotLaunch`, also where agents must not be started.
+        Those in `keep` go on. Raises `CannotLaunch`, also where agents must not be started.
         """
         ...

@@ -1,7 +1,7 @@
-"""Agents as processes of this machine, which end with the service."""
+"""Agents as processes of this machine, which end with the service, or in a cluster outlive it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,8 +38,9 @@ class LocalAgents:
 
     is_here = True
 
-    def __init__(self, runtime: Runtime, log: Path) -> None:
+    def __init__(self, runtime: Runtime, log: Path, *, outlive_service: bool = False) -> None:
         """`log`: file for the output of all agents and of their replicas."""
+        self._outlive_service = outlive_service
         self._runtime = runtime
         self._log = log
         self._agents: dict[str, _LocalAgent] = {}
@@ -49,9 +50,10 @@ class LocalAgents:
         """Start a process. Raises `CannotLaunch`."""
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
+        more = ("--outlives-parent",) if self._outlive_service else ()
         spec = WorkerSpec(
             module="tuneship.runtime.agent",
-            arguments=(*arguments, "--host", "127.0.0.1", "--ready-fd", str(writer)),
+            arguments=(*arguments, "--host", "127.0.0.1", "--ready-fd", str(writer), *more),
             log=self._log,
             inherited=(writer,),
             needs_network=True,
@@ -76,5 +78,5 @@ class LocalAgents:
         if agent is not None:
             await self._threads.run(agent.end)
 
-    async def begin(self, prefix: str) -> None:
-        """Do nothing: agents of an earlier service have ended with it."""
+    async def begin(self, prefix: str, keep: Collection[str] = ()) -> None:
+        """Do nothing: agents of an earlier service have ended with it, or soon will, as nobody is connected."""

@@ -6,7 +6,7 @@ Its words about a job are hints: it may say that one has failed which still runs
 
 import shlex
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -97,13 +97,13 @@ class RayJobs:
         """Have a job stopped; its entry is deleted at a later start. Raises `CannotLaunch`."""
         await self._stop(self._clusters[0], name)
 
-    async def begin(self, prefix: str) -> None:
-        """Check the first cluster; stop the jobs with such names on all clusters. Raises `CannotLaunch`."""
+    async def begin(self, prefix: str, keep: Collection[str] = ()) -> None:
+        """Check the first cluster; stop the other jobs with such names on all clusters. Raises `CannotLaunch`."""
         await self.check()
         self._prefix = prefix
         for cluster in self._clusters:
             for name, status in await self._own_jobs(cluster):
-                if status not in ENDED:
+                if status not in ENDED and name not in keep:
                     await self._stop(cluster, name)
 
     async def _delete_ended(self) -> None:

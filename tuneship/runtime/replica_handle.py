@@ -53,6 +53,11 @@ class ReplicaHandle:
         """Whether it lives and passed the last health check."""
         return self.is_live and self.failed_probes == 0
 
+    @property
+    def busy(self) -> int:
+        """Requests in flight there, as far as this process knows."""
+        return self.link.in_flight
+
     def has(self, model: str | None) -> bool:
         """Whether it has an adapter; every replica has the base model (None)."""
         return model is None or model in self.adapters

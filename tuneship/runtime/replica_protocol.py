@@ -65,6 +65,10 @@ class NoReplica(ServingError):
     """No replica answers and none can be started now; a retry a little later may succeed."""
 
 
+class NotStartedYet(NoReplica):
+    """There is no replica, and another process is to start one."""
+
+
 class FilesAway(NoReplica):
     """The files of an adapter cannot be had now; a retry a little later may succeed."""
 
@@ -143,6 +147,8 @@ class ReplicaGroup(Protocol):
     """Number of calls of `ready`: decisions based on facts from before a call have to be made again."""
     is_here: bool
     """Whether the replicas are processes of this machine, whose memory limits their number."""
+    is_own: bool
+    """Whether they serve this process alone, and no other members of a cluster."""
 
     @property
     def pids(self) -> Sequence[int]:

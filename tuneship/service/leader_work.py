@@ -31,6 +31,7 @@ from tuneship.store import (
     deployment_logs,
     idempotency,
     job_leases,
+    member_demand,
     metric_windows,
     rate_windows,
 )
@@ -207,4 +208,7 @@ class LeaderWork:
             idempotency.forget(connection, now=now)
         with database.write_beside() as connection:
             rate_windows.forget(connection, now.timestamp())
+        if not database.is_sqlite:
+            with database.write_beside() as connection:
+                member_demand.forget(connection)
         implicit.delete_idle(self._parts, now)

@@ -38,6 +38,8 @@ def _never(_wake: Callable[[], None]) -> None:
 class Membership:
     """The differences between a service that is alone and a member of a cluster."""
 
+    name: str
+    """Names this process among the members."""
     leadership: Leadership
     clock: Callable[[], datetime]
     notifier: Notifier
@@ -53,7 +55,7 @@ class Membership:
 
 def alone() -> Membership:
     """The only service on its database."""
-    return Membership(SoleService(), utc_now, Notifier())
+    return Membership("", SoleService(), utc_now, Notifier())
 
 
 def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membership:
@@ -72,6 +74,7 @@ def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membersh
     leadership = LeaseLeadership(database, owner, lease_s)
     reading = Periodic(clock.read, READ_EVERY_S, "the database's clock could not be read")
     return Membership(
+        owner,
         leadership,
         clock,
         notifier,

@@ -4,10 +4,14 @@ import asyncio
 import hashlib
 import logging
 import ssl
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from tuneship.host.machine import cache_share
-from tuneship.runtime.agent_replicas import AgentOptions, AgentReplicas
+from tuneship.runtime.agent_replicas import AgentReplicas
+from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
 from tuneship.runtime.certificates import PURPOSE, AgentAuthority
 from tuneship.runtime.launchers import CannotLaunch, Launcher, LauncherAway
 from tuneship.runtime.local_agents import LocalAgents
@@ -23,6 +27,9 @@ from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
 logger = logging.getLogger(__name__)
+
+# An agent that no member of a cluster is connected to has no row any more, or soon would have a successor.
+ALONE_IN_CLUSTER_S = 45.0
 
 
 def own_replicas(
@@ -41,11 +48,27 @@ def own_replicas(
 
         models = worker_folder(settings, "models")
         return replica_process(runtime, cache_bytes, models, weights=catalogue.weights_of)
+    make_starter = agent_starters(settings, secret, runtime, catalogue, utc_now, isolates=isolates)
+    return AgentReplicas(make_starter())
+
+
+def agent_starters(
+    settings: ServiceSettings,
+    secret: bytes,
+    runtime: Runtime,
+    catalogue: Catalogue,
+    clock: Callable[[], datetime],
+    *,
+    isolates: bool,
+) -> Callable[[], AgentStarter]:
+    """Make what makes a starter of agents for each time of leading. Raises `StartupError`."""
+    is_shared = settings.cluster is not None
     launcher: Launcher
     if settings.agents == "ray":
         launcher = ray_jobs(settings)
     else:
-        launcher = LocalAgents(runtime, settings.data_dir / "logs" / "agents.log")
+        log = settings.data_dir / "logs" / "agents.log"
+        launcher = LocalAgents(runtime, log, outlive_service=is_shared)
     agent_secret = derived_secret(secret, PURPOSE)
     options = AgentOptions(
         isolated=isolates,
@@ -53,10 +76,12 @@ def own_replicas(
         processes=settings.replica_processes,
         weights=catalogue.weights_of,
         start_timeout_s=settings.agent_start_timeout_s,
+        alone_s=ALONE_IN_CLUSTER_S if is_shared else None,
     )
-    # Several installations may use one cluster. Derived, so that it is the same after a restart.
+    # Several installations may use one cluster of nodes. Derived, so that it is the same after a restart.
     installation = f"tuneship-{hashlib.sha256(agent_secret).hexdigest()[:12]}"
-    return AgentReplicas(launcher, AgentAuthority(agent_secret), installation, options, utc_now)
+    authority = AgentAuthority(agent_secret)
+    return partial(AgentStarter, launcher, authority, installation, options, clock)
 
 
 def ray_jobs(settings: ServiceSettings) -> RayJobs:

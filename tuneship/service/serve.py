@@ -40,7 +40,7 @@ from tuneship.runtime.engine_kinds import VLLM_ENGINE
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
 from tuneship.runtime.replica_pool import ReplicaPool
-from tuneship.runtime.replica_protocol import OpenReplica
+from tuneship.runtime.replica_protocol import NotStartedYet, OpenReplica
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.security.master_key import derived_secret
@@ -62,6 +62,11 @@ from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
+from tuneship.service.deployments.shared_replicas import (
+    SharedGroups,
+    SharedReplicas,
+    shared_replicas,
+)
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
@@ -77,7 +82,7 @@ from tuneship.service.open_installation import (
     open_for_member,
     open_for_service,
 )
-from tuneship.service.own_replicas import check_ray, own_replicas
+from tuneship.service.own_replicas import agent_starters, check_ray, own_replicas
 from tuneship.service.own_trainings import training_agents
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
@@ -208,7 +213,7 @@ def _build(
     isolates: bool,
     timing: ServiceTiming,
     role: Membership,
-) -> Parts:
+) -> tuple[Parts, SharedReplicas | None]:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     runtime = LocalProcesses(isolated=isolates)
     catalogue = Catalogue(settings.model_catalogue, added_folder(data_dir))
@@ -219,8 +224,14 @@ def _build(
         if base.engine is VLLM_ENGINE
     }
 
+    groups: SharedGroups | None = None
+    if settings.cluster is not None and settings.agents != "none":
+        starters = agent_starters(
+            settings, secret, runtime, catalogue, role.clock, isolates=isolates
+        )
+        groups = SharedGroups(starters, lambda: role.leadership.leads)
     own = own_replicas(settings, secret, runtime, catalogue, isolates=isolates)
-    return Parts(
+    parts = Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
         database=opened.database,
@@ -229,7 +240,11 @@ def _build(
         instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
         replicas=ReplicaPool(
-            own, data_dir / "logs", vllm_replicas, is_own_here=settings.agents != "ray"
+            own,
+            data_dir / "logs",
+            vllm_replicas,
+            is_own_here=settings.agents != "ray",
+            attached=groups,
         ),
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
@@ -246,6 +261,7 @@ def _build(
         clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
+    return parts, None if groups is None else shared_replicas(parts, groups, role.name)
 
 
 def recover(parts: Parts) -> None:
@@ -315,7 +331,7 @@ async def _run(
     isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
     owner = f"{socket.gethostname()}:{os.getpid()}"
     role = alone() if settings.cluster is None else member(opened.database, owner)
-    parts = _build(settings, opened, place, isolates, timing, role)
+    parts, shared = _build(settings, opened, place, isolates, timing, role)
     if settings.cluster is None:
         recover(parts)
     else:
@@ -328,9 +344,12 @@ async def _run(
         limits = SharedRateLimits(*per_minute, parts.clock, parts.database)
     processes, work = LocalProcesses(isolated=isolates), settings.data_dir / "work"
     supervisor = Supervisor(parts, processes, work, owner, limits.take_spare, role.leadership)
+    if shared is not None:
+        supervisor.share(shared)
     role.on_change(supervisor.wake)
     own = _periodic_tasks(parts, keys)
-    tasks = (supervisor, *own, *_leader_tasks(parts, secret, role.leadership), *role.tasks)
+    leader = _leader_tasks(parts, secret, role.leadership)
+    tasks = (supervisor, *own, *leader, *_sharing_tasks(parts, role, shared), *role.tasks)
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
         Boundary(parts, keys, limits, supervisor.wake, is_fit=role.is_fit),
@@ -405,6 +424,16 @@ def _leader_tasks(parts: Parts, secret: bytes, leadership: Leadership) -> tuple[
     # SQLite links a row when it is written.
     makers = (delivering, signing, noting, *(() if parts.database.is_sqlite else (linking,)))
     return tuple(Led(leadership, parts.database, make) for make in makers)
+
+
+def _sharing_tasks(
+    parts: Parts, role: Membership, shared: SharedReplicas | None
+) -> tuple[BackgroundTask, ...]:
+    """The work of a member whose replicas are run by agents."""
+    if shared is None:
+        return ()
+    keeping = Led(role.leadership, parts.database, shared.keeper)
+    return (shared.attached, shared.demand, keeping)
 
 
 def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
@@ -484,6 +513,8 @@ def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:
         # The base model is ready before the first deployment needs it.
         try:
             await parts.replicas.of(base).ready(None)
+        except NotStartedYet:  # the leader will
+            return
         except ServingError as error:  # a deployment that needs the model reports the error too
             logger.warning("the base model could not be loaded: %s", error)
 

@@ -20,6 +20,7 @@ from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.common.ticks import RETRY_PAUSE_S, Ticks, is_early
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.reconciler import DeploymentKeeper
+from tuneship.service.deployments.shared_replicas import SharedReplicas
 from tuneship.service.leader_work import LeaderWork
 from tuneship.store import state_counts
 from tuneship.store.database import Fence
@@ -60,6 +61,10 @@ class Supervisor:
         self.leader_work = LeaderWork(parts, *self._made_of)
         """Its work while this process leads."""
         self._forget_at = self._store_at = parts.clock()
+
+    def share(self, shared: SharedReplicas) -> None:
+        """Use the replicas of the whole cluster; call it before `run`."""
+        self._deployments = DeploymentKeeper(self._parts, self._leadership, shared)
 
     def wake(self) -> None:
         """Reconcile now instead of at the next tick. May be called from any thread."""

@@ -39,7 +39,7 @@ from tuneship.store.read_cache import ReadCache, SharedReadCache
 from tuneship.store.write_queue import TurnTimedOut, WriteQueues
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0016"
+HEAD = "0017"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6

@@ -72,5 +72,11 @@ def check_epoch(connection: sa.Connection, epoch: int) -> None:
         raise LeadershipLost
 
 
+def epoch_of(connection: sa.Connection) -> int:
+    """The present epoch; behind the fence it is the caller's own."""
+    present = sa.select(leaders.c.epoch).where(leaders.c.role == ROLE)
+    return connection.execute(present).scalar_one()
+
+
 def _end(lease_s: float) -> sa.ColumnElement[object]:
     return NOW + sa.func.make_interval(0, 0, 0, 0, 0, 0, lease_s)

@@ -178,6 +178,7 @@ class DeploymentRow(ResourceRow):
     min_replicas: int
     max_replicas: int
     current_replicas: int
+    wanted_replicas: int | None
     auto_scaling: bool
     vpc_config: dict[str, Any] | None
     generation: dict[str, Any]
@@ -364,3 +365,25 @@ class LeaderLeaseRow(TypedDict):
     role: str
     epoch: int
     lease_until: datetime
+
+
+class AgentRow(TypedDict):
+    """An agent with its replica; the address is null until it is ready."""
+
+    name: str
+    base: str
+    digest: str
+    number: int
+    state: str
+    host: str | None
+    port: int | None
+    certificate: str | None
+
+
+class MemberDemandRow(TypedDict):
+    """The demand at a member of a cluster, by deployment."""
+
+    member: str
+    told_at: datetime
+    lapses_at: datetime
+    demand: dict[str, Any]

@@ -17,6 +17,7 @@ from tuneship.store.columns import whole as _whole
 
 if TYPE_CHECKING:
     from tuneship.store.row_types import (
+        AgentRow,
         ApiKeyRow,
         AuditRow,
         BatchFileRow,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         JobRow,
         LeaderLeaseRow,
         LeaderRow,
+        MemberDemandRow,
         MetricWindowRow,
         ModelRow,
         ObjectKeyRow,
@@ -239,6 +241,7 @@ deployments: "TypedTable[DeploymentRow]" = _resource(
     _whole("min_replicas", 1),
     _whole("max_replicas", 1),
     _whole("current_replicas"),
+    sa.Column("wanted_replicas", sa.BigInteger),  # null: no leader with agents has decided
     sa.Column("auto_scaling", sa.Boolean, nullable=False),
     _json("vpc_config", optional=True),
     _json("generation"),
@@ -453,4 +456,29 @@ leader_leases: "TypedTable[LeaderLeaseRow]" = TypedTable(
     _text("role", primary_key=True),
     _whole("epoch"),
     _moment("lease_until"),
+)
+
+# The agents that the members of a cluster share (`agent_records.py`); only the leader writes here.
+agents: "TypedTable[AgentRow]" = TypedTable(
+    "agents",
+    METADATA,
+    _text("name", primary_key=True),
+    _text("base"),
+    _text("digest"),  # of the base model's files
+    _whole("number"),
+    _text("state"),
+    sa.Column("host", sa.Text),
+    sa.Column("port", sa.BigInteger),
+    sa.Column("certificate", sa.Text),  # SHA-256
+)
+
+# The requests of each member of a cluster (`member_demand.py`). Unlogged, like `rate_windows`: every member writes its
+# row again within a second.
+member_demands: "TypedTable[MemberDemandRow]" = TypedTable(
+    "member_demands",
+    METADATA,
+    _text("member", primary_key=True),
+    _moment("told_at"),
+    _moment("lapses_at"),
+    _json("demand"),
 )

@@ -51,10 +51,9 @@ def test_a_cluster_needs_a_postgres_and_a_name_that_can_be_shown() -> None:
         ServiceSettings(cluster="a\nb", **{**given, **NEEDED})
 
 
-def test_members_have_no_agents_yet() -> None:
+def test_members_may_share_agents() -> None:
     given: dict[str, Any] = NEEDED
-    with pytest.raises(ValidationError, match="TUNESHIP_AGENTS cannot be used in a cluster yet"):
-        ServiceSettings(cluster="one", agents="local", **given)
+    assert ServiceSettings(cluster="one", agents="local", **given).agents == "local"
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from tuneship.runtime import agent
 from tuneship.runtime.agent import ReplicaStart, port_range
 from tuneship.runtime.agent_protocol import AgentAddress, ServeOrder
 from tuneship.runtime.agent_relay import CannotServe
-from tuneship.runtime.agent_replicas import AgentOptions, AgentReplicas
+from tuneship.runtime.agent_replicas import AgentReplicas
+from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
 from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.certificates import AgentAuthority
 from tuneship.runtime.local_agents import LocalAgents
@@ -72,8 +73,8 @@ def opened(base: Path, folder: Path, act: Callable[[OpenedReplica], Awaitable[No
     async def run() -> None:
         launcher = LocalAgents(LocalProcesses(isolated=False), folder / "log")
         options = AgentOptions(False, 0, 1, lambda _: None, 60)
-        replicas = AgentReplicas(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
-        replica = await replicas(base, folder / "unused")
+        starter = AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
+        replica = await AgentReplicas(starter)(base, folder / "unused")
         try:
             await act(replica)
         finally:

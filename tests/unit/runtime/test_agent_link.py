@@ -18,6 +18,7 @@ from tests.support.waiting import until_async
 from tuneship.runtime import agent_link, agent_relay
 from tuneship.runtime.agent_link import open_agent
 from tuneship.runtime.agent_protocol import PIECE_BYTES, PROTOCOL, AgentAddress
+from tuneship.runtime.agent_sockets import encoded
 from tuneship.runtime.certificates import agent_context
 from tuneship.serving.replica_client import (
     EmbedRequest,
@@ -331,7 +332,7 @@ FACTS = {"pid": 1, "parameters": 1, "context_length": 1, "vocabulary": 1, "dtype
 HELLO = {"hello": {"version": "1.2.3", "prefix": "1"}}
 
 
-@pytest.mark.parametrize("said", [[], [HELLO], [HELLO, {"ready": FACTS}, {"beat": True}]])
+@pytest.mark.parametrize("said", [[], [HELLO], [HELLO, {"ready": FACTS}, {"beat": {"others": 0}}]])
 def test_an_agent_that_falls_silent_is_lost(
     monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
 ) -> None:
@@ -390,5 +391,119 @@ def test_a_service_that_reads_nothing_is_disconnected(
             second.send(b" " * (1 << 20) + b"\n")
             await asyncio.sleep(0)
         assert await link.generate(REQUEST).read_all() == [5, 6]
+
+    playing(engines, tmp_path, act)
+
+
+def adapter_in(folder: Path) -> Path:
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    (adapter / "weights").write_bytes(b"x")
+    return adapter
+
+
+def test_an_adapter_is_loaded_once_whoever_asks_for_it(
+    engines: PlayedEngines, tmp_path: Path
+) -> None:
+    adapter, loads = adapter_in(tmp_path), list[str]()
+    engines.at_load = lambda frame: loads.append(frame["adapter"])
+
+    async def act(agent: PlayedAgent) -> None:
+        links = [await agent.lead(), await agent.attach(), await agent.attach()]
+        await asyncio.gather(*(link.load("ft:m", adapter) for link in links))
+        await (await agent.attach()).load("ft:m", tmp_path / "never read")
+        assert loads == ["ft:m"]
+        request = replace(REQUEST, adapter="ft:m")
+        assert [await link.generate(request).read_all() for link in links] == [[5, 6]] * 3
+        assert [one for one in (agent.folder / "files").rglob("*") if one.is_file()] == []
+
+    playing(engines, tmp_path, act)
+
+
+def test_an_adapter_whose_sender_goes_is_loaded_from_the_next_one(
+    engines: PlayedEngines, tmp_path: Path
+) -> None:
+    """The first one's request is refused by the replica, as its files went with it."""
+    adapter, loads = adapter_in(tmp_path), list[str]()
+
+    async def act(agent: PlayedAgent) -> None:
+        leader, other = await agent.lead(), await agent.attach()
+        engines.at_load = lambda frame: loads.append(frame["path"])
+        first, second = "1:7", "2:7"
+        for identifier in (first, second):
+            number = identifier.partition(":")[0]
+            frame = {"op": "load", "id": identifier, "adapter": "ft:m", "transfer": f"{number}:8"}
+            connection = agent.relay._connections[number]
+            agent.relay._request(connection, "load", frame, encoded(frame))
+        agent.relay._note_change({"error": "no files"}, first)
+        await until_async(lambda: len(loads) == 2)
+        assert [one[-4:] for one in loads] == ["/1/8", "/2/8"]
+        await other.load("ft:m", adapter)
+        assert await leader.generate(replace(REQUEST, adapter="ft:m")).read_all() == [5, 6]
+
+    playing(engines, tmp_path, act)
+
+
+def test_a_request_for_an_adapter_that_the_leader_has_unloaded_comes_back_as_lost(
+    engines: PlayedEngines, tmp_path: Path
+) -> None:
+    adapter, told = adapter_in(tmp_path), list[str]()
+
+    async def act(agent: PlayedAgent) -> None:
+        leader, other = await agent.lead(), await agent.attach()
+        other.on_unloaded = told.append
+        await other.load("ft:m", adapter)
+        await leader.unload("ft:m")
+        await leader.unload("ft:m")  # once is enough
+        request = replace(REQUEST, adapter="ft:m")
+        with pytest.raises(ReplicaLost, match="has unloaded the adapter"):
+            await other.generate(request).read_all()
+        with pytest.raises(ReplicaLost, match="has unloaded the adapter"):
+            await other.embed(replace(TEXTS, adapter="ft:m"))
+        assert told == ["ft:m", "ft:m"]
+        await other.load("ft:m", adapter)
+        engines.may_answer.clear()
+        generation = other.generate(request)
+        await running(engines, 1)
+        with pytest.raises(ReplicaRefused, match="in use"):
+            await leader.unload("ft:m")
+        engines.may_answer.set()
+        assert await generation.read_all() == [5, 6]
+        assert await other.generate(request).read_all() == [5, 6]
+
+    playing(engines, tmp_path, act)
+
+
+def test_beats_say_how_busy_others_keep_the_replica(engines: PlayedEngines, tmp_path: Path) -> None:
+    async def act(agent: PlayedAgent) -> None:
+        leader, other = await agent.lead(), await agent.attach()
+        engines.may_answer.clear()
+        generations = [other.generate(REQUEST), other.generate(REQUEST)]
+        await running(engines, 2)
+        agent.relay.beat()
+        await until_async(lambda: leader.beats == other.beats == 1)
+        assert (leader.others, other.others) == (2, 0)
+        engines.may_answer.set()
+        for one in generations:
+            await one.read_all()
+        agent.relay.beat()
+        await until_async(lambda: leader.beats == 2)
+        assert leader.others == 0
+
+    playing(engines, tmp_path, act)
+
+
+def test_a_leader_may_leave_its_agent_to_the_next_one(
+    engines: PlayedEngines, tmp_path: Path
+) -> None:
+    async def act(agent: PlayedAgent) -> None:
+        leader, other = await agent.lead(1), await agent.attach()
+        await leader.leave()
+        assert await other.generate(REQUEST).read_all() == [5, 6]
+        later = await agent.lead(2)
+        assert not agent.relay.over.is_set()
+        assert agent.ended == []
+        await later.aclose()
+        assert agent.relay.over.is_set()
 
     playing(engines, tmp_path, act)

@@ -76,6 +76,14 @@ def test_those_of_an_earlier_service_are_ended_on_every_cluster(dashboard: Playe
             assert states == {"mine-1": "STOPPED", "mine-2": "STOPPED", "others-1": "PENDING"}
 
 
+def test_those_that_a_later_leader_keeps_go_on(dashboard: PlayedDashboard) -> None:
+    for name in ("mine-1", "mine-2"):
+        asyncio.run(jobs_of(dashboard.url).start(name, TRUST))
+    asyncio.run(jobs_of(dashboard.url).begin("mine-", {"mine-2"}))
+    states = {name: job["status"] for name, job in dashboard.jobs.items()}
+    assert states == {"mine-1": "STOPPED", "mine-2": "PENDING"}
+
+
 def test_a_cluster_must_require_its_token(dashboard: PlayedDashboard) -> None:
     asyncio.run(jobs_of(dashboard.url).check())
     with pytest.raises(CannotLaunch, match="TUNESHIP_RAY_TOKEN_FILE"):

@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
+from tuneship.runtime.live_replicas import HUNG_PROBES
 from tuneship.runtime.replica_protocol import Adapter, NoReplica
-from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaSet
+from tuneship.runtime.replica_set import ReplicaSet
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ReplicaRefused
 
 REQUEST = GenerateRequest(

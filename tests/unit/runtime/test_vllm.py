@@ -19,8 +19,9 @@ import pytest
 
 from tests.support.fakes.openai_server import Trouble
 from tests.support.waiting import is_alive, until, until_async
+from tuneship.runtime.live_replicas import HUNG_PROBES
 from tuneship.runtime.replica_protocol import Adapter, OpenedReplica
-from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaSet
+from tuneship.runtime.replica_set import ReplicaSet
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.security.sealed_files import new_key, write_sealed

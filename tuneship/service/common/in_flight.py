@@ -115,6 +115,16 @@ class InFlightGenerations:
         peak = max(self._peaks.pop(deployment_id, 0), len(running))
         return Demand(peak, len(queued), waited)
 
+    def take_all_demand(self, now: datetime) -> dict[str, Demand]:
+        """The demand on each deployment that was asked since the last call, which resets the peaks."""
+        return {
+            name: self.take_demand(name, now) for name in self._peaks.keys() | self._running.keys()
+        }
+
+    def count(self, deployment_id: str) -> int:
+        """How many generations of the deployment are in flight."""
+        return len(self._running.get(deployment_id, ()))
+
     def forget_others(self, deployment_ids: Collection[str]) -> None:
         """Drop the peaks of all other deployments: a request may name any id, and each would leave one here."""
         self._peaks = {name: peak for name, peak in self._peaks.items() if name in deployment_ids}

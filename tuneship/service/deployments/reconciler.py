@@ -1,7 +1,8 @@
 """Makes deployments match their rows: loads those being created or updated, drains and unloads deleted ones.
 
-Running deployments are checked by `replica_health.py`. Every member of a cluster loads the models of all deployments;
-what happens to a row is decided by the leader, on what it sees of its own replicas.
+Running deployments are checked by `replica_health.py`. Every member of a cluster loads the models of all deployments,
+on replicas of its own or on those that all share (`shared_replicas.py`); what happens to a row is decided by the
+leader, on what it sees of them.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.parity import Parity, reads_alike
-from tuneship.runtime.replica_protocol import Adapter, FilesAway
+from tuneship.runtime.replica_protocol import Adapter, FilesAway, NotStartedYet
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
 from tuneship.service.common.leadership import Leadership
@@ -23,6 +24,7 @@ from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
+from tuneship.service.deployments.shared_replicas import SharedReplicas
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
 from tuneship.serving.replica_client import ServingError
@@ -49,15 +51,18 @@ CANNOT_BE_SERVED = (ModelNotFound, DeploymentError, FilesDamaged, OSError)
 class DeploymentKeeper:
     """Compares rows with processes at every tick, and remembers only what it works on."""
 
-    def __init__(self, parts: Parts, leadership: Leadership) -> None:
-        """Start without loaded deployments."""
+    def __init__(
+        self, parts: Parts, leadership: Leadership, shared: SharedReplicas | None = None
+    ) -> None:
+        """Start without loaded deployments. `shared`: the replicas are those of the whole cluster."""
         self._parts = parts
+        self._shared = shared
         self._leadership = leadership
         self._database = parts.database.fenced(leadership.fence)
         self._working: dict[str, asyncio.Task[None]] = {}
         self._retries = BackgroundRetries(parts.clock)
-        self._plan = ReplicaPlan(parts)
-        self._health_checks = HealthChecks(parts, self._plan, leadership)
+        self._plan = ReplicaPlan(parts, leadership, None if shared is None else shared.demand)
+        self._health_checks = HealthChecks(parts, self._plan, leadership, shared)
         self._records = Threads("deployment records", 4)
         # Apart from the records: a model on a file system that hangs delays no other deployment's row.
         self._files = Threads("deployment files", MODELS_TOGETHER)
@@ -115,8 +120,8 @@ class DeploymentKeeper:
         try:
             check_served(self._parts, row["security_settings"], served)
             await group.ready(served.adapter, wanted)
-        except FilesAway:
-            raise  # the next try finds the files again
+        except (FilesAway, NotStartedYet):
+            raise  # the next try finds the files again, or replicas of the leader
         except (SafeguardLost, ServingError) as error:
             await self._record_failure(row, error)
             return
@@ -160,6 +165,8 @@ class DeploymentKeeper:
         if given_up is None:
             drain_s = self._parts.timing.deployment_drain_s
             await self._parts.in_flight.wait_until_drained(row["id"], drain_s)
+            if self._shared is not None:
+                await self._shared.demand.wait_until_drained(row["id"], drain_s)
             name = row["model_name"]
             if name.startswith("ft:") and not await self._records.run(self._is_needed, row):
                 base = self._parts.catalogue.get(name.split(":")[1])
@@ -185,6 +192,8 @@ class DeploymentKeeper:
 
     async def warm(self) -> None:
         """Load again what was running before a restart and was not asleep, then start the health checks."""
+        if self._shared is not None:
+            await self._shared.attached.has_looked.wait()
         by_model: dict[str, list[DeploymentRow]] = {}
         is_running = tables.deployments.c.status == DeploymentStatus.RUNNING
         for row in await self._records.run(self._rows, is_running):
@@ -219,6 +228,8 @@ class DeploymentKeeper:
             for row in deployments:
                 try:
                     await self._load(row, served)
+                except NotStartedYet:
+                    continue  # the health checks load it when the leader has started a replica
                 except Exception:  # must not stop the others; the health checks go on with it
                     logger.exception("a deployment could not be loaded again: %s", row["id"])
 

@@ -18,12 +18,13 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter, ReplicaGroup
+from tuneship.runtime.replica_protocol import Adapter, NotStartedYet, ReplicaGroup
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.common.leadership import Leadership
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
+from tuneship.service.deployments.shared_replicas import SharedReplicas
 from tuneship.service.models.handlers import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
 from tuneship.store import deployment_records
@@ -44,6 +45,7 @@ ROW_COLUMNS = (
     "min_replicas",
     "max_replicas",
     "current_replicas",
+    "wanted_replicas",
     "auto_scaling",
 )
 EVERY = timedelta(seconds=1)
@@ -83,9 +85,16 @@ RowChange = tuple[WatchedDeployment, dict[str, Any]]
 class HealthChecks:
     """Compares rows and processes again at each check, and remembers only plans and failures."""
 
-    def __init__(self, parts: Parts, plan: ReplicaPlan, leadership: Leadership) -> None:
-        """No check starts before `begin`."""
+    def __init__(
+        self,
+        parts: Parts,
+        plan: ReplicaPlan,
+        leadership: Leadership,
+        shared: SharedReplicas | None = None,
+    ) -> None:
+        """No check starts before `begin`. `shared`: the replicas are those of the whole cluster."""
         self._parts = parts
+        self._shared = shared
         self._leadership = leadership
         self._database = parts.database.fenced(leadership.fence)
         self._plan = plan
@@ -120,6 +129,8 @@ class HealthChecks:
         requests = {path: group.ready_calls for path, group in self._parts.replicas.groups.items()}
         try:
             watched = await self.threads.run(self.watched)
+            if self._shared is not None and self._leadership.leads:
+                await self.threads.run(self._shared.demand.read)
         except Exception:  # the next check tries again
             logger.exception("a health check failed")
             return
@@ -218,6 +229,7 @@ class HealthChecks:
             wanted_by_model[one.model] = max(one.wanted, wanted_by_model.get(one.model, 0))
         group.resize(wanted, wanted_by_model)
         self._log_news(group, watched)
+        await self._tell_wanted(watched)
 
         running = [one for one in watched if one.row["status"] == DeploymentStatus.RUNNING]
         awake = [one for one in running if one.wanted and not is_asleep(one.row)]
@@ -233,6 +245,20 @@ class HealthChecks:
                 await group.unload(model)
         self._log_news(group, watched)
 
+    async def _tell_wanted(self, watched: Sequence[WatchedDeployment]) -> None:
+        """Tell the other members on how many of the shared replicas each deployment is served."""
+        changed = {
+            one.id: one.wanted for one in watched if one.row["wanted_replicas"] != one.wanted
+        }
+        if self._shared is None or not self._leadership.leads or not changed:
+            return
+
+        def write() -> None:
+            with self._database.write(clears=False) as connection:
+                deployment_records.note_wanted(connection, changed)
+
+        await self.threads.run(write)
+
     async def _start_missing(
         self, group: ReplicaGroup, running: Sequence[WatchedDeployment]
     ) -> list[RowChange]:
@@ -244,6 +270,8 @@ class HealthChecks:
         base_fault = await _fault(group, None) if due else None
         for one in due:
             fault = base_fault or await _fault(group, one.served.adapter)
+            if isinstance(fault, NotStartedYet):
+                continue  # the leader starts one
             if fault is not None:
                 changes.append((one, self._failed_start(one, fault)))
                 continue
@@ -300,7 +328,8 @@ class HealthChecks:
     def _log_news(self, group: ReplicaGroup, watched: Sequence[WatchedDeployment]) -> None:
         listeners = [Listener(one.id, one.model, one.wanted) for one in watched]
         news = self._news.entries(group, listeners, self._parts.clock())
-        if news:
+        # What happens to a shared replica is told once.
+        if news and (group.is_own or self._leadership.leads):
             self._parts.deployment_log.add(*news)
 
 

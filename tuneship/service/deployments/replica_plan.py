@@ -9,6 +9,7 @@ from datetime import timedelta
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
 from tuneship.runtime.replica_protocol import ReplicaGroup
+from tuneship.service.common.leadership import Leadership
 from tuneship.service.common.scaling import (
     Bounds,
     ScalingDecision,
@@ -17,6 +18,7 @@ from tuneship.service.common.scaling import (
     next_decision,
 )
 from tuneship.service.context.context import Parts
+from tuneship.service.deployments.shared_demand import SharedDemand
 from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.queries import Row
 
@@ -35,9 +37,13 @@ def is_asleep(row: Row) -> bool:
 class ReplicaPlan:
     """The scaling decisions of all deployments under health checks."""
 
-    def __init__(self, parts: Parts) -> None:
-        """Start without decisions."""
+    def __init__(
+        self, parts: Parts, leadership: Leadership, shared: SharedDemand | None = None
+    ) -> None:
+        """Start without decisions. `shared`: the demand at all members of a cluster, for which its leader decides."""
         self._parts = parts
+        self._leadership = leadership
+        self._shared = shared
         self._decisions: dict[str, ScalingDecision] = {}
         settings = parts.settings
         self._scaling = ScalingSettings(
@@ -58,7 +64,10 @@ class ReplicaPlan:
         if decision is not None:
             return decision
         least = 0 if is_asleep(row) else max(1, row["min_replicas"])
-        count = max(least, row["current_replicas"]) if row["auto_scaling"] else least
+        known = row["current_replicas"]
+        if self._shared is not None:  # what another leader has decided
+            known = row["wanted_replicas"] or known
+        count = max(least, known) if row["auto_scaling"] else least
         now = self._parts.clock()
         return ScalingDecision(min(count, max(least, row["max_replicas"])), now, now)
 
@@ -66,7 +75,12 @@ class ReplicaPlan:
         """Decide the number of replicas; a change is written into the deployment's log."""
         now, before = self._parts.clock(), self._decision(row)
         supply = Supply(group.answering(model), group.waiting, group.slots)
-        demand = self._parts.in_flight.take_demand(row["id"], now)
+        if self._shared is None:
+            demand = self._parts.in_flight.take_demand(row["id"], now)
+        elif self._leadership.leads:
+            demand = self._shared.demand_of(row["id"])
+        else:
+            return self._decided_elsewhere(row, before)
 
         # A deployment that is being created or updated is tried with a replica.
         is_settled = row["status"] == DeploymentStatus.RUNNING
@@ -87,6 +101,16 @@ class ReplicaPlan:
             text = f"replicas wanted: {after.replicas} instead of {before.replicas}: {after.why}"
             self._parts.deployment_log.add(LogEntry(row["id"], now, "info", "supervisor", text))
         return after.replicas
+
+    def _decided_elsewhere(self, row: Row, before: ScalingDecision) -> int:
+        """The number that the leader has decided on; a time as leader would go on from there."""
+        wanted = row["wanted_replicas"]
+        if wanted is None:
+            return before.replicas
+        if wanted != before.replicas:
+            now = self._parts.clock()
+            self._decisions[row["id"]] = ScalingDecision(wanted, now, now)
+        return wanted
 
     def keep_only(self, deployments: Collection[str]) -> None:
         """Forget all other deployments."""

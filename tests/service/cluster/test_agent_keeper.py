@@ -1,0 +1,256 @@
+"""The leader of a cluster keeps as many agents as are wanted, and the next leader goes on with those that it finds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_launchers import PlayedLauncher
+from tests.support.agents import AUTHORITY
+from tests.support.engines import PlayedEngines
+from tests.support.in_process import CATALOGUE
+from tests.support.postgres_cluster import Cluster
+from tests.support.waiting import until_async
+from tuneship.host.thread_pools import Threads
+from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
+from tuneship.runtime.attached_replicas import AttachedReplicas
+from tuneship.runtime.replica_pool import ReplicaPool
+from tuneship.runtime.replica_set import replica_process
+from tuneship.service.common.streaming import Notifier
+from tuneship.service.deployments import agent_keeper
+from tuneship.service.deployments.agent_keeper import AgentKeeper
+from tuneship.service.deployments.attached_agents import AttachedAgents
+from tuneship.service.deployments.shared_replicas import SharedGroups
+from tuneship.serving.replica_client import GenerateRequest
+from tuneship.store import agent_records, leader_lease
+from tuneship.store.database import Database
+
+pytestmark = pytest.mark.postgres
+
+BASE = CATALOGUE.default
+REQUEST = GenerateRequest(tokens=(7,), max_tokens=2, adapter=None)
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK_EVERY_S", "RETRY_PAUSE_S", "NOTICED_AFTER_S"):
+        monkeypatch.setattr(agent_keeper, name, 0.02)
+
+
+@dataclass
+class Cell:
+    """A database, a launcher, and one member that leads or does not."""
+
+    database: Database
+    launcher: PlayedLauncher
+    groups: SharedGroups
+    pool: ReplicaPool
+    engines: PlayedEngines
+    leads: bool = False
+
+    @property
+    def group(self) -> AttachedReplicas:
+        group = self.pool.of(BASE.path)
+        assert isinstance(group, AttachedReplicas)
+        return group
+
+    def states(self) -> dict[str, str]:
+        with self.database.read() as connection:
+            return {row["name"]: row["state"] for row in agent_records.of_all(connection)}
+
+    def want(self, replicas: int) -> None:
+        self.groups.orders.want(BASE.path, replicas)
+
+    async def ready(self, number: int) -> set[str]:
+        """Wait until so many agents are ready and no others have a row."""
+        await until_async(lambda: [*self.states().values()] == ["ready"] * number)
+        return {*self.states()}
+
+    def take_over(self) -> int:
+        """Begin the next epoch, as another leader does."""
+        with self.database.write_beside() as connection:
+            leader_lease.prepare(connection)
+            epoch = leader_lease.take(connection, "test", 0.0)
+        assert epoch is not None
+        return epoch
+
+    @asynccontextmanager
+    async def leading(self) -> AsyncIterator[AgentKeeper]:
+        """Lead in a new epoch, until the end or until another one leads."""
+        epoch = self.take_over()
+        fenced = self.database.fenced(lambda one: leader_lease.check_epoch(one, epoch))
+        starter, orders = self.groups.make_starter(), self.groups.orders
+        keeper = AgentKeeper(fenced, starter, orders, (CATALOGUE, self.pool), Notifier())
+        task, self.leads = asyncio.create_task(keeper.run()), True
+        try:
+            yield keeper
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.leads = False
+
+
+def playing(folder: Path, url: str, act: Callable[[Cell], Awaitable[None]]) -> None:
+    engines, database = PlayedEngines([5, 6]), Database(url, is_shared=True)
+
+    async def run() -> None:
+        async with AsyncExitStack() as opened:
+            launcher = PlayedLauncher(engines, folder, opened)
+            options = AgentOptions(False, 0, 1, lambda _: None, 60)
+
+            def make_starter() -> AgentStarter:
+                return AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
+
+            groups = SharedGroups(make_starter, lambda: cell.leads)
+            pool = ReplicaPool(replica_process(engines), folder, attached=groups)
+            cell = Cell(database, launcher, groups, pool, engines)
+            attached = AttachedAgents(database, CATALOGUE, pool, Notifier())
+            attaching = asyncio.create_task(attached.run())
+            try:
+                await attached.has_looked.wait()
+                await act(cell)
+            finally:
+                attaching.cancel()
+                await asyncio.gather(attaching, return_exceptions=True)
+                await pool.close()
+                await Threads("test", 1).finish(1)
+
+    try:
+        asyncio.run(run())
+    finally:
+        database.close()
+
+
+@pytest.fixture
+def cell(tmp_path: Path, postgres: Cluster) -> Callable[[Callable[[Cell], Awaitable[None]]], None]:
+    url = postgres.new_database()
+    return lambda act: playing(tmp_path, url, act)
+
+
+Play = Callable[[Callable[[Cell], Awaitable[None]]], None]
+
+
+def test_as_many_as_wanted_are_started_and_the_newest_leave(cell: Play) -> None:
+    async def act(cell: Cell) -> None:
+        async with cell.leading():
+            cell.want(3)
+            three = await cell.ready(3)
+            assert three == cell.launcher.live
+            await until_async(lambda: len(cell.group.live) == 3)
+            cell.engines.may_answer.clear()
+            asked = [await cell.group.generate(None, REQUEST) for _ in range(3)]
+            cell.want(1)
+            await until_async(lambda: min(cell.states().values()) == "leaving")
+            await until_async(lambda: len(cell.group.live) == 1)
+            for agent in cell.launcher.agents.values():
+                for _ in range(3):
+                    agent.relay.beat()
+            assert cell.launcher.live == three  # they still have requests
+            cell.engines.may_answer.set()
+            assert [await one.read_all() for one in asked] == [[5, 6]] * 3
+
+            def beaten() -> bool:
+                for agent in cell.launcher.agents.values():
+                    agent.relay.beat()
+                return len(cell.states()) == 1
+
+            await until_async(beaten)
+            assert {*cell.states()} == {next(iter(cell.launcher.agents))} == cell.launcher.live
+
+    cell(act)
+
+
+def test_the_next_leader_goes_on_with_the_agents_that_answer(cell: Play) -> None:
+    async def act(cell: Cell) -> None:
+        async with cell.leading():
+            cell.want(2)
+            two = await cell.ready(2)
+            await until_async(lambda: len(cell.group.live) == 2)
+        assert cell.launcher.live == two
+        lost, kept = sorted(two)
+        cell.launcher.agents[lost].relay.over.set()
+        await until_async(lambda: len(cell.group.live) == 1)
+        async with cell.leading():
+            await until_async(lambda: lost not in cell.states() and len(cell.states()) == 2)
+            after = await cell.ready(2)
+            assert kept in after
+            assert cell.launcher.live == after
+            # What it would end in Ray is not what it has adopted.
+            assert kept in cell.launcher.kept[-1]
+        (epoch,) = {
+            agent.relay._epoch for name, agent in cell.launcher.agents.items() if name == kept
+        }
+        assert epoch == 2
+
+    cell(act)
+
+
+def test_a_leader_that_was_followed_writes_nothing_and_its_agents_obey_the_next_one(
+    cell: Play,
+) -> None:
+    async def act(cell: Cell) -> None:
+        async with cell.leading() as former:
+            cell.want(1)
+            one = await cell.ready(1)
+            async with cell.leading():
+                await until_async(lambda: cell.launcher.agents[min(one)].relay._epoch == 2)
+                with pytest.raises(leader_lease.LeadershipLost):
+                    await former._write(agent_records.remove, min(one))
+                link = former._kept[min(one)].link
+                assert link is not None
+                link._send({"op": "stop"})
+                assert await link.generate(REQUEST).read_all() == [5, 6]
+                assert cell.states() == {min(one): "ready"}
+                assert cell.launcher.live == one
+
+    cell(act)
+
+
+def test_what_was_started_and_never_ready_is_dropped_by_the_next_leader(cell: Play) -> None:
+    async def act(cell: Cell) -> None:
+        cell.take_over()
+        with cell.database.write() as connection:
+            agent_records.add(connection, "t-half", BASE.id, "0" * 64)
+        cell.want(1)
+        async with cell.leading():
+            await until_async(lambda: "t-half" not in cell.states())
+            assert len(await cell.ready(1)) == 1
+
+    cell(act)
+
+
+def test_one_that_is_lost_or_hangs_is_replaced(cell: Play) -> None:
+    async def act(cell: Cell) -> None:
+        async with cell.leading() as keeper:
+            cell.want(1)
+            (first,) = await cell.ready(1)
+            cell.launcher.agents[first].relay.over.set()
+            await until_async(lambda: first not in cell.states())
+            (second,) = await cell.ready(1)
+            keeper.replace(second)
+            await until_async(lambda: second not in cell.states())
+            (third,) = await cell.ready(1)
+            assert cell.launcher.live == {third}
+
+    cell(act)
+
+
+def test_a_start_that_fails_is_told_and_leaves_nothing(cell: Play) -> None:
+    async def act(cell: Cell) -> None:
+        cell.launcher.refusal = "no room"
+        async with cell.leading():
+            cell.want(1)
+            orders = cell.groups.orders
+            await until_async(lambda: orders.failures(BASE.path) > 0)
+            assert orders.failed[BASE.path].error == "no room"
+            told = [one.message for one in cell.group.take_events()]
+            assert {*told} == {"replica not started: no room"}
+            cell.launcher.refusal = ""
+            await cell.ready(1)
+            await until_async(lambda: not orders.refusal(BASE.path))
+
+    cell(act)

@@ -1,0 +1,98 @@
+"""The leader of a cluster adds up what all members are asked for, as long as they are there."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.postgres_cluster import Cluster
+from tests.support.waiting import until_async
+from tuneship.service.common.in_flight import InFlightGenerations
+from tuneship.service.common.scaling import Demand
+from tuneship.service.common.streaming import Notifier
+from tuneship.service.deployments import shared_demand
+from tuneship.service.deployments.shared_demand import TOPIC, SharedDemand
+from tuneship.store import member_demand, tables
+from tuneship.store.database import Database
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def database(postgres: Cluster) -> Iterator[Database]:
+    database = Database(postgres.new_database(), is_shared=True)
+    yield database
+    database.close()
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Member:
+    def __init__(self, database: Database, name: str) -> None:
+        self.in_flight = InFlightGenerations()
+        self.notifier = Notifier()
+        self.demand = SharedDemand(database, self.in_flight, self.notifier, name, now)
+
+
+def test_the_requests_of_all_members_are_added_up_and_awaited(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_demand, "NOTICED_AFTER", timedelta())
+    monkeypatch.setattr(shared_demand, "TELL_EVERY_S", 0.02)
+
+    async def run() -> None:
+        one, two = Member(database, "one"), Member(database, "two")
+        telling = [asyncio.create_task(member.demand.run()) for member in (one, two)]
+
+        def told() -> Demand:
+            one.demand.read()
+            return one.demand.demand_of("d")
+
+        with one.in_flight.track("d"), two.in_flight.track("d"), two.in_flight.track("d") as last:
+            last.queued(now() - timedelta(seconds=60))
+            await until_async(lambda: told().in_flight == 3 and told().waiting == 1)
+            assert told().waited >= timedelta(seconds=60)
+            assert one.demand.demand_of("other") == Demand()
+            drained = asyncio.create_task(one.demand.wait_until_drained("d", 600))
+            await asyncio.wait([drained], timeout=0.1)
+            assert not drained.done()
+        await drained
+        await until_async(lambda: told() == Demand())
+        for task in telling:
+            task.cancel()
+        await asyncio.gather(*telling, return_exceptions=True)
+        with database.read() as connection:
+            assert member_demand.of_live(connection) == []
+
+    asyncio.run(run())
+
+
+def test_a_request_that_waits_for_a_replica_is_told_at_once(database: Database) -> None:
+    async def run() -> None:
+        one = Member(database, "one")
+        with one.notifier.listening(TOPIC) as news, one.in_flight.track("d"):
+            one.demand.need()
+            telling = asyncio.create_task(one.demand.run())
+            await news.wait()
+            one.demand.read()
+            assert one.demand.demand_of("d").in_flight == 1
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_what_a_lost_member_has_told_lapses(database: Database) -> None:
+    with database.write_beside() as connection:
+        member_demand.tell(connection, "gone", {"d": [1, 0, 0.0, 1]})
+        member_demand.tell(connection, "here", {"d": [2, 0, 0.0, 2]})
+        late = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, 61)
+        rows = sa.update(tables.member_demands).where(tables.member_demands.c.member == "gone")
+        connection.execute(rows.values(lapses_at=late))
+        assert [row["member"] for row in member_demand.of_live(connection)] == ["here"]
+        member_demand.forget(connection)
+        assert list(connection.scalars(sa.select(tables.member_demands.c.member))) == ["here"]

@@ -1,0 +1,71 @@
+"""Three services as processes on one Postgres and one bucket, and a client for each."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.postgres_cluster import Cluster
+from tests.support.processes import Serve
+from tests.support.waiting import free_port
+from tuneship.client import Client
+from tuneship.contract.generation import Generate
+from tuneship.security.master_key import read_or_make_secret
+from tuneship.settings import ClientSettings
+
+PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
+
+
+class Members:
+    """Three processes, and a client for each."""
+
+    def __init__(
+        self, folder: Path, url: str, bucket: str, postgres: Cluster, **settings: str
+    ) -> None:
+        key = folder / "master.key"
+        read_or_make_secret(key)
+        self._folder = folder
+        self._settings: dict[str, Any] = {
+            "cluster": "test",
+            "database_url": url,
+            "blob_url": bucket,
+            "master_key_file": str(key),
+            "public_url": "http://cluster.test",
+            "maximum_endpoints": "100000",
+            **settings,
+        }
+        self._postgres, self._database = postgres, url.partition("?")[0].rpartition("/")[2]
+        self.serves: list[Serve] = []
+        self.addresses: list[str] = []
+        self.clients: list[Client] = []
+
+    def start(self, notice_s: int = 0) -> None:
+        for name in ("a", "b", "c"):
+            port = free_port()
+            options = {**self._settings, "drain_notice_s": str(notice_s)}
+            self.serves.append(Serve(self._folder / name, "--port", str(port), **options))
+            self.addresses.append(f"http://127.0.0.1:{port}")
+        credentials = ClientSettings.from_credentials(self._folder / "a" / "credentials.json")
+        self.clients += [
+            Client(credentials.model_copy(update={"url": address})) for address in self.addresses
+        ]
+
+    @property
+    def leader(self) -> Serve:
+        """The process that leads now."""
+        ((owner,),) = self._postgres.run("select owner from leaders", self._database)
+        (found,) = [one for one in self.serves if owner.endswith(f":{one.process.pid}")]
+        return found
+
+    def live(self) -> list[Client]:
+        return [
+            client
+            for serve, client in zip(self.serves, self.clients, strict=True)
+            if serve.process.poll() is None
+        ]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for serve in self.serves:
+            if serve.process.poll() is None:
+                serve.process.kill()  # no test is about their end
+            serve.stop()

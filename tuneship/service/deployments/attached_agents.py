@@ -1,0 +1,87 @@
+"""Attaches this member of a cluster to the replicas that its leader has started, by the rows of their agents."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from tuneship.host.thread_pools import Threads
+from tuneship.host.waiting import wait_for_event
+from tuneship.runtime.agent_protocol import AgentAddress
+from tuneship.runtime.attached_replicas import AttachedReplicas, ListedReplica
+from tuneship.runtime.replica_pool import ReplicaPool
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.common.streaming import Notifier
+from tuneship.store import agent_records
+from tuneship.store.agent_records import AgentStanding
+from tuneship.store.database import Database
+from tuneship.store.row_types import AgentRow
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+TOPIC = "agents"
+
+
+class AttachedAgents:
+    """Keeps the groups of replicas at what the rows say."""
+
+    def __init__(
+        self, database: Database, catalogue: Catalogue, replicas: ReplicaPool, notifier: Notifier
+    ) -> None:
+        """Begin with nothing attached."""
+        self._database = database
+        self._catalogue = catalogue
+        self._replicas = replicas
+        self._notifier = notifier
+        self._threads = Threads("agents", 1)
+        self.has_looked = asyncio.Event()
+        """Set when it is known of all replicas that were there at the start whether they answer."""
+
+    async def run(self) -> None:
+        """Look at the rows at every news and every second, until cancelled."""
+        with self._notifier.listening(TOPIC) as news:
+            while True:
+                news.clear()
+                try:
+                    await self._look()
+                except SQLAlchemyError as error:  # the database is away: what is attached stays
+                    logger.warning("the agents could not be looked up: %s", type(error).__name__)
+                await wait_for_event(news, LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        listed: dict[Path, list[ListedReplica]] = defaultdict(list)
+        for row in await self._threads.run(self._rows):
+            base, replica = self._catalogue.get(row["base"]), listed_replica(row)
+            if base is not None and replica is not None:
+                listed[base.path].append(replica)
+                self._replicas.of(base.path)
+        groups = self._replicas.groups.items()
+        shared = {base: one for base, one in groups if isinstance(one, AttachedReplicas)}
+        for base, group in shared.items():
+            group.follow(listed[base])
+        if not self.has_looked.is_set():
+            for group in shared.values():
+                await group.first_attached()
+            self.has_looked.set()
+
+    def _rows(self) -> list[AgentRow]:
+        with self._database.read() as connection:
+            return agent_records.of_all(connection)
+
+
+def listed_replica(row: AgentRow) -> ListedReplica | None:
+    """The replica that a row lets all members use; None while it starts or leaves."""
+    address = address_of(row)
+    if row["state"] != AgentStanding.READY or address is None:
+        return None
+    return ListedReplica(row["name"], row["number"], address)
+
+
+def address_of(row: AgentRow) -> AgentAddress | None:
+    """The place where an agent listens; None while it starts."""
+    if row["host"] is None or row["port"] is None or row["certificate"] is None:
+        return None
+    return AgentAddress(row["host"], row["port"], row["certificate"])

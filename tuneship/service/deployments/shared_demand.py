@@ -1,0 +1,133 @@
+"""The demand at all members of a cluster together, where they share their replicas.
+
+Each member tells its own demand once a second, and at once when a request waits for a replica; the leader adds up what
+all have told. What a member told last counts until its row lapses (`tuneship/store/member_demand.py`).
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from tuneship.host.thread_pools import Threads
+from tuneship.host.waiting import wait_for_event
+from tuneship.service.common.in_flight import InFlightGenerations
+from tuneship.service.common.scaling import Demand
+from tuneship.service.common.streaming import Notifier
+from tuneship.store import member_demand
+from tuneship.store.database import Database
+from tuneship.store.row_types import MemberDemandRow
+
+logger = logging.getLogger(__name__)
+
+TELL_EVERY_S = 1.0
+# A peak is told so often, as the leader may miss one telling.
+TOLD_TIMES = 3
+TOPIC = "demand"
+POLL_S = 0.25
+# Until every member has noticed that a deployment takes no more requests (`store/read_cache.py`), and has told what it
+# still has in flight.
+NOTICED_AFTER = timedelta(seconds=1.2)
+END_S = 2.0
+
+
+class SharedDemand:
+    """Tells this member's demand, and adds up that of all."""
+
+    def __init__(
+        self,
+        database: Database,
+        in_flight: InFlightGenerations,
+        notifier: Notifier,
+        member: str,
+        clock: Callable[[], datetime],
+    ) -> None:
+        """`member` names this process among the others; `clock` is the database's."""
+        self._database = database
+        self._in_flight = in_flight
+        self._notifier = notifier
+        self._member = member
+        self._clock = clock
+        self._threads = Threads("demand", 2)
+        self._needed = asyncio.Event()
+        self._recent: deque[dict[str, Demand]] = deque(maxlen=TOLD_TIMES)
+        self._told: list[MemberDemandRow] = []
+
+    def need(self) -> None:
+        """Tell the demand now: a request waits for a replica. Called on the event loop's thread."""
+        self._needed.set()
+
+    async def run(self) -> None:
+        """Tell the demand until cancelled; then take it back."""
+        try:
+            while True:
+                is_urgent = self._needed.is_set()
+                self._needed.clear()
+                try:
+                    await self._threads.run(self._tell, self._present())
+                except SQLAlchemyError as error:  # the database is away: the next time tells it
+                    logger.warning("the demand could not be told: %s", type(error).__name__)
+                else:
+                    if is_urgent:
+                        self._notifier.notify(TOPIC)
+                await wait_for_event(self._needed, TELL_EVERY_S)
+        finally:
+            await self._threads.finish(END_S)
+            async with asyncio.timeout(END_S):
+                await self._threads.run(self._take_back)
+
+    def _present(self) -> dict[str, Any]:
+        """The demand of the last seconds by deployment, as it is told."""
+        self._recent.append(self._in_flight.take_all_demand(self._clock()))
+        names = {name for demands in self._recent for name in demands}
+        return {name: self._told_of(name) for name in names}
+
+    def _told_of(self, name: str) -> list[float]:
+        last = self._recent[-1].get(name, Demand())
+        peak = max(demands[name].in_flight for demands in self._recent if name in demands)
+        return [peak, last.waiting, last.waited.total_seconds(), self._in_flight.count(name)]
+
+    def _tell(self, demand: Mapping[str, Any]) -> None:
+        with self._database.write_beside() as connection:
+            member_demand.tell(connection, self._member, demand)
+
+    def _take_back(self) -> None:
+        with self._database.write_beside() as connection:
+            member_demand.remove(connection, self._member)
+
+    # What all have told.
+
+    def read(self) -> None:
+        """Read what all members have told. May block."""
+        with self._database.read() as connection:
+            self._told = member_demand.of_live(connection)
+
+    def demand_of(self, deployment_id: str) -> Demand:
+        """The demand on a deployment at all members, as it was read last."""
+        in_flight = waiting = 0
+        waited_s = 0.0
+        for row in self._told:
+            peak, queued, longest_s, _ = row["demand"].get(deployment_id, (0, 0, 0.0, 0))
+            in_flight, waiting, waited_s = (
+                in_flight + int(peak),
+                waiting + int(queued),
+                max(waited_s, longest_s),
+            )
+        return Demand(in_flight, waiting, timedelta(seconds=waited_s))
+
+    async def wait_until_drained(self, deployment_id: str, timeout_s: float) -> None:
+        """Return when no member has a request to the deployment in flight, or after the timeout."""
+        loop, since = asyncio.get_running_loop(), self._clock() + NOTICED_AFTER
+        deadline = loop.time() + timeout_s
+        while loop.time() < deadline:
+            await self._threads.run(self.read)
+            if all(
+                row["told_at"] >= since and not row["demand"].get(deployment_id, (0,))[-1]
+                for row in self._told
+            ):
+                return
+            await asyncio.sleep(POLL_S)
