@@ -124,8 +124,19 @@ class _Reader:
             CHECKS[name](value, place)
             if name == "$ref":
                 self.references.append((_pointer(value), place))
-            self._count(name, value, place)
+            elif name == "enum":
+                self.values += len(value)
+            elif name == "multipleOf":
+                self.multiples += digits_of(value)
+            # Both are limited over the whole schema.
+            if self.values > MAX_ENUM_VALUES:
+                text = f"brings the values of all lists above {MAX_ENUM_VALUES}"
+                raise SchemaRefused(place, text)
+            if self.multiples > MAX_MULTIPLES:
+                text = f"brings the sum of all multiples above {MAX_MULTIPLES}"
+                raise SchemaRefused(place, text)
             return value
+
         kind = SUBSCHEMAS[name]
         if kind is None:
             return self.read(value, place, pointer, depth + 1)
@@ -138,17 +149,6 @@ class _Reader:
             for number, key in enumerate(keys)
         ]
         return dict(zip(keys, inner, strict=True)) if kind is dict else inner
-
-    def _count(self, name: str, value: Any, place: str) -> None:
-        """Count what is limited over the whole schema."""
-        if name == "enum":
-            self.values += len(value)
-        elif name == "multipleOf":
-            self.multiples += digits_of(value)
-        if self.values > MAX_ENUM_VALUES:
-            raise SchemaRefused(place, f"brings the values of all lists above {MAX_ENUM_VALUES}")
-        if self.multiples > MAX_MULTIPLES:
-            raise SchemaRefused(place, f"brings the sum of all multiples above {MAX_MULTIPLES}")
 
     def resolve(self) -> None:
         """Raise `SchemaRefused` for a reference to what is no schema here, or to nothing but itself."""

@@ -31,25 +31,20 @@ def tools_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     names: set[str] = set()
     for number, tool in enumerate(listed):
         field = f"tools[{number}]"
-        name = _function(tool, field)
+        fields = _object(tool, field)
+        if fields.get("type") != "function":
+            raise ExampleProblem("invalid_tool", f"{field}.type", "must be function")
+        function = _object(fields.get("function"), f"{field}.function")
+        if not isinstance(function.get("description"), str | None):
+            raise ExampleProblem("wrong_type", f"{field}.function.description", "must be a string")
+        if not isinstance(function.get("parameters"), dict | None):
+            raise ExampleProblem("wrong_type", f"{field}.function.parameters", "must be an object")
+        name = _name(function, f"{field}.function.name")
         if name in names:
             text = "is the name of an earlier function"
             raise ExampleProblem("invalid_tool", f"{field}.function.name", text)
         names.add(name)
     return cast("list[dict[str, Any]]", listed)
-
-
-def _function(tool: object, field: str) -> str:
-    """The name of one function."""
-    fields = _object(tool, field)
-    if fields.get("type") != "function":
-        raise ExampleProblem("invalid_tool", f"{field}.type", "must be function")
-    function = _object(fields.get("function"), f"{field}.function")
-    if not isinstance(function.get("description"), str | None):
-        raise ExampleProblem("wrong_type", f"{field}.function.description", "must be a string")
-    if not isinstance(function.get("parameters"), dict | None):
-        raise ExampleProblem("wrong_type", f"{field}.function.parameters", "must be an object")
-    return _name(function, f"{field}.function.name")
 
 
 def calls_of(turn: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
