@@ -204,17 +204,16 @@ def _are_told_apart(options: list[Mapping[str, Any]]) -> bool:
     if any(option.get("type") != "object" for option in options):
         return False
     for name in set[str].intersection(*(set(option.get("required", ())) for option in options)):
-        texts = [_texts(option.get("properties", {}).get(name)) for option in options]
+        texts: list[set[str]] = []
+        for option in options:
+            found = option.get("properties", {}).get(name)
+            schema = cast("dict[str, Any]", found if isinstance(found, dict) else {})
+            values: list[Any] = schema.get("enum", [schema.get("const")])
+            # No text stands for a schema that others may fit, too.
+            texts.append(set(values) if all(isinstance(one, str) for one in values) else set())
         if all(texts) and len(set[str]().union(*texts)) == sum(map(len, texts)):
             return True
     return False
-
-
-def _texts(schema: Any) -> set[str]:
-    """The texts that alone fit a schema; none where others may fit."""
-    given = cast("dict[str, Any]", schema if isinstance(schema, dict) else {})
-    values: list[Any] = given.get("enum", [given.get("const")])
-    return set(values) if all(isinstance(one, str) for one in values) else set()
 
 
 def _check_together(schema: Mapping[str, Any], place: str) -> None:

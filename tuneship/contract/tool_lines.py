@@ -61,26 +61,29 @@ def calls_of(turn: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     if len(listed) > MAXIMUM_CALLS:
         text = f"must have at most {MAXIMUM_CALLS} calls"
         raise ExampleProblem("invalid_tool_call", f"{field}.tool_calls", text)
-    return [_call(call, f"{field}.tool_calls[{number}]") for number, call in enumerate(listed)]
-
-
-def _call(call: object, field: str) -> dict[str, Any]:
-    fields = _object(call, field)
-    if fields.get("type", "function") != "function":
-        raise ExampleProblem("invalid_tool_call", f"{field}.type", "must be function")
-    function = _object(fields.get("function"), f"{field}.function")
-    name = _name(function, f"{field}.function.name", "invalid_tool_call")
-    if "arguments" not in function:
-        raise ExampleProblem("missing_field", f"{field}.function.arguments", "is required")
-    arguments: object = function["arguments"]
-    if isinstance(arguments, str):
-        arguments = arguments_of(arguments)
-    if not isinstance(arguments, dict):
-        text = "must be a JSON object, or one as text"
-        raise ExampleProblem("invalid_tool_call", f"{field}.function.arguments", text)
-    made: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    identifier = call_id(fields.get("id"), f"{field}.id")
-    return made if identifier is None else {"id": identifier, **made}
+    made: list[dict[str, Any]] = []
+    for number, call in enumerate(listed):
+        place = f"{field}.tool_calls[{number}]"
+        fields = _object(call, place)
+        if fields.get("type", "function") != "function":
+            raise ExampleProblem("invalid_tool_call", f"{place}.type", "must be function")
+        function = _object(fields.get("function"), f"{place}.function")
+        name = _name(function, f"{place}.function.name", "invalid_tool_call")
+        if "arguments" not in function:
+            raise ExampleProblem("missing_field", f"{place}.function.arguments", "is required")
+        arguments: object = function["arguments"]
+        if isinstance(arguments, str):
+            arguments = arguments_of(arguments)
+        if not isinstance(arguments, dict):
+            text = "must be a JSON object, or one as text"
+            raise ExampleProblem("invalid_tool_call", f"{place}.function.arguments", text)
+        identifier = call_id(fields.get("id"), f"{place}.id")
+        one: dict[str, Any] = {
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        made.append(one if identifier is None else {"id": identifier, **one})
+    return made
 
 
 def call_id(value: object, field: str) -> str | None:
