@@ -48,7 +48,18 @@ class EarlyStop:
 
 def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[Job, JobMetrics]:
     """Train all jobs to their end. Returns the one that is released, with its metrics."""
-    made = _create(release, data, run)
+    ids: list[str] = []
+    for settings in release.settings:
+        name = settings.model_dump_json(exclude_defaults=True)
+        # A run that goes on after a crash has created some of them before.
+        job_id = run.find_job(data.content, name)
+        if job_id is None:
+            wanted = release.job(data.dataset_id, data.validation_dataset_id, settings)
+            job_id = create_job(wanted, run.key).id
+            run.remember("job", job_id, content=list(data.content), settings=name)
+        ids.append(job_id)
+
+    made = [get_job(job_id) for job_id in ids]
     # The jobs may have to queue for each other.
     hours = release.compute_config.max_runtime_hours * len(made)
     patience = WaitPolicy(
@@ -56,7 +67,6 @@ def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[
         EarlyStop({job.id: _warmup_steps(job) for job in made}),
         TrainingPage(limits_of(run.release.training_gates, run.champion_best)).show,
     )
-    ids = [job.id for job in made]
     ended = [wait_for_job(ids[0], patience)] if len(ids) == 1 else wait_for_jobs(ids, patience)
     measured = [get_job_metrics(job.id) for job in ended]
     place = best_of(ended, measured)
@@ -71,20 +81,6 @@ def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[
     if contenders:
         get_run_logger().info("of %d jobs %s is released", len(contenders), job.id)
     return job, metrics
-
-
-def _create(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> list[Job]:
-    """Create one job for each set of hyperparameters, each once in this run."""
-    made: list[str] = []
-    for settings in release.settings:
-        name = settings.model_dump_json(exclude_defaults=True)
-        job_id = run.find_job(data.content, name)
-        if job_id is None:
-            wanted = release.job(data.dataset_id, data.validation_dataset_id, settings)
-            job_id = create_job(wanted, run.key).id
-            run.remember("job", job_id, content=list(data.content), settings=name)
-        made.append(job_id)
-    return [get_job(job_id) for job_id in made]
 
 
 def _warmup_steps(job: Job) -> int:

@@ -32,7 +32,12 @@ def track(
 
         # Without parameters: Prefect would link them to the runs that returned the same strings.
         def write() -> list[TrackingReport]:
-            return _write(settings, job_id, release, other_jobs)
+            client = api(FACTS_WITHIN_S)
+            released = run_of_job(client, job_id)
+            released.release = release
+            runs = [*(run_of_job(client, one) for one in other_jobs), released]
+            # The released one is written last, so that a report names its place.
+            return write_outside(runs, targets_of(settings), settings.tracking_timeout_s)
 
         tracked = Task(
             write,
@@ -51,18 +56,3 @@ def track(
         else:
             get_run_logger().warning("%s: not written: %s", report.tracker, report.problem)
     return reports
-
-
-def _write(
-    settings: TrackingSettings,
-    job_id: str,
-    release: TrackedRelease,
-    other_jobs: Sequence[str],
-) -> list[TrackingReport]:
-    """Read what is tracked from the service, and let each tracker write it."""
-    client = api(FACTS_WITHIN_S)
-    released = run_of_job(client, job_id)
-    released.release = release
-    others = [run_of_job(client, one) for one in other_jobs]
-    # The released one is written last, so that a report names its place.
-    return write_outside([*others, released], targets_of(settings), settings.tracking_timeout_s)

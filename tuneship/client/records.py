@@ -205,17 +205,14 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
             elif cells:  # a blank line is no row
                 yield _record(where, [(field, cells[at] or None) for field, at in places.items()])
     except csv.Error as error:
-        raise SourceError(f"{name}, line {start}: {_csv_fault(str(error))}") from None
+        fault = "a double quote is missing or out of place"
+        if "limit" in str(error):
+            fault = "a field is longer than 8 MiB, or its double quote is never closed"
+        elif "new-line" in str(error):
+            fault = "has a carriage return that is neither in double quotes nor before a line feed"
+        raise SourceError(f"{name}, line {start}: {fault}") from None
     if places is None:
         raise SourceError(f"{name}: is empty; its first line must name the columns")
-
-
-def _csv_fault(message: str) -> str:
-    if "limit" in message:
-        return "a field is longer than 8 MiB, or its double quote is never closed"
-    if "new-line" in message:
-        return "has a carriage return that is neither in double quotes nor before a line feed"
-    return "a double quote is missing or out of place"
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:

@@ -124,8 +124,19 @@ class _Reader:
             CHECKS[name](value, place)
             if name == "$ref":
                 self.references.append((_pointer(value), place))
-            self._count(name, value, place)
+            elif name == "enum":
+                self.values += len(value)
+            elif name == "multipleOf":
+                self.multiples += digits_of(value)
+            # Both are limited over the whole schema.
+            if self.values > MAX_ENUM_VALUES:
+                text = f"brings the values of all lists above {MAX_ENUM_VALUES}"
+                raise SchemaRefused(place, text)
+            if self.multiples > MAX_MULTIPLES:
+                text = f"brings the sum of all multiples above {MAX_MULTIPLES}"
+                raise SchemaRefused(place, text)
             return value
+
         kind = SUBSCHEMAS[name]
         if kind is None:
             return self.read(value, place, pointer, depth + 1)
@@ -138,17 +149,6 @@ class _Reader:
             for number, key in enumerate(keys)
         ]
         return dict(zip(keys, inner, strict=True)) if kind is dict else inner
-
-    def _count(self, name: str, value: Any, place: str) -> None:
-        """Count what is limited over the whole schema."""
-        if name == "enum":
-            self.values += len(value)
-        elif name == "multipleOf":
-            self.multiples += digits_of(value)
-        if self.values > MAX_ENUM_VALUES:
-            raise SchemaRefused(place, f"brings the values of all lists above {MAX_ENUM_VALUES}")
-        if self.multiples > MAX_MULTIPLES:
-            raise SchemaRefused(place, f"brings the sum of all multiples above {MAX_MULTIPLES}")
 
     def resolve(self) -> None:
         """Raise `SchemaRefused` for a reference to what is no schema here, or to nothing but itself."""
@@ -204,17 +204,16 @@ def _are_told_apart(options: list[Mapping[str, Any]]) -> bool:
     if any(option.get("type") != "object" for option in options):
         return False
     for name in set[str].intersection(*(set(option.get("required", ())) for option in options)):
-        texts = [_texts(option.get("properties", {}).get(name)) for option in options]
+        texts: list[set[str]] = []
+        for option in options:
+            found = option.get("properties", {}).get(name)
+            schema = cast("dict[str, Any]", found if isinstance(found, dict) else {})
+            values: list[Any] = schema.get("enum", [schema.get("const")])
+            # No text stands for a schema that others may fit, too.
+            texts.append(set(values) if all(isinstance(one, str) for one in values) else set())
         if all(texts) and len(set[str]().union(*texts)) == sum(map(len, texts)):
             return True
     return False
-
-
-def _texts(schema: Any) -> set[str]:
-    """The texts that alone fit a schema; none where others may fit."""
-    given = cast("dict[str, Any]", schema if isinstance(schema, dict) else {})
-    values: list[Any] = given.get("enum", [given.get("const")])
-    return set(values) if all(isinstance(one, str) for one in values) else set()
 
 
 def _check_together(schema: Mapping[str, Any], place: str) -> None:

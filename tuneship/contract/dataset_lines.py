@@ -142,7 +142,19 @@ def _conversation(line: Mapping[str, Any]) -> list[Message]:
         _message(turn, f"{field}[{index}]", role_key, text_key)
         for index, turn in enumerate(cast("list[object]", turns))
     ]
-    _check_turns(messages, field)
+
+    roles = [message["role"] for message in messages]
+    # Chat templates know a system turn at the front only, and several fail on one elsewhere.
+    if "system" in roles[1:]:
+        index = roles.index("system", 1)
+        raise ExampleProblem("invalid_role", f"{field}[{index}].role", "system stands only first")
+    if "user" not in roles:
+        raise ExampleProblem("missing_field", field, "needs at least one user turn")
+    if roles[-1] != "assistant":
+        raise ExampleProblem("no_assistant", field, "must end with an assistant turn")
+    # Such an example has no token to learn from, and its loss would be 0 / 0.
+    if all(turn.get("weight", 1) == 0 for turn in messages if turn["role"] == "assistant"):
+        raise ExampleProblem("no_assistant", field, "every assistant turn has weight 0")
     check_calls(messages, tools, field)
     return messages
 
@@ -209,18 +221,3 @@ def text_of(message: Message) -> str:
         return message["content"]
     called = (json.dumps(call["function"], ensure_ascii=False) for call in calls)
     return "\n".join([message["content"], *called])
-
-
-def _check_turns(messages: list[Message], field: str) -> None:
-    roles = [message["role"] for message in messages]
-    # Chat templates know a system turn at the front only, and several fail on one elsewhere.
-    if "system" in roles[1:]:
-        index = roles.index("system", 1)
-        raise ExampleProblem("invalid_role", f"{field}[{index}].role", "system stands only first")
-    if "user" not in roles:
-        raise ExampleProblem("missing_field", field, "needs at least one user turn")
-    if roles[-1] != "assistant":
-        raise ExampleProblem("no_assistant", field, "must end with an assistant turn")
-    # Such an example has no token to learn from, and its loss would be 0 / 0.
-    if all(turn.get("weight", 1) == 0 for turn in messages if turn["role"] == "assistant"):
-        raise ExampleProblem("no_assistant", field, "every assistant turn has weight 0")

@@ -31,25 +31,20 @@ def tools_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     names: set[str] = set()
     for number, tool in enumerate(listed):
         field = f"tools[{number}]"
-        name = _function(tool, field)
+        fields = _object(tool, field)
+        if fields.get("type") != "function":
+            raise ExampleProblem("invalid_tool", f"{field}.type", "must be function")
+        function = _object(fields.get("function"), f"{field}.function")
+        if not isinstance(function.get("description"), str | None):
+            raise ExampleProblem("wrong_type", f"{field}.function.description", "must be a string")
+        if not isinstance(function.get("parameters"), dict | None):
+            raise ExampleProblem("wrong_type", f"{field}.function.parameters", "must be an object")
+        name = _name(function, f"{field}.function.name")
         if name in names:
             text = "is the name of an earlier function"
             raise ExampleProblem("invalid_tool", f"{field}.function.name", text)
         names.add(name)
     return cast("list[dict[str, Any]]", listed)
-
-
-def _function(tool: object, field: str) -> str:
-    """The name of one function."""
-    fields = _object(tool, field)
-    if fields.get("type") != "function":
-        raise ExampleProblem("invalid_tool", f"{field}.type", "must be function")
-    function = _object(fields.get("function"), f"{field}.function")
-    if not isinstance(function.get("description"), str | None):
-        raise ExampleProblem("wrong_type", f"{field}.function.description", "must be a string")
-    if not isinstance(function.get("parameters"), dict | None):
-        raise ExampleProblem("wrong_type", f"{field}.function.parameters", "must be an object")
-    return _name(function, f"{field}.function.name")
 
 
 def calls_of(turn: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
@@ -66,26 +61,29 @@ def calls_of(turn: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     if len(listed) > MAXIMUM_CALLS:
         text = f"must have at most {MAXIMUM_CALLS} calls"
         raise ExampleProblem("invalid_tool_call", f"{field}.tool_calls", text)
-    return [_call(call, f"{field}.tool_calls[{number}]") for number, call in enumerate(listed)]
-
-
-def _call(call: object, field: str) -> dict[str, Any]:
-    fields = _object(call, field)
-    if fields.get("type", "function") != "function":
-        raise ExampleProblem("invalid_tool_call", f"{field}.type", "must be function")
-    function = _object(fields.get("function"), f"{field}.function")
-    name = _name(function, f"{field}.function.name", "invalid_tool_call")
-    if "arguments" not in function:
-        raise ExampleProblem("missing_field", f"{field}.function.arguments", "is required")
-    arguments: object = function["arguments"]
-    if isinstance(arguments, str):
-        arguments = arguments_of(arguments)
-    if not isinstance(arguments, dict):
-        text = "must be a JSON object, or one as text"
-        raise ExampleProblem("invalid_tool_call", f"{field}.function.arguments", text)
-    made: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    identifier = call_id(fields.get("id"), f"{field}.id")
-    return made if identifier is None else {"id": identifier, **made}
+    made: list[dict[str, Any]] = []
+    for number, call in enumerate(listed):
+        place = f"{field}.tool_calls[{number}]"
+        fields = _object(call, place)
+        if fields.get("type", "function") != "function":
+            raise ExampleProblem("invalid_tool_call", f"{place}.type", "must be function")
+        function = _object(fields.get("function"), f"{place}.function")
+        name = _name(function, f"{place}.function.name", "invalid_tool_call")
+        if "arguments" not in function:
+            raise ExampleProblem("missing_field", f"{place}.function.arguments", "is required")
+        arguments: object = function["arguments"]
+        if isinstance(arguments, str):
+            arguments = arguments_of(arguments)
+        if not isinstance(arguments, dict):
+            text = "must be a JSON object, or one as text"
+            raise ExampleProblem("invalid_tool_call", f"{place}.function.arguments", text)
+        identifier = call_id(fields.get("id"), f"{place}.id")
+        one: dict[str, Any] = {
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        made.append(one if identifier is None else {"id": identifier, **one})
+    return made
 
 
 def call_id(value: object, field: str) -> str | None:

@@ -182,7 +182,16 @@ class _Parser:
         for _ in range(settings):
             name = self._text()
             values[name] = self._value(self._number("I"))
-        table = [self._tensor() for _ in range(tensors)]
+        table: list[GgufTensor] = []
+        for _ in range(tensors):
+            name = self._text()
+            shape = tuple(self._number("Q") for _ in range(self._number("I")))
+            number, begin = self._number("I"), self._number("Q")
+            if number not in FORMATS:
+                raise GgufRefused(f"its tensor {name} has a number format that is not read here")
+            table.append(GgufTensor(name, tuple(reversed(shape)), FORMATS[number][0], begin))
+
+        # The table counts places from the end of the header, which is filled up.
         alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise GgufRefused("it is cut or damaged")
@@ -231,12 +240,3 @@ class _Parser:
         if kind not in NUMBERS:
             raise GgufRefused("it is cut or damaged")
         return self._number(NUMBERS[kind])
-
-    def _tensor(self) -> GgufTensor:
-        """A tensor of the table, which counts its place from the end of the header."""
-        name = self._text()
-        shape = tuple(self._number("Q") for _ in range(self._number("I")))
-        number, begin = self._number("I"), self._number("Q")
-        if number not in FORMATS:
-            raise GgufRefused(f"its tensor {name} has a number format that is not read here")
-        return GgufTensor(name, tuple(reversed(shape)), FORMATS[number][0], begin)

@@ -174,9 +174,8 @@ class Embedder:
                 for adapter, prefill in zip(adapters, batch.prefills, strict=True)
             ],
         )
-        cache = self._cache or self._cache_for(
-            max(len(one.sequence.request.tokens) for one in texts)
-        )
+        longest = max(len(one.sequence.request.tokens) for one in texts)
+        cache = self._cache or SlotCache.of_one(self._model.facts.cache, longest)
         states = self._model.hidden(batch, cache, self._lora, routes)
         for text, chunk in zip(texts, states.split(chunks), strict=True):
             text.take(chunk)
@@ -207,8 +206,8 @@ class Embedder:
         chosen: list[_Text] = []
         queues = self._queues or self._background
         room = self._tokens_of_a_pass(is_background=not self._queues)
-        for owner in list(queues):
-            for text in self._waiting_of(queues[owner]):
+        for owner, queue in list(queues.items()):
+            for text in self._waiting_of(queue):
                 length = len(text.sequence.request.tokens)
                 if chosen and length > room:
                     break
@@ -216,7 +215,10 @@ class Embedder:
                 chosen.append(text)
                 text.job.begun += 1
                 queues.move_to_end(owner)  # the others have their turns first
-            _forget_begun(queues, owner)
+            while queue and queue[0].begun == len(queue[0].request.texts):
+                queue.popleft()
+            if not queue:
+                del queues[owner]
         chosen.sort(key=lambda text: text.job.request.adapter or "")
         return chosen
 
@@ -227,11 +229,6 @@ class Embedder:
                 prompt = GenerateRequest(job.request.texts[number], 0, job.request.adapter, seed=0)
                 # All texts of a pass share slot 0: only a text that is alone in its passes reads what it stores.
                 yield _Text(job, number, Sequence(job.id, prompt, token_limit=0, slot=0))
-
-    def _cache_for(self, tokens: int) -> SlotCache:
-        cache = SlotCache(self._model.facts.cache, slots=1, length=tokens)
-        cache.resize(1, tokens)
-        return cache
 
     def _finish(self, texts: list[_Text]) -> PassResult:
         result = PassResult()
@@ -261,12 +258,3 @@ class Embedder:
                 del queues[job.request.owner]
         if job.request.adapter is not None:
             self._lora.release(job.request.adapter)
-
-
-def _forget_begun(queues: _Queues, owner: str) -> None:
-    """Drop the jobs of an owner that have no waiting texts from its queue."""
-    queue = queues[owner]
-    while queue and queue[0].begun == len(queue[0].request.texts):
-        queue.popleft()
-    if not queue:
-        del queues[owner]

@@ -4,7 +4,6 @@ Independent of the socket (`replica`) and of the origin of the model (`model`).
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -198,12 +197,19 @@ class Engine:
         )
         logits = self._model.forward(batch, self._cache, self._lora, routes)
         prompts = list(zip(running[batch.decode_count :], chunks, strict=True))
-        prompt_scores = _prompt_scores(logits, prompts)
-        for sequence, chunk in prompts:
+
+        # The last rows are of prompts whose own tokens are scored, in the order of the chunks.
+        end = len(logits)
+        prompt_scores: list[tuple[str, list[TokenScore]]] = []
+        for sequence, chunk in reversed(prompts):
+            if tokens := sequence.scored_by(chunk):
+                rows = logits[end - len(tokens) : end]
+                end -= len(tokens)
+                count = sequence.request.prompt_logprobs or 0
+                prompt_scores.append((sequence.id, scores_of(rows, tokens, [count] * len(tokens))))
             sequence.cached += chunk
-        result = self._postprocess(
-            logits[: len(logits) - sum(len(one) for _, one in prompt_scores)]
-        )
+
+        result = self._postprocess(logits[:end])
         result.prompt_scores = prompt_scores
         return result
 
@@ -340,20 +346,3 @@ class Engine:
         users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())
         if users:
             raise AdapterRefused(f"{users} requests are using the adapter")
-
-
-def _prompt_scores(
-    logits: Tensor, prompts: Iterable[tuple[Sequence, int]]
-) -> list[tuple[str, list[TokenScore]]]:
-    """Score the tokens of prompts that ask for it; their logits are the last rows, in the order of the chunks."""
-    asked = [
-        (sequence, tokens) for sequence, chunk in prompts if (tokens := sequence.scored_by(chunk))
-    ]
-    end = len(logits)
-    found: list[tuple[str, list[TokenScore]]] = []
-    for sequence, tokens in reversed(asked):
-        rows = logits[end - len(tokens) : end]
-        end -= len(tokens)
-        count = sequence.request.prompt_logprobs or 0
-        found.append((sequence.id, scores_of(rows, tokens, [count] * len(tokens))))
-    return found

@@ -174,8 +174,7 @@ class GenericModel:
 
     def _probe_logits(self) -> Tensor:
         """Logits [vocabulary] after the probe, its second half decoded token by token."""
-        cache = SlotCache(self.facts.cache, slots=1, length=len(_PROBE))
-        cache.resize(1, len(_PROBE))
+        cache = SlotCache.of_one(self.facts.cache, len(_PROBE))
         half = len(_PROBE) // 2
         sequence = Sequence("probe", GenerateRequest(_PROBE[:half], max_tokens=half), half, slot=0)
         no_adapters = Lora((), self.facts.cache.dtype)

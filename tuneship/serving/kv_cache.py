@@ -60,6 +60,13 @@ class SlotCache:
         """The newest indices, by slots, query heads and positions."""
         self._masks = AttentionMasks(0, shape.dtype)
 
+    @classmethod
+    def of_one(cls, shape: CacheShape, length: int) -> "SlotCache":
+        """A cache of a single slot, allocated at once."""
+        cache = cls(shape, slots=1, length=length)
+        cache.resize(1, length)
+        return cache
+
     @property
     def bytes_allocated(self) -> int:
         """Size of the storage."""

@@ -88,13 +88,29 @@ class KvSlots:
         # The last token is always computed, because its logits are needed; those of a prompt that asks for its log
         # probabilities are all needed.
         reusable = tokens[:-1] if request.prompt_logprobs is None else tokens[:0]
-        source, length = self._longest_prefix(scope, reusable)
+
+        source, best = None, MIN_PREFIX_TOKENS - 1
+        # Of equally good slots a free one is taken, and of those the least recently used.
+        for known in (*self._free, *self._running):
+            cached = self._cached.get(known)
+            if cached is None or cached.scope != scope:
+                continue
+            # One comparison rules out most slots: those that differ here are no better.
+            length = min(cached.valid, len(reusable))
+            if length <= best or cached.tokens[best] != reusable[best]:
+                continue
+            differs = cached.tokens[:length] != reusable[:length]
+            first = int(differs.argmax())
+            common = first if differs[first] else length
+            if common > best:
+                source, best = known, common
+
         slot = source if source in self._free else self._free[0]
         self._free.remove(slot)
         self._running[slot] = sequence
         sequence.slot = slot
-        self._cached[slot] = _CachedTokens(scope, tokens, length)
-        return None if source is None else Copy(source, slot, length)
+        self._cached[slot] = _CachedTokens(scope, tokens, 0 if source is None else best)
+        return None if source is None else Copy(source, slot, best)
 
     def register(self, sequence: Sequence) -> None:
         """Make the tokens of a prefilled sequence with finite logits available to others."""
@@ -120,24 +136,3 @@ class KvSlots:
         """Forget all tokens of an adapter: its name may stand for another one soon."""
         for slot in [slot for slot, cached in self._cached.items() if cached.scope[0] == adapter]:
             del self._cached[slot]
-
-    def _longest_prefix(self, scope: Scope, prompt: NDArray[np.int32]) -> tuple[int | None, int]:
-        """Find the slot that begins with most of the prompt's tokens, and how many they are.
-
-        Of equally good slots it is a free one, and of those the least recently used.
-        """
-        source, best = None, MIN_PREFIX_TOKENS - 1
-        for slot in (*self._free, *self._running):
-            cached = self._cached.get(slot)
-            if cached is None or cached.scope != scope or min(cached.valid, len(prompt)) <= best:
-                continue
-            # One comparison rules out most slots: those that differ here are no better.
-            if cached.tokens[best] != prompt[best]:
-                continue
-            length = min(cached.valid, len(prompt))
-            differs = cached.tokens[:length] != prompt[:length]
-            first = int(differs.argmax())
-            common = first if differs[first] else length
-            if common > best:
-                source, best = slot, common
-        return source, 0 if source is None else best

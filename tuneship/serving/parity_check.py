@@ -52,8 +52,7 @@ def _next_logits(model: CausalModel, lora: Lora, adapter: str, prompt: tuple[int
     """Logits [vocabulary] of the adapter after a prompt, with a KV cache of their own."""
     request = GenerateRequest(prompt, max_tokens=1, adapter=adapter)
     sequence = Sequence("parity", request, token_limit=1, slot=0)
-    cache = SlotCache(model.facts.cache, slots=1, length=len(prompt))
-    cache.resize(1, len(prompt))
+    cache = SlotCache.of_one(model.facts.cache, len(prompt))
     lora.acquire(adapter)
     try:
         routes = lora.route([], [(adapter, 0, len(prompt))])

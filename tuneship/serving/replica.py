@@ -114,7 +114,7 @@ class ReplicaServer:
             "generate": self._generate,
             "embed": self._embed,
             "cancel": self._cancel,
-            "stats": lambda _: self._stats(),
+            "stats": self._stats,
         }
 
     def run(self) -> None:
@@ -152,7 +152,7 @@ class ReplicaServer:
     def _is_idle(self) -> bool:
         return self._engine.idle and self._embedder.idle
 
-    def _stats(self) -> Frame:
+    def _stats(self, _frame: Frame) -> Frame:
         counts = self._engine.stats()
         return {
             **counts,
@@ -186,29 +186,27 @@ class ReplicaServer:
         """Run a step of the sequences, then a pass over texts to embed."""
         has_sequences = not self._engine.idle
         if has_sequences:
-            self._generate_tokens()
+            result = self._engine.step()
+            for identifier, message in result.failed:
+                self._frames.send({"id": identifier, "error": message})
+            for identifier in result.unfollowed:
+                self._refuse(identifier, GrammarRefused(TOO_COMPLEX))
+            for identifier, scores in result.prompt_scores:
+                for start in range(0, len(scores), PROMPT_SCORES_PER_FRAME):
+                    part = scores[start : start + PROMPT_SCORES_PER_FRAME]
+                    self._frames.send(
+                        {"tokens": [], "finished": [], "prompt_scores": [[identifier, part]]}
+                    )
+            if result.tokens or result.finished:
+                scored = {"scores": result.scores} if result.scores else {}
+                self._frames.send({"tokens": result.tokens, "finished": result.finished, **scored})
+
         passed = self._embedder.step(is_beside_sequences=has_sequences)
         for start in range(0, len(passed.vectors), EMBEDDINGS_PER_FRAME):
             self._frames.send({"embedded": passed.vectors[start : start + EMBEDDINGS_PER_FRAME]})
         for identifier, message in passed.failed:
             self._frames.send({"id": identifier, "error": message})
         self._worked_at = time.monotonic()
-
-    def _generate_tokens(self) -> None:
-        result = self._engine.step()
-        for identifier, message in result.failed:
-            self._frames.send({"id": identifier, "error": message})
-        for identifier in result.unfollowed:
-            self._refuse(identifier, GrammarRefused(TOO_COMPLEX))
-        for identifier, scores in result.prompt_scores:
-            for start in range(0, len(scores), PROMPT_SCORES_PER_FRAME):
-                part = scores[start : start + PROMPT_SCORES_PER_FRAME]
-                self._frames.send(
-                    {"tokens": [], "finished": [], "prompt_scores": [[identifier, part]]}
-                )
-        if result.tokens or result.finished:
-            scored = {"scores": result.scores} if result.scores else {}
-            self._frames.send({"tokens": result.tokens, "finished": result.finished, **scored})
 
     def _load(self, frame: Frame) -> Frame:
         self._engine.load(str(frame["adapter"]), Path(frame["path"]), frame.get("key"))
@@ -240,15 +238,14 @@ class ReplicaServer:
             return
         if self._compiler is None:
             raise GrammarRefused("is not supported by this replica")
+
+        def hand_over(guide: "Future[Guide]") -> None:
+            self._compiled.append((identifier, request, guide))
+            self._frames.wake()
+
         self._uncompiled[identifier] = request
         future = self._compiling.submit(self._compiler.guide, request.grammar, request.stop_tokens)
-        future.add_done_callback(lambda done: self._on_compiled(identifier, request, done))
-
-    def _on_compiled(
-        self, identifier: str, request: GenerateRequest, guide: "Future[Guide]"
-    ) -> None:
-        self._compiled.append((identifier, request, guide))
-        self._frames.wake()
+        future.add_done_callback(hand_over)
 
     def _submit_compiled(self) -> None:
         """Queue the requests whose grammars were compiled since the last step, unless they were cancelled."""

@@ -162,8 +162,20 @@ class Scheduler:
         together = [*self.running, *joining]
         if len(together) >= self.total_slots:
             return None
-        owners = self._waiting or self._background
-        owner = self._next_owner(together) if self._waiting else self._next_in_background(together)
+        if self._waiting:
+            # The background takes no slot from an owner, so it is not counted.
+            owners, counts = self._waiting, _by_owner(together)
+            is_alone = len(self._last_seen) == 1
+            most = self.slots if is_alone else max(1, int(OWNER_SHARE * self.slots))
+            if counts.total() >= self.slots:  # only guest slots are free
+                most = 1
+            owner = next((one for one in owners if counts[one] < most), None)
+        else:
+            owners = self._background
+            share = OWNER_SHARE if self._last_seen else BACKGROUND_SHARE
+            running = sum(sequence.request.is_background for sequence in together)
+            is_full = running >= max(1, int(share * self.slots)) or len(together) >= self.slots
+            owner = None if is_full else next(iter(owners), None)
         if owner is None:
             return None
 
@@ -177,20 +189,6 @@ class Scheduler:
         sequence = queue.popleft()
         self._update_turns(sequence, took_turn=True)
         return sequence
-
-    def _next_owner(self, together: list[Sequence]) -> str | None:
-        """The waiting owner whose turn it is, and who may have one more slot; the background takes none from it."""
-        counts = _by_owner(together)
-        most = self.slots if len(self._last_seen) == 1 else max(1, int(OWNER_SHARE * self.slots))
-        if counts.total() >= self.slots:  # only guest slots are free
-            most = 1
-        return next((owner for owner in self._waiting if counts[owner] < most), None)
-
-    def _next_in_background(self, together: list[Sequence]) -> str | None:
-        share = OWNER_SHARE if self._last_seen else BACKGROUND_SHARE
-        running = sum(sequence.request.is_background for sequence in together)
-        is_full = running >= max(1, int(share * self.slots)) or len(together) >= self.slots
-        return None if is_full else next(iter(self._background), None)
 
     def _owners_beside(self, sequence: Sequence) -> _Waiting:
         return self._background if sequence.request.is_background else self._waiting

@@ -58,8 +58,7 @@ def losses_of_engine(model: CausalModel, tokens: list[int]) -> Tensor:
 def logits_of_engine(model: CausalModel, tokens: list[int], lora: Lora, routes: Routes) -> Tensor:
     """The logits [tokens, vocabulary] after each token of a text, with a KV cache of their own."""
     sequence = Sequence("text", GenerateRequest(tuple(tokens), max_tokens=1), 1, slot=0)
-    cache = SlotCache(model.facts.cache, slots=1, length=len(tokens))
-    cache.resize(1, len(tokens))
+    cache = SlotCache.of_one(model.facts.cache, len(tokens))
     # The engine computes the logits of a prompt's last token alone; here all of them are of interest.
     batch = replace(
         FlatBatch.of([sequence], [len(tokens)]), logit_indices=torch.arange(len(tokens))

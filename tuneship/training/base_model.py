@@ -17,7 +17,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils.hub import cached_file
@@ -43,10 +42,15 @@ def load_base(
         config = AutoConfig.from_pretrained(
             base_model, local_files_only=True, trust_remote_code=False
         )
+        if config.get_text_config() is not config:
+            raise _unusable(f"models like {config.model_type} read more than text")
+        with torch.device("meta"):  # no memory: only the number of parameters is needed
+            skeleton: Any = AutoModelForCausalLM.from_config(config)
+        count = sum(parameter.numel() for parameter in skeleton.parameters())
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             base_model,
             config=config,
-            dtype=choose_format(_count_parameters(config)),
+            dtype=choose_format(count),
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -91,15 +95,6 @@ def model_directory(base_model: str) -> Path:
     if Path(base_model).is_dir():
         return Path(base_model)
     return Path(str(cached_file(base_model, "config.json", local_files_only=True))).parent
-
-
-def _count_parameters(config: PreTrainedConfig) -> int:
-    """The number of parameters of the model, counted without allocating them."""
-    if config.get_text_config() is not config:
-        raise _unusable(f"models like {config.model_type} read more than text")
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _check_weights(model: PreTrainedModel, report: dict[str, Any]) -> None:

@@ -121,8 +121,7 @@ class TrainingLoop:
 
     def execute(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> Standing:
         """Learn until the last step or an early stop. Raises TrainingFailed when `clock` passes the deadline first."""
-        self._resume()
-        self._report_start()
+        self._begin()
         if not self._standing.micro_batch_tokens:
             self._choose_micro_batch_size()
         if self._standing.step == 0:
@@ -166,27 +165,36 @@ class TrainingLoop:
         self._learner.load_adapter(self._best_adapter)
         self._learner.save_adapter(directory, self._best_adapter, self._adapter_key)
 
-    def _resume(self) -> None:
-        """Continue from the latest checkpoint, where there is one."""
-        checkpoint = self._checkpoints.latest()
-        if checkpoint is None:
-            return
-        self._learner.restore(checkpoint.tensors)
-        self._best_adapter = {
-            name.removeprefix("best/"): value
-            for name, value in checkpoint.tensors.items()
-            if name.startswith("best/")
-        }
-        before, devices = Standing.from_state(checkpoint.state), self._ranks.size
-        self._standing = before
-        if before.devices != devices:
-            # Each device has another amount of memory free now: the micro-batch size is chosen again.
-            self._standing = replace(before, micro_batch_tokens=0, devices=devices)
-            self._progress.log(
-                "warning",
-                f"{before.devices} devices trained until step {before.step}, {devices} continue: "
-                "the results are the same up to rounding",
-            )
+    def _begin(self) -> None:
+        """Continue from the latest checkpoint, where there is one, and report from which step."""
+        checkpoint, devices = self._checkpoints.latest(), self._ranks.size
+        if checkpoint is not None:
+            self._learner.restore(checkpoint.tensors)
+            self._best_adapter = {
+                name.removeprefix("best/"): value
+                for name, value in checkpoint.tensors.items()
+                if name.startswith("best/")
+            }
+            before = self._standing = Standing.from_state(checkpoint.state)
+            if before.devices != devices:
+                # Each device has another amount of memory free now: the micro-batch size is chosen again.
+                self._standing = replace(before, micro_batch_tokens=0, devices=devices)
+                self._progress.log(
+                    "warning",
+                    f"{before.devices} devices trained until step {before.step}, {devices} continue: "
+                    "the results are the same up to rounding",
+                )
+
+        self._progress.step = self._standing.step
+        self._progress.write(
+            "started",
+            total_steps=self._total_steps,
+            total_epochs=self._settings.epochs,
+            training_examples=len(self._data.training_indices),
+            validation_examples=len(self._data.validation_indices),
+            trainable_parameters=self._learner.trainable_parameters,
+            resumed_from_step=self._standing.step,
+        )
 
     def _choose_micro_batch_size(self) -> None:
         per_token = bytes_per_token(self._learner, self._data.training)
@@ -277,18 +285,6 @@ class TrainingLoop:
         tensors = self._learner.state()
         tensors |= {f"best/{name}": value for name, value in self._best_adapter.items()}
         self._checkpoints.save(self._standing.step, self._standing.to_state(), tensors)
-
-    def _report_start(self) -> None:
-        self._progress.step = self._standing.step
-        self._progress.write(
-            "started",
-            total_steps=self._total_steps,
-            total_epochs=self._settings.epochs,
-            training_examples=len(self._data.training_indices),
-            validation_examples=len(self._data.validation_indices),
-            trainable_parameters=self._learner.trainable_parameters,
-            resumed_from_step=self._standing.step,
-        )
 
     def _report_step(self, *, is_evaluated: bool) -> None:
         standing = self._standing

@@ -75,6 +75,16 @@ def openai_document(url: str = "http://127.0.0.1:8700") -> Json:
     for operation in sorted(operations, key=lambda one: (sections.index(one.resource), one.path)):
         path = re.sub(r"{(\w+):path}", r"{\1}", operation.path).removeprefix(PREFIX.rstrip("/"))
         paths.setdefault(path, {})[operation.method.lower()] = _entry(operation, schemas)
+
+    # Of the models only those that something in the document names.
+    components = {**schemas.components, "OpenAIError": ERROR}
+    used: set[str] = set()
+    names = _names_in(paths)
+    while names - used:
+        name = min(names - used)
+        used.add(name)
+        names |= _names_in(components[name])
+
     return {
         "openapi": "3.1.0",
         "info": {"title": "tuneship, OpenAI's API", "version": "v1", "description": DESCRIPTION},
@@ -86,7 +96,7 @@ def openai_document(url: str = "http://127.0.0.1:8700") -> Json:
         "security": [{"bearerAuth": []}],
         "paths": paths,
         "components": {
-            "schemas": _used(paths, {**schemas.components, "OpenAIError": ERROR}),
+            "schemas": {name: components[name] for name in sorted(used)},
             "securitySchemes": {
                 "bearerAuth": {"type": "http", "scheme": "bearer", "description": "The API key."}
             },
@@ -136,17 +146,6 @@ def _parameters(operation: OpenAIOperation[..., Any], schemas: Schemas) -> Itera
         is_object = schema.get("type") == "object"  # metadata[key]=value
         style = {"style": "deepObject", "explode": True} if is_object else {}
         yield {"name": name, "in": "query", "required": False, **style, "schema": schema}
-
-
-def _used(paths: Json, components: Json) -> Json:
-    """The components that something in the document names."""
-    used: set[str] = set()
-    names = _names_in(paths)
-    while names - used:
-        name = min(names - used)
-        used.add(name)
-        names |= _names_in(components[name])
-    return {name: components[name] for name in sorted(used)}
 
 
 def _names_in(value: Any) -> set[str]:

@@ -47,15 +47,13 @@ class OpenAIRequest(Request):
                 "unsupported_parameter", "is not supported here", {"param": name}
             )
         for name in cls.neutral.keys() & sent.keys():
-            values = cls.neutral[name]
-            if values is not ANY_VALUE and not any(_is_same(sent[name], one) for one in values):
+            values, given = cls.neutral[name], sent.pop(name)
+            # A flag is no number, and yet `True == 1` in Python.
+            is_neutral = values is ANY_VALUE or any(
+                given == one and isinstance(given, bool) == isinstance(one, bool) for one in values
+            )
+            if not is_neutral:
                 known = " or ".join(json.dumps(one) for one in values)
                 text = f"is supported only as {known}"
                 raise PydanticCustomError("unsupported_value", cast("Any", text), {"param": name})
-            del sent[name]
         return sent
-
-
-def _is_same(sent: Any, neutral: Any) -> bool:
-    # In Python, True is 1.
-    return sent == neutral and isinstance(sent, bool) == isinstance(neutral, bool)

@@ -106,8 +106,11 @@ async def answer(parts: Parts, batch: BatchRow, request: CheckedRequest) -> Requ
         context = _context_of(parts, batch)
         try:
             status, body = 200, await _handled(context, batch, request)
-        except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
-            refusal_ = _openai_error(context, error)
+        except Exception as error:  # each request is answered, whatever fails
+            if not isinstance(error, ApiError):
+                logger.exception("%s of a batch failed", context.request_id)
+                error = InternalError("the service failed unexpectedly")
+            refusal_ = openai_refusal(error)
             pause = next(pauses, None) if refusal_.retryable else None
             if pause is not None:
                 await asyncio.sleep(pause)
@@ -148,13 +151,6 @@ def _context_of(parts: Parts, batch: BatchRow) -> Context:
     return Context(
         parts, batch["client_id"], new_id("req"), caller=caller, trail=trail, is_background=True
     )
-
-
-def _openai_error(context: Context, error: Exception) -> ApiError:
-    if not isinstance(error, ApiError):
-        logger.error("%s of a batch failed", context.request_id, exc_info=error)
-        error = InternalError("the service failed unexpectedly")
-    return openai_refusal(error)
 
 
 def _line(context: Context, request: CheckedRequest, status: int, body: bytes) -> RequestAnswer:

@@ -183,12 +183,18 @@ class BatchRun:
                 self._answers.append(self._begun.popleft().result(self._why_not))
             is_last = not (has_more or waiting or self._begun)
             if self._answers and (is_last or self._is_time_to_store()):
-                await self._store()
+                answers, self._answers = self._answers, []
+                self._batch = await self._threads.run(
+                    store_answers, self._parts, self._batch, answers
+                )
+                self._stored_at = asyncio.get_running_loop().time()
             if has_more and not waiting:
                 waiting.extend(await self._threads.run(_next_of, requests))
                 has_more = bool(waiting)
             if await self._has_expired() or not self._begin_next(waiting):
-                await self._wait()
+                if not (self._begun and self._begun[0].is_done):
+                    await wait_for_event(self._changed, POLL_S)
+                self._changed.clear()
 
     def _begin_next(self, waiting: "deque[CheckedRequest]") -> bool:
         """Begin the next request if it may begin; returns whether it did."""
@@ -209,11 +215,6 @@ class BatchRun:
         self._share.give_back()
         self._changed.set()
 
-    async def _wait(self) -> None:
-        if not (self._begun and self._begun[0].is_done):
-            await wait_for_event(self._changed, POLL_S)
-        self._changed.clear()
-
     def _is_time_to_store(self) -> bool:
         if self._parts.drain.has_begun or len(self._answers) >= BEGUN_AT_MOST // 2:
             return True
@@ -222,11 +223,6 @@ class BatchRun:
         since, timing = asyncio.get_running_loop().time() - self._stored_at, self._timing
         is_enough = len(self._answers) >= timing.enough and since >= timing.soon_s
         return is_enough or since >= timing.late_s
-
-    async def _store(self) -> None:
-        answers, self._answers = self._answers, []
-        self._batch = await self._threads.run(store_answers, self._parts, self._batch, answers)
-        self._stored_at = asyncio.get_running_loop().time()
 
     async def _has_expired(self) -> bool:
         """Note once that the time of the batch is up."""

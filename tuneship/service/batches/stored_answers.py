@@ -4,6 +4,7 @@ Each part is stored in one transaction with the numbers of the batch, which say 
 So an answer is either stored and counted, or its request is sent again. Called from threads.
 """
 
+import shutil
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -25,7 +26,7 @@ from tuneship.store import queries as rows
 from tuneship.store.batch_records import ANSWERS_PART, ERRORS_PART, OUTPUT
 from tuneship.store.blobs import StagedFile
 from tuneship.store.outbox import emit
-from tuneship.store.row_types import BatchFileRow, BatchRow
+from tuneship.store.row_types import BatchRow
 
 COPIED_BYTES = 1 << 20
 # The names of the two files, behind the id of their batch.
@@ -126,7 +127,9 @@ def end_batch(
                 row = new_file(batch["client_id"], f"{batch['id']}_{name}", OUTPUT, now)
                 row |= {"batch_id": batch["id"], "security_settings": batch["security_settings"]}
                 staged = staging.enter_context(parts.blobs.staged())
-                _copy(parts, of_purpose, staged)
+                for part in of_purpose:
+                    with open_batch_file(parts, part) as source:
+                        shutil.copyfileobj(source, staged, COPIED_BYTES)
                 files.append((row, staged))
                 values[COLUMNS[purpose]] = row["id"]
         with _kept(parts, files), parts.database.write(batch["client_id"]) as connection:
@@ -142,13 +145,6 @@ def end_batch(
     for part in found:
         # A blob that stays, e.g. after a kill, has neither row nor key, and is set aside later.
         parts.blobs.delete(object_of(part["id"]))
-
-
-def _copy(parts: Parts, found: Sequence[BatchFileRow], target: StagedFile) -> None:
-    for part in found:
-        with open_batch_file(parts, part) as source:
-            while block := source.read(COPIED_BYTES):
-                target.write(block)
 
 
 def _row(connection: sa.Connection, batch_id: str) -> BatchRow:

@@ -34,15 +34,11 @@ def check_schema(read: AnswerSchema, field: str) -> str:
         grammar = grammar_of(read.schema)
     except ValueError:  # a number or a text that JSON holds in no portable way
         raise refused(field, "holds a value that is not supported") from None
-    if not _is_usable(grammar):
-        raise refused(field + _culprit(read), UNUSABLE)
-    return grammar
-
-
-def _culprit(read: AnswerSchema) -> str:
-    """The place of the first schema without others in it that cannot be followed by itself."""
+    if _is_usable(grammar):
+        return grammar
+    # The place of the first schema without others in it that cannot be followed by itself.
     inner = {"$ref", *SUBSCHEMAS}
     for place, part in read.parts.items():
         if part and not inner & part.keys() and not is_usable(grammar_of(part)):
-            return place
-    return ""
+            raise refused(field + place, UNUSABLE)
+    raise refused(field, UNUSABLE)

@@ -47,7 +47,13 @@ class EmbeddingRun(RoutedRun):
         async with self._accounted() as account:
             prepared = await self._tokenize()
             async with self._limited():
-                vectors = await self._embed(prepared)
+                # A text may be begun before others: the request waits until it has all its vectors.
+                self._in_flight.queued(self._context.now)
+                group = self._parts.replicas.of(self._served.base.path)
+                try:
+                    vectors = await group.embed(self._served.adapter, prepared)
+                except ReplicaLost:  # another one may answer
+                    vectors = await group.embed(self._served.adapter, prepared)
             tokens = sum(map(len, prepared.texts))
             account.embedded(len(prepared.texts), tokens)
             self._context.span.attributes["gen_ai.usage.input_tokens"] = tokens
@@ -96,16 +102,6 @@ class EmbeddingRun(RoutedRun):
             owner=owner_of(self._deployment),
             is_background=self._context.is_background,
         )
-
-    async def _embed(self, prepared: EmbedRequest) -> list[str]:
-        """Embed with one replica, and once more where it was lost. Raises `ServingError`."""
-        # A text may be begun before others of its request: the request counts as waiting until it has all vectors.
-        self._in_flight.queued(self._context.now)
-        group = self._parts.replicas.of(self._served.base.path)
-        try:
-            return await group.embed(self._served.adapter, prepared)
-        except ReplicaLost:
-            return await group.embed(self._served.adapter, prepared)
 
 
 def numbers_of(vector: str) -> list[float]:

@@ -85,7 +85,15 @@ class GenerationRun(RoutedRun):
             completion_tokens=written.completion_tokens,
             total_tokens=written.prompt_tokens + written.completion_tokens,
         )
-        await self._audit(usage)
+        # The HTTP boundary writes a whole answer's row of the audit chain after this, but that of a stream when the
+        # stream starts, which may be before or after its end: so the tokens of a stream get a row of their own.
+        trail = self._context.trail
+        if not self._request.stream:
+            trail.count(usage)
+        elif trail.is_required:
+            ended = replace(self._context, trail=replace(trail))
+            ended.trail.count(usage)
+            await asyncio.to_thread(ended.commit_audit_entry, 200)
         self.written = written
         return self._generation(usage)
 
@@ -173,10 +181,13 @@ class GenerationRun(RoutedRun):
             empty: dict[str, Any] = {"completion": "", "tool_calls": None, "logprobs": None}
             answers = [replace(answer, **empty) for answer in answers]
         elif is_cut:
-            answers = [_shortened(answer) for answer in answers]
-            if text is not None:
-                for number, answer in enumerate(answers):
-                    self._emitter(text, number)(ReadPiece(answer.completion), None)
+            for number, answer in enumerate(answers):
+                short, share = shortened(answer.completion)
+                cut: dict[str, Any] = {"completion": short, "tool_calls": None, "logprobs": None}
+                tokens = max(1, round(share * answer.tokens))
+                answers[number] = replace(answer, tokens=tokens, **cut)
+                if text is not None:
+                    self._emitter(text, number)(ReadPiece(short), None)
         return WrittenAnswers(answers, sum(len(one.tokens) for one in prepared))
 
     async def _run_all(self, prepared: list[GenerateRequest]) -> list[WrittenAnswer]:
@@ -227,20 +238,6 @@ class GenerationRun(RoutedRun):
 
         return emit
 
-    async def _audit(self, usage: Usage) -> None:
-        """Count the tokens in the audit chain.
-
-        The HTTP boundary writes a whole answer's row after this, but that of a stream when the stream starts, which
-        may be before or after its end: so the tokens of a stream get a row of their own.
-        """
-        trail = self._context.trail
-        if not self._request.stream:
-            trail.count(usage)
-        elif trail.is_required:
-            ended = replace(self._context, trail=replace(trail))
-            ended.trail.count(usage)
-            await asyncio.to_thread(ended.commit_audit_entry, 200)
-
 
 def _with_own_seeds(prepared: GenerateRequest, count: int) -> list[GenerateRequest]:
     """The requests for `count` answers to one prompt, whose own log probabilities only the first one tells."""
@@ -250,10 +247,3 @@ def _with_own_seeds(prepared: GenerateRequest, count: int) -> list[GenerateReque
     seeds = [None if seed is None else (seed + number) % 2**63 for number in range(count)]
     others = replace(prepared, prompt_logprobs=None)
     return [replace(others if number else prepared, seed=one) for number, one in enumerate(seeds)]
-
-
-def _shortened(answer: WrittenAnswer) -> WrittenAnswer:
-    """The answer as a drill cuts it off, before any calls."""
-    short, share = shortened(answer.completion)
-    tokens = max(1, round(share * answer.tokens))
-    return replace(answer, completion=short, tool_calls=None, tokens=tokens, logprobs=None)

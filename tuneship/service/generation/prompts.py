@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.errors import ErrorDetail, ValidationRefused
-from tuneship.contract.generation import Generate, Turn
+from tuneship.contract.generation import Generate
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
@@ -41,15 +41,12 @@ def is_long_prompt(request: Generate, raw: Sequence[TextOrIds]) -> bool:
     """Whether rendering and tokenizing take too long for the event loop; with functions, nobody counts."""
     if request.tools:
         return True
-    turns = request.messages or ()
-    characters = sum(_characters(turn) + TURN_CHARACTERS for turn in turns)
-    texts = raw or (request.prompt or "",)
-    return sum(map(len, texts)) + characters > LONG_PROMPT_CHARACTERS
-
-
-def _characters(turn: Turn) -> int:
-    calls = turn.tool_calls or ()
-    return len(turn.text) + sum(len(call.function.arguments) + TURN_CHARACTERS for call in calls)
+    characters = sum(map(len, raw or (request.prompt or "",)))
+    for turn in request.messages or ():
+        characters += len(turn.text) + TURN_CHARACTERS
+        for call in turn.tool_calls or ():
+            characters += len(call.function.arguments) + TURN_CHARACTERS
+    return characters > LONG_PROMPT_CHARACTERS
 
 
 def replica_requests(

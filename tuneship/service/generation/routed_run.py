@@ -149,7 +149,10 @@ class RoutedRun(ABC):
     def _contract_error(self, error: Exception) -> ApiError:
         """Turn an error of the replicas, or the end of the time, into one of the contract's."""
         if isinstance(error, TimeoutError):
-            return self._timeout_error()
+            if self._in_flight.is_ended:
+                return DeploymentError(BEING_DELETED)
+            has_waited = self._in_flight.is_background and self._in_flight.queued_since is not None
+            return NoTurn() if has_waited else InternalError(f"the {self.work} took too long")
         if isinstance(error, NoReplica | ReplicaLost):
             text = f"the model's process ended during the {self.work}"
             if isinstance(error, NoReplica):
@@ -160,10 +163,3 @@ class RoutedRun(ABC):
         if isinstance(error, UnusableGrammar):
             return refused(self.grammar_param, str(error))
         return InternalError(f"the model failed during the {self.work}")
-
-    def _timeout_error(self) -> ApiError:
-        if self._in_flight.is_ended:
-            return DeploymentError(BEING_DELETED)
-        if self._in_flight.is_background and self._in_flight.queued_since is not None:
-            return NoTurn()
-        return InternalError(f"the {self.work} took too long")

@@ -60,16 +60,14 @@ class TextStream:
                     break
                 await self._changed.wait()
 
-            yield (self._last_frame(generation),)
+            error = generation.exception()
+            if error is None:
+                yield (Frame("done", generation.result()),)
+                return
+            if not isinstance(error, ApiError):
+                logger.error("%s failed", self._request_id, exc_info=error)
+                error = InternalError("the service failed unexpectedly")
+            yield (Frame("error", BrokenOff.model_validate(error.as_json(self._request_id))),)
         finally:
             generation.cancel()
             await asyncio.gather(generation, return_exceptions=True)
-
-    def _last_frame(self, generation: "asyncio.Task[Generation]") -> Frame:
-        error = generation.exception()
-        if error is None:
-            return Frame("done", generation.result())
-        if not isinstance(error, ApiError):
-            logger.error("%s failed", self._request_id, exc_info=error)
-            error = InternalError("the service failed unexpectedly")
-        return Frame("error", BrokenOff.model_validate(error.as_json(self._request_id)))

@@ -109,18 +109,14 @@ async def read_form(operation: Operation[..., Any], request: Request, upload: Up
         if "tags" in fields and operation.is_creating:
             fields["tags"] = form_tags(fields["tags"])
         check_file_media(form.file_media, operation.file_media)
-        if _takes_file_name(operation):
+        body = operation.body_parameter
+        if body is not None and "filename" in body[1].model_fields:
             fields["filename"] = form.file_name
         # The raw body holds a boundary that changes with every retry, so its digest would too.
         text = json.dumps([fields, form.file.content_sha256], sort_keys=True, default=str)
         return Content(fields, hashlib.sha256(text.encode()).hexdigest(), form.file)
 
     return await upload.run(finished)
-
-
-def _takes_file_name(operation: Operation[..., Any]) -> bool:
-    parameter = operation.body_parameter
-    return parameter is not None and "filename" in parameter[1].model_fields
 
 
 class _FormReader:

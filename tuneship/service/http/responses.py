@@ -36,24 +36,26 @@ def refusal_of(request: Request, error: Exception) -> ApiError:
 
     No traceback, path or SQL ever leaves the service.
     """
-    return openai.in_its_form(request.scope, _declared(request, error))
-
-
-def _declared(request: Request, error: Exception) -> ApiError:
     if isinstance(error, ApiError):
-        return error
-    if isinstance(error, ClientDisconnect):
-        return InvalidRequestError("the body broke off")
-    logger.error("%s failed", request.state.request_id, exc_info=error)
-    if isinstance(error, BlobsAway):
-        return InternalError("the store of files is not available", status=503, retry_after=5)
-    is_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
-    is_disconnected = isinstance(error, DBAPIError) and (
-        error.connection_invalidated or getattr(error.orig, "sqlstate", None) == READ_ONLY_SQLSTATE
-    )
-    if is_disk or is_disconnected or isinstance(error, OperationalError | PoolTimeout):
-        return InternalError("the database or the disk is not available", status=503, retry_after=2)
-    return InternalError("the service failed unexpectedly")
+        declared = error
+    elif isinstance(error, ClientDisconnect):
+        declared = InvalidRequestError("the body broke off")
+    else:
+        logger.error("%s failed", request.state.request_id, exc_info=error)
+        is_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
+        is_disconnected = isinstance(error, DBAPIError) and (
+            error.connection_invalidated
+            or getattr(error.orig, "sqlstate", None) == READ_ONLY_SQLSTATE
+        )
+        if isinstance(error, BlobsAway):
+            text = "the store of files is not available"
+            declared = InternalError(text, status=503, retry_after=5)
+        elif is_disk or is_disconnected or isinstance(error, OperationalError | PoolTimeout):
+            text = "the database or the disk is not available"
+            declared = InternalError(text, status=503, retry_after=2)
+        else:
+            declared = InternalError("the service failed unexpectedly")
+    return openai.in_its_form(request.scope, declared)
 
 
 def reply_response(operation: Operation[..., Any], reply: Any, context: Context) -> Response:

@@ -11,6 +11,8 @@ from typing import Any
 from tuneship.conversion.order import ExportOrder, ExportReport
 from tuneship.gates.record import Phase
 
+LIBRARIES = {"peft": "peft", "merged": "transformers", "gguf": "gguf"}
+
 
 @dataclass(frozen=True)
 class DatasetFacts:
@@ -54,9 +56,21 @@ def card(facts: CardFacts, order: ExportOrder, report: ExportReport) -> str:
         f"engine: over fixed texts the logits differ by {report.difference:.2g} of their standard deviation "
         f"({report.allowed:g} is allowed). Written and read with {versions}."
     )
+    fields: dict[str, Any] = {
+        "base_model": facts.base_source or facts.base,
+        "library_name": LIBRARIES[order.format],
+        "pipeline_tag": "text-generation",
+        "tags": ["lora", "tuneship"],
+    }
+    if facts.base_licence:
+        fields["license"] = facts.base_licence
     return "\n".join(
         [
-            *_header(facts, order),
+            "---",
+            # JSON is YAML, and leaves nothing to quote.
+            *(f"{name}: {json.dumps(value)}" for name, value in fields.items()),
+            "---",
+            "",
             f"# {facts.name}",
             "",
             f"Tuned by LoRA from `{facts.base}`, exported by tuneship.",
@@ -70,20 +84,6 @@ def card(facts: CardFacts, order: ExportOrder, report: ExportReport) -> str:
             "",
         ]
     )
-
-
-def _header(facts: CardFacts, order: ExportOrder) -> list[str]:
-    library = {"peft": "peft", "merged": "transformers", "gguf": "gguf"}[order.format]
-    fields: dict[str, Any] = {
-        "base_model": facts.base_source or facts.base,
-        "library_name": library,
-        "pipeline_tag": "text-generation",
-        "tags": ["lora", "tuneship"],
-    }
-    if facts.base_licence:
-        fields["license"] = facts.base_licence
-    # JSON is YAML, and leaves nothing to quote.
-    return ["---", *(f"{name}: {json.dumps(value)}" for name, value in fields.items()), "---", ""]
 
 
 def _origin(facts: CardFacts) -> list[str]:

@@ -233,18 +233,17 @@ def text_pieces(head: AnswerHead, written: Callable[[], WrittenAnswers]) -> Piec
 
 async def openai_stream(stream: Stream, pieces: Pieces, *, wants_usage: bool) -> Stream:
     """The stream of a generation as OpenAI's clients read it: data without names of events, `[DONE]` at the end."""
-    first = [Frame("", piece) for piece in pieces.first]
-    return await reframed(stream, first, lambda frame: _frames(frame, pieces, wants_usage))
 
+    def told(frame: Frame) -> list[Frame]:
+        if isinstance(frame.data, GeneratedText):
+            return [Frame("", pieces.text(frame.data))]
+        if isinstance(frame.data, BrokenOff):
+            error = openai_refusal(error_from_answer(500, cast("object", frame.data.model_dump())))
+            return [Frame("", BrokenOff.model_validate(error.as_json(None)))]
+        if isinstance(frame.data, Generation):
+            usage = [pieces.usage(usage_of(frame.data))] if wants_usage else []
+            last = [*pieces.ends(frame.data), *usage]
+            return [*(Frame("", piece) for piece in last), Frame("", "[DONE]")]
+        return []
 
-def _frames(frame: Frame, pieces: Pieces, wants_usage: bool) -> list[Frame]:
-    if isinstance(frame.data, GeneratedText):
-        return [Frame("", pieces.text(frame.data))]
-    if isinstance(frame.data, BrokenOff):
-        error = openai_refusal(error_from_answer(500, cast("object", frame.data.model_dump())))
-        return [Frame("", BrokenOff.model_validate(error.as_json(None)))]
-    if isinstance(frame.data, Generation):
-        usage = [pieces.usage(usage_of(frame.data))] if wants_usage else []
-        last = [*pieces.ends(frame.data), *usage]
-        return [*(Frame("", piece) for piece in last), Frame("", "[DONE]")]
-    return []
+    return await reframed(stream, [Frame("", piece) for piece in pieces.first], told)

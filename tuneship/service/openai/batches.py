@@ -28,6 +28,7 @@ from tuneship.store.list_counters import BATCHES
 from tuneship.store.row_types import BatchRow
 
 COMPLETION_WINDOW = timedelta(hours=24)
+FILES = ("input_file_id", "output_file_id", "error_file_id")
 # The moments of a batch, by the names of their columns.
 MOMENTS = (
     *("created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at"),
@@ -136,12 +137,9 @@ def openai_cancel_batch(context: Context, batch_id: str) -> BatchObject:
     return _shown(_own(context, batch_id))
 
 
-def _files_of(row: BatchRow) -> dict[str, str | None]:
-    return {name: row[name] for name in ("input_file_id", "output_file_id", "error_file_id")}
-
-
 def _shown(row: BatchRow) -> BatchObject:
     moments: dict[str, datetime | None] = {name: row[name] for name in MOMENTS}
+    files: dict[str, str | None] = {name: row[name] for name in FILES}
     prompt, completion = row["prompt_tokens"], row["completion_tokens"]
     return BatchObject.model_validate(
         {
@@ -152,7 +150,7 @@ def _shown(row: BatchRow) -> BatchObject:
             },
             **{
                 name: None if file_id is None else shown_id(file_id)
-                for name, file_id in _files_of(row).items()
+                for name, file_id in files.items()
             },
             "errors": None if row["errors"] is None else {"data": row["errors"]},
             "request_counts": {name: row[name] for name in ("total", "completed", "failed")},

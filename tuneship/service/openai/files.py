@@ -61,28 +61,27 @@ def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> Fi
         context.trail.created_id = row["id"]
         context.headers["Location"] = f"/openai/v1/files/{shown_id(row['id'])}"
         return shown_file(row)
-    upload = DatasetUpload(name=name, format=_format_of(cast("StagedFile", file)))
-    made = datasets.upload_dataset(context, upload, file)
-    # The main API's answer to a create names what was made; the record of a repeated request needs it.
-    context.trail.created_id = made.id
-    context.headers["Location"] = f"/v1/datasets/{made.id}"
-    return _shown(datasets.own_dataset(context, made.id))
 
-
-def _format_of(file: StagedFile) -> Literal["instruction", "conversation"]:
-    """The format that a file's first line has; a line that cannot be read is refused later, with its place."""
-    with file.open() as opened:
+    # The first line says in which format the file is.
+    with cast("StagedFile", file).open() as opened:
         line = opened.readline(LONGEST_LINE_BYTES)
     try:
         fields = strict_json.parse(line, strict_json.MAXIMUM_VALUES_OF_LINE)
     except strict_json.JsonRefused:
-        return "conversation"
+        fields = None  # the line is refused later, with its place
     names = set(cast("dict[str, object]", fields)) if isinstance(fields, dict) else set[str]()
     if "preferred_output" in names:
         text = "is not supported: preferences cannot be trained on"
         details = [ErrorDetail("preferred_output", "unsupported_parameter", text, line=1)]
         raise DatasetError(f"preferred_output {text}", param="file", details=details)
-    return "conversation" if names & {"messages", "conversations"} or not names else "instruction"
+    is_conversation = not names or not names.isdisjoint(("messages", "conversations"))
+    form_of_lines = "conversation" if is_conversation else "instruction"
+
+    made = datasets.upload_dataset(context, DatasetUpload(name=name, format=form_of_lines), file)
+    # The main API's answer to a create names what was made; the record of a repeated request needs it.
+    context.trail.created_id = made.id
+    context.headers["Location"] = f"/v1/datasets/{made.id}"
+    return _shown(datasets.own_dataset(context, made.id))
 
 
 @serves_openai(contract.openai_list_files)

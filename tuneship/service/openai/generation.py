@@ -1,10 +1,7 @@
 """Handlers of chat completions and completions: they find what answers, and run the generation of the main API."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
-from tuneship.contract.generation import Generate
 from tuneship.contract.openai import chat as chat_contract
 from tuneship.contract.openai import completions as completions_contract
 from tuneship.contract.openai.answering import SampledRequest
@@ -43,25 +40,21 @@ async def openai_create_chat_completion(
     name = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
     schema = {"response_format.schema": "response_format.json_schema.schema"}
     with with_names({"max_tokens": name, **schema}):
-        wanted = _continued(request, answerer.settings)
+        limit = request.max_completion_tokens or request.max_tokens
+        form = request.response_format
+        wanted = generation_of(
+            request,
+            messages=joined_turns([message.turn for message in request.messages]),
+            tools=request.tools,
+            max_tokens=limit or answerer.settings.get("max_output_tokens"),
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            response_format=None if form is None else form.for_the_main_api,
+            **choice_fields(request),
+        )
         run = GenerationRun(context, answerer.target, wanted, started)
         if request.stream:
             return await _streamed(request, run, chat_pieces(head, request.n))
         return chat_completion(head, await run.answer())
-
-
-def _continued(request: ChatCompletionCreate, settings: Mapping[str, Any]) -> Generate:
-    limit = request.max_completion_tokens or request.max_tokens
-    form = request.response_format
-    return generation_of(
-        request,
-        messages=joined_turns([message.turn for message in request.messages]),
-        tools=request.tools,
-        max_tokens=limit or settings.get("max_output_tokens"),
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        response_format=None if form is None else form.for_the_main_api,
-        **choice_fields(request),
-    )
 
 
 @serves_openai(completions_contract.openai_create_completion)

@@ -68,7 +68,17 @@ DIGITS = 10
 @serves_openai(contract.openai_create_job)
 def openai_create_job(context: Context, job: FineTuningJobCreate) -> FineTuningJob:
     """Queue the job with the settings that stand for OpenAI's."""
-    _refuse_unready(context, job)
+    files = {"training_file": job.training_file, "validation_file": job.validation_file}
+    for name, dataset_id in files.items():
+        status = None if dataset_id is None else own_dataset(context, dataset_id, name)["status"]
+        # Some clients wait for a file that is still being checked, by this status and code.
+        if status == DatasetStatus.PROCESSING:
+            text = f"{name} is not ready: it is still being checked"
+            raise OpenAIRefusal(text, 400, (INVALID, "file_not_ready"), param=name)
+        if status == DatasetStatus.FAILED:
+            text = f"{name} was refused when it was checked: see its status_details"
+            raise OpenAIRefusal(text, 422, (INVALID, "invalid_training_file"), param=name)
+
     names = NAMES
     if job.chosen.learning_rate is None:
         names = NAMES | {f"{HYPERPARAMETERS}.learning_rate": f"{HYPERPARAMETERS}.{MULTIPLIER}"}
@@ -77,19 +87,6 @@ def openai_create_job(context: Context, job: FineTuningJobCreate) -> FineTuningJ
     context.trail.created_id = made.id
     context.headers["Location"] = f"/v1/fine-tuning/jobs/{made.id}"
     return _shown(context, jobs.own_job(context, made.id, context.transaction))
-
-
-def _refuse_unready(context: Context, job: FineTuningJobCreate) -> None:
-    """Raises 400 for a file that is still being checked, which some clients wait for, and 422 for a bad one."""
-    files = {"training_file": job.training_file, "validation_file": job.validation_file}
-    for name, dataset_id in files.items():
-        status = None if dataset_id is None else own_dataset(context, dataset_id, name)["status"]
-        if status == DatasetStatus.PROCESSING:
-            text = f"{name} is not ready: it is still being checked"
-            raise OpenAIRefusal(text, 400, (INVALID, "file_not_ready"), param=name)
-        if status == DatasetStatus.FAILED:
-            text = f"{name} was refused when it was checked: see its status_details"
-            raise OpenAIRefusal(text, 422, (INVALID, "invalid_training_file"), param=name)
 
 
 def _job_of(parts: Parts, job: FineTuningJobCreate) -> JobCreate:
@@ -229,6 +226,11 @@ def _shown(context: Context, row: JobRow) -> FineTuningJob:
     end = forecast_end(row, context.now)
     validation = row["validation_dataset_id"]
     shown = _shown_hyperparameters(context.parts, row)
+    failure: JobFailure | None = None
+    if row["error"] is not None:
+        reason, message = row["error"]["reason"], row["error"]["message"]
+        code, param = FAILURES.get(reason, (reason, None))
+        failure = JobFailure(code=code, message=message, param=param)
     return FineTuningJob.model_validate(
         {
             "id": shown_id(row["id"]),
@@ -245,7 +247,7 @@ def _shown(context: Context, row: JobRow) -> FineTuningJob:
             "method": ShownMethod(supervised=ShownOptions(hyperparameters=shown)),
             "seed": row["hyperparameters"]["seed"],
             "metadata": row["tags"] or None,
-            "error": _failure(row),
+            "error": failure,
             "estimated_finish": None if end is None else int(end.timestamp()),
             "user_provided_suffix": None if row["model_name"] == UNNAMED else row["model_name"],
         }
@@ -263,11 +265,3 @@ def _shown_hyperparameters(parts: Parts, row: JobRow) -> ShownHyperparameters:
         batch_size=chosen["batch_size"],
         learning_rate_multiplier=multiplier,
     )
-
-
-def _failure(row: JobRow) -> JobFailure | None:
-    error = row["error"]
-    if error is None:
-        return None
-    code, param = FAILURES.get(error["reason"], (error["reason"], None))
-    return JobFailure(code=code, message=error["message"], param=param)

@@ -14,14 +14,12 @@ def chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
     if tokens is None:
         return None
     content = [
-        ChatTokenLogprob(**_fields(one), top_logprobs=[_chat(other) for other in one.top])
+        ChatTokenLogprob(
+            **_fields(one), top_logprobs=[ChatLikelyToken(**_fields(other)) for other in one.top]
+        )
         for one in tokens
     ]
     return ChatLogprobs(content=content)
-
-
-def _chat(token: LikelyToken) -> ChatLikelyToken:
-    return ChatLikelyToken(**_fields(token))
 
 
 def _fields(token: LikelyToken) -> dict[str, Any]:
@@ -30,21 +28,20 @@ def _fields(token: LikelyToken) -> dict[str, Any]:
 
 def text_logprobs(tokens: Sequence[TokenLogprob], offsets: Sequence[int]) -> TextLogprobs:
     """The log probabilities of a text, or of a piece of it."""
+    likeliest: list[dict[str, float] | None] = []
+    for one in tokens:
+        found: dict[str, float] = {}
+        # Several tokens may have the same text: the likeliest of them comes first, and stays.
+        for other in (*one.top, one):
+            if other.logprob is not None:
+                found.setdefault(other.token, other.logprob)
+        likeliest.append(found or None)
     return TextLogprobs(
         tokens=[one.token for one in tokens],
         token_logprobs=[one.logprob for one in tokens],
-        top_logprobs=[_by_text(one) for one in tokens],
+        top_logprobs=likeliest,
         text_offset=list(offsets),
     )
-
-
-def _by_text(token: TokenLogprob) -> dict[str, float] | None:
-    """The likeliest tokens and this one; of tokens with the same text, the likeliest."""
-    found: dict[str, float] = {}
-    for one in (*token.top, token):
-        if one.logprob is not None:
-            found.setdefault(one.token, one.logprob)
-    return found or None
 
 
 def offsets_of(tokens: Iterable[TokenLogprob], start: int, end: int) -> list[int]:

@@ -131,17 +131,12 @@ def with_names(names: Mapping[str, str]) -> Generator[None]:
     try:
         yield
     except ApiError as error:
-        name = _renamed(error.param or "", names)
-        if name is not None and error.param is not None:
-            if error.message.startswith(f"{error.param} "):
-                error.message = name + error.message.removeprefix(error.param)
-            error.param = name
-            error.details = ()
+        param = error.param or ""
+        for name in sorted(names, key=len, reverse=True):
+            if param == name or param.startswith((f"{name}.", f"{name}[")):
+                error.param = names[name] + param.removeprefix(name)
+                if error.message.startswith(f"{param} "):
+                    error.message = error.param + error.message.removeprefix(param)
+                error.details = ()
+                break
         raise
-
-
-def _renamed(param: str, names: Mapping[str, str]) -> str | None:
-    for name in sorted(names, key=len, reverse=True):
-        if param == name or param.startswith((f"{name}.", f"{name}[")):
-            return names[name] + param.removeprefix(name)
-    return None

@@ -84,7 +84,21 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
 
     Raises `ValidationRefused` for a conversation that no model can continue.
     """
-    turns = joined_turns(_turns(request))
+    said: list[dict[str, Any]] = []
+    if request.instructions is not None:
+        said.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        said.append({"role": "user", "content": request.input})
+    else:
+        for item in request.input:
+            if not isinstance(item, InputCall):
+                said.append(item.turn)
+                continue
+            # Calls belong to the assistant's turn before them.
+            if not said or said[-1]["role"] != "assistant":
+                said.append({"role": "assistant", "content": ""})
+            said[-1].setdefault("tool_calls", []).append(item.call)
+    turns = joined_turns(said)
     fault = fault_of_calls(turns)
     if fault is not None:
         raise refused("input", f"holds a turn whose calls do not fit: {fault.message}")
@@ -103,28 +117,18 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
     )
 
 
-def _turns(request: ResponseCreate) -> list[dict[str, Any]]:
-    """The turns of the conversation; calls belong to the assistant's turn before them."""
-    if isinstance(request.input, str):
-        turns: list[dict[str, Any]] = [{"role": "user", "content": request.input}]
-    else:
-        turns = []
-        for item in request.input:
-            if not isinstance(item, InputCall):
-                turns.append(item.turn)
-                continue
-            if not turns or turns[-1]["role"] != "assistant":
-                turns.append({"role": "assistant", "content": ""})
-            turns[-1].setdefault("tool_calls", []).append(item.call)
-    if request.instructions is None:
-        return turns
-    return [{"role": "system", "content": request.instructions}, *turns]
-
-
 def _begun(
     request: ResponseCreate, settings: Mapping[str, Any], generation_id: str, **head: Any
 ) -> ResponseObject:
     temperature, top_p = request.temperature, request.top_p
+    form = None if request.text is None else request.text.format
+    choice: Any = request.tool_choice or "auto"
+    if isinstance(choice, ResponseToolChoice) and choice.name is not None:
+        choice = {"type": choice.type, "name": choice.name}
+    elif isinstance(choice, ResponseToolChoice):
+        tools = [{"type": "function", "name": tool.name} for tool in choice.tools or ()]
+        choice = {"type": choice.type, "mode": choice.mode, "tools": tools}
+    shown = None if form is None else AnswerFormat(**form.model_dump(by_alias=True))
     return ResponseObject(
         id=new_form_id(generation_id, "resp"),
         status="in_progress",
@@ -135,46 +139,13 @@ def _begun(
         safety_identifier=request.safety_identifier,
         temperature=settings.get("default_temperature", 1) if temperature is None else temperature,
         top_p=settings.get("default_top_p", 1) if top_p is None else top_p,
-        text=_text_of(request),
+        text=AnswerText() if shown is None else AnswerText(format=shown),
         tools=[AnswerTool(**tool.model_dump()) for tool in request.tools or ()],
-        tool_choice=_choice_of(request),
+        tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls,
         user=request.user,
         **head,
     )
-
-
-def _text_of(request: ResponseCreate) -> AnswerText:
-    form = None if request.text is None else request.text.format
-    if form is None:
-        return AnswerText()
-    return AnswerText(format=AnswerFormat(**form.model_dump(by_alias=True)))
-
-
-def _choice_of(request: ResponseCreate) -> Any:
-    choice = request.tool_choice
-    if not isinstance(choice, ResponseToolChoice):
-        return choice or "auto"
-    if choice.name is not None:
-        return {"type": choice.type, "name": choice.name}
-    tools = [{"type": "function", "name": tool.name} for tool in choice.tools or ()]
-    return {"type": choice.type, "mode": choice.mode, "tools": tools}
-
-
-def _output(
-    begun: ResponseObject, generation: Generation
-) -> tuple[ResponseStatus, list[OutputMessage | OutputCall]]:
-    """How an answer ended, and its items: its text, then its calls; only the last one may be incomplete."""
-    is_cut = generation.finish_reason == "length"
-    status: ResponseStatus = "incomplete" if is_cut else "completed"
-    calls = generation.tool_calls or []
-    items: list[OutputMessage | OutputCall] = []
-    if generation.completion or not calls:
-        items.append(_message(begun, "completed" if calls else status, generation.completion))
-    for number, call in enumerate(calls):
-        is_last = number == len(calls) - 1
-        items.append(_call_item(call, status if is_last else "completed"))
-    return status, items
 
 
 def _message(begun: ResponseObject, status: ResponseStatus, *texts: str) -> OutputMessage:
@@ -198,8 +169,17 @@ def _call_item(call: WrittenCall, status: ResponseStatus) -> OutputCall:
 
 def _ended(begun: ResponseObject, generation: Generation, completed_at: int) -> ResponseObject:
     """The response with its answer, which is incomplete where it reached its limit."""
-    status, items = _output(begun, generation)
-    is_cut = status == "incomplete"
+    is_cut = generation.finish_reason == "length"
+    status: ResponseStatus = "incomplete" if is_cut else "completed"
+    # The text, then the calls: only the last item may be incomplete.
+    calls = generation.tool_calls or []
+    items: list[OutputMessage | OutputCall] = []
+    if generation.completion or not calls:
+        items.append(_message(begun, "completed" if calls else status, generation.completion))
+    for number, call in enumerate(calls):
+        is_last = number == len(calls) - 1
+        items.append(_call_item(call, status if is_last else "completed"))
+
     usage = generation.usage
     changed: dict[str, Any] = {
         "status": status,
@@ -245,7 +225,7 @@ class _Events:
     def of(self, frame: Frame) -> list[Frame]:
         """The events of a piece of the generation, or of its end."""
         if isinstance(frame.data, GeneratedText):
-            return _frames([*self._text_events(frame.data.text), *self._call_events(frame.data)])
+            return _frames(self._piece(frame.data))
         if isinstance(frame.data, Generation):
             return _frames(self._end(frame.data))
         if isinstance(frame.data, BrokenOff):
@@ -262,16 +242,13 @@ class _Events:
             return _frames([event])
         return []
 
-    def _text_events(self, text: str) -> list[ResponseEvent]:
-        if not text and self._begun.tools:
-            return []
-        self._text += text
-        opened = [] if self._has_message else self._open_message()
-        return [*opened, TextDeltaEvent(delta=text, **self._place())]
-
-    def _call_events(self, piece: GeneratedText) -> list[ResponseEvent]:
-        """The events of pieces of calls; the first piece of one ends the item before it."""
+    def _piece(self, piece: GeneratedText) -> list[ResponseEvent]:
+        """The events of a text and of pieces of calls; the first piece of a call ends the item before it."""
         events: list[ResponseEvent] = []
+        if piece.text or not self._begun.tools:
+            self._text += piece.text
+            events += [] if self._has_message else self._open_message()
+            events.append(TextDeltaEvent(delta=piece.text, **self._place()))
         for call in piece.tool_calls or ():
             if call.id is not None:
                 events += self._close("completed")
