@@ -1,10 +1,15 @@
-"""Three services on one Postgres and one bucket answer as one, and go on when the one that leads is killed."""
+"""Three services on one Postgres and one bucket answer as one, go on when the leader is killed, and are upgraded."""
 
+import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, cycle
 from pathlib import Path
@@ -15,10 +20,13 @@ import pytest
 
 from tests.support.postgres_cluster import Cluster
 from tests.support.processes import (
+    ROOT,
     Serve,
+    Starter,
     ended_job,
     rows_file,
     running_deployment,
+    start,
     start_job,
 )
 from tests.support.waiting import free_port, until
@@ -33,11 +41,14 @@ from tuneship.contract.errors import TuneshipError
 from tuneship.contract.generation import Generate
 from tuneship.security.master_key import read_or_make_secret
 from tuneship.settings import ClientSettings
+from tuneship.store.database import HEAD
 from tuneship.store.read_cache import MAX_AGE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres]
 
 BASE = "tuneship-tiny"
+# The migration of a version after this one.
+NEXT = "9001"
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 
 
@@ -48,7 +59,7 @@ class Members:
         key = folder / "master.key"
         read_or_make_secret(key)
         self._folder = folder
-        self._settings: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "cluster": "test",
             "database_url": url,
             "blob_url": bucket,
@@ -64,7 +75,7 @@ class Members:
     def start(self, notice_s: int = 0) -> None:
         for name in ("a", "b", "c"):
             port = free_port()
-            options = {**self._settings, "drain_notice_s": str(notice_s)}
+            options = {**self.settings, "drain_notice_s": str(notice_s)}
             self.serves.append(Serve(self._folder / name, "--port", str(port), **options))
             self.addresses.append(f"http://127.0.0.1:{port}")
         credentials = ClientSettings.from_credentials(self._folder / "a" / "credentials.json")
@@ -75,9 +86,13 @@ class Members:
     @property
     def leader(self) -> Serve:
         """The process that leads now."""
-        ((owner,),) = self._postgres.run("select owner from leaders", self._database)
+        ((owner,),) = self.run("select owner from leaders")
         (found,) = [one for one in self.serves if owner.endswith(f":{one.process.pid}")]
         return found
+
+    def run(self, statement: str) -> list[Any]:
+        """Run a statement in their database; return its rows."""
+        return self._postgres.run(statement, self._database)
 
     def live(self) -> list[Client]:
         return [
@@ -186,7 +201,37 @@ class Balancer:
             self._out.discard(number)
 
 
-def test_a_rolling_restart_refuses_nothing_and_loses_nothing(members: Members) -> None:
+def next_version(folder: Path, *, works_with: str) -> Starter:
+    """Make a copy of this version with one more migration; return a function that starts it."""
+    shutil.copytree(
+        ROOT / "tuneship", folder / "tuneship", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    store = folder / "tuneship" / "store"
+    (store / "migrations" / "versions" / f"{NEXT}_next.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\n"
+        f"revision, down_revision, branch_labels, depends_on = {NEXT!r}, {HEAD!r}, None, None\n"
+        "def upgrade():\n"
+        "    op.add_column('endpoints', sa.Column('note', sa.Text(), nullable=True))\n"
+    )
+    code = (store / "database.py").read_text()
+    code = code.replace(f'HEAD = "{HEAD}"', f'HEAD = "{NEXT}"')
+    (store / "database.py").write_text(
+        re.sub(r'^WORKS_WITH = ".*"$', f'WORKS_WITH = "{works_with}"', code, flags=re.MULTILINE)
+    )
+
+    def started(module: str, *arguments: str, env: Mapping[str, str], **options: Any) -> Any:
+        command = [sys.executable, "-m", module, *arguments]
+        own = {**env, "PYTHONPATH": str(folder)}
+        return subprocess.Popen(
+            command, cwd=folder, env=own, stdout=subprocess.PIPE, text=True, **options
+        )
+
+    return started
+
+
+def test_a_rolling_upgrade_refuses_nothing_and_loses_nothing(
+    members: Members, tmp_path: Path
+) -> None:
     members.start(notice_s=600)
     clients = [client.with_options(tries=1) for client in members.clients]
     balancer, ended = Balancer(clients), threading.Event()
@@ -208,22 +253,41 @@ def test_a_rolling_restart_refuses_nothing_and_loses_nothing(members: Members) -
                 return
             ended.wait(0.2)
 
+    def restart(number: int, starter: Starter) -> None:
+        serve = members.serves[number]
+        serve.process.send_signal(signal.SIGTERM)
+        ready = f"{members.addresses[number]}/readyz"
+        until(lambda: httpx.get(ready).status_code == 503)
+        before = len(kept)
+        until(lambda: len(kept) > before or failures)  # it still serves
+        balancer.take_out(number)
+        serve.stop()
+        serve.starter = starter
+        serve.start()
+        balancer.put_back(number)
+
     workers = [threading.Thread(target=work, args=(name,)) for name in ("x", "y")]
     for worker in workers:
         worker.start()
-    for number, serve in enumerate(members.serves):
-        serve.process.send_signal(signal.SIGTERM)
-        ready = f"{members.addresses[number]}/readyz"
-        until(lambda ready=ready: httpx.get(ready).status_code == 503)
-        before = len(kept)
-        until(lambda before=before: len(kept) > before or failures)  # it still serves
-        balancer.take_out(number)
-        serve.stop()
-        serve.start()
-        balancer.put_back(number)
+    # A version whose tables these members cannot use does not start beside them.
+    other = next_version(tmp_path / "other", works_with=NEXT)
+    settings = {f"TUNESHIP_{name.upper()}": value for name, value in members.settings.items()}
+    refused = other(
+        *("tuneship.cli.main", "serve", "--port", "0", "--data-dir", str(tmp_path / "d")),
+        env={**os.environ, **settings},
+        stderr=subprocess.PIPE,
+    )
+    assert "cannot go on with the tables of this version" in refused.communicate()[1]
+    assert refused.returncode
+    newer = next_version(tmp_path / "next", works_with=HEAD)
+    for number in range(3):
+        restart(number, newer)
+    restart(0, start)  # the upgrade is taken back at one of them
     ended.set()
     for worker in workers:
         worker.join()
     assert failures == []
+    revision = "select version_num from alembic_version"
+    assert members.run(revision) == [(NEXT,)]
     for client in clients:
         assert {endpoint.id for endpoint in client.endpoints.iterate()} == {*kept}
