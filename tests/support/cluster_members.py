@@ -23,7 +23,7 @@ class Members:
         key = folder / "master.key"
         read_or_make_secret(key)
         self._folder = folder
-        self._settings: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "cluster": "test",
             "database_url": url,
             "blob_url": bucket,
@@ -40,7 +40,7 @@ class Members:
     def start(self, notice_s: int = 0) -> None:
         for name in ("a", "b", "c"):
             port = free_port()
-            options = {**self._settings, "drain_notice_s": str(notice_s)}
+            options = {**self.settings, "drain_notice_s": str(notice_s)}
             self.serves.append(Serve(self._folder / name, "--port", str(port), **options))
             self.addresses.append(f"http://127.0.0.1:{port}")
         credentials = ClientSettings.from_credentials(self._folder / "a" / "credentials.json")
@@ -51,9 +51,13 @@ class Members:
     @property
     def leader(self) -> Serve:
         """The process that leads now."""
-        ((owner,),) = self._postgres.run("select owner from leaders", self._database)
+        ((owner,),) = self.run("select owner from leaders")
         (found,) = [one for one in self.serves if owner.endswith(f":{one.process.pid}")]
         return found
+
+    def run(self, statement: str) -> list[Any]:
+        """Run a statement in their database; return its rows."""
+        return self._postgres.run(statement, self._database)
 
     def live(self) -> list[Client]:
         return [

@@ -1,10 +1,15 @@
-"""Three services on one Postgres and one bucket answer as one, and go on when the one that leads is killed."""
+"""Three services on one Postgres and one bucket answer as one, go on when the leader is killed, and are upgraded."""
 
+import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, cycle
 from pathlib import Path
@@ -16,9 +21,12 @@ import pytest
 from tests.support.cluster_members import PROMPT, Members
 from tests.support.postgres_cluster import Cluster
 from tests.support.processes import (
+    ROOT,
+    Starter,
     ended_job,
     rows_file,
     running_deployment,
+    start,
     start_job,
 )
 from tests.support.waiting import until
@@ -30,6 +38,7 @@ from tuneship.contract.endpoints import (
     Member,
 )
 from tuneship.contract.errors import TuneshipError
+from tuneship.store.database import HEAD
 from tuneship.store.read_cache import MAX_AGE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres]
@@ -38,6 +47,8 @@ BASE = "tuneship-tiny"
 EPOCHS = 20
 # Of a curve, what differs between two jobs.
 OWN = {"job_id", "created_at"}
+# The migration of a version after this one.
+NEXT = "9001"
 
 
 @pytest.fixture
@@ -138,7 +149,37 @@ class Balancer:
             self._out.discard(number)
 
 
-def test_a_rolling_restart_refuses_nothing_and_loses_nothing(members: Members) -> None:
+def next_version(folder: Path, *, works_with: str) -> Starter:
+    """Make a copy of this version with one more migration; return a function that starts it."""
+    shutil.copytree(
+        ROOT / "tuneship", folder / "tuneship", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    store = folder / "tuneship" / "store"
+    (store / "migrations" / "versions" / f"{NEXT}_next.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\n"
+        f"revision, down_revision, branch_labels, depends_on = {NEXT!r}, {HEAD!r}, None, None\n"
+        "def upgrade():\n"
+        "    op.add_column('endpoints', sa.Column('note', sa.Text(), nullable=True))\n"
+    )
+    code = (store / "database.py").read_text()
+    code = code.replace(f'HEAD = "{HEAD}"', f'HEAD = "{NEXT}"')
+    (store / "database.py").write_text(
+        re.sub(r'^WORKS_WITH = ".*"$', f'WORKS_WITH = "{works_with}"', code, flags=re.MULTILINE)
+    )
+
+    def started(module: str, *arguments: str, env: Mapping[str, str], **options: Any) -> Any:
+        command = [sys.executable, "-m", module, *arguments]
+        own = {**env, "PYTHONPATH": str(folder)}
+        return subprocess.Popen(
+            command, cwd=folder, env=own, stdout=subprocess.PIPE, text=True, **options
+        )
+
+    return started
+
+
+def test_a_rolling_upgrade_refuses_nothing_and_loses_nothing(
+    members: Members, tmp_path: Path
+) -> None:
     members.start(notice_s=600)
     clients = [client.with_options(tries=1) for client in members.clients]
     balancer, ended = Balancer(clients), threading.Event()
@@ -160,22 +201,41 @@ def test_a_rolling_restart_refuses_nothing_and_loses_nothing(members: Members) -
                 return
             ended.wait(0.2)
 
+    def restart(number: int, starter: Starter) -> None:
+        serve = members.serves[number]
+        serve.process.send_signal(signal.SIGTERM)
+        ready = f"{members.addresses[number]}/readyz"
+        until(lambda: httpx.get(ready).status_code == 503)
+        before = len(kept)
+        until(lambda: len(kept) > before or failures)  # it still serves
+        balancer.take_out(number)
+        serve.stop()
+        serve.starter = starter
+        serve.start()
+        balancer.put_back(number)
+
     workers = [threading.Thread(target=work, args=(name,)) for name in ("x", "y")]
     for worker in workers:
         worker.start()
-    for number, serve in enumerate(members.serves):
-        serve.process.send_signal(signal.SIGTERM)
-        ready = f"{members.addresses[number]}/readyz"
-        until(lambda ready=ready: httpx.get(ready).status_code == 503)
-        before = len(kept)
-        until(lambda before=before: len(kept) > before or failures)  # it still serves
-        balancer.take_out(number)
-        serve.stop()
-        serve.start()
-        balancer.put_back(number)
+    # A version whose tables these members cannot use does not start beside them.
+    other = next_version(tmp_path / "other", works_with=NEXT)
+    settings = {f"TUNESHIP_{name.upper()}": value for name, value in members.settings.items()}
+    refused = other(
+        *("tuneship.cli.main", "serve", "--port", "0", "--data-dir", str(tmp_path / "d")),
+        env={**os.environ, **settings},
+        stderr=subprocess.PIPE,
+    )
+    assert "cannot go on with the tables of this version" in refused.communicate()[1]
+    assert refused.returncode
+    newer = next_version(tmp_path / "next", works_with=HEAD)
+    for number in range(3):
+        restart(number, newer)
+    restart(0, start)  # the upgrade is taken back at one of them
     ended.set()
     for worker in workers:
         worker.join()
     assert failures == []
+    revision = "select version_num from alembic_version"
+    assert members.run(revision) == [(NEXT,)]
     for client in clients:
         assert {endpoint.id for endpoint in client.endpoints.iterate()} == {*kept}

@@ -40,6 +40,9 @@ from tuneship.store.write_queue import TurnTimedOut, WriteQueues
 
 # The newest migration. For a database that has it, Alembic is not loaded.
 HEAD = "0017"
+# The oldest schema whose services can go on when the database has the newest one. A migration that only adds what they
+# do not need (nullable columns, columns with a server default, tables, indexes) leaves it as it is; others raise it.
+WORKS_WITH = "0017"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6
@@ -70,8 +73,8 @@ class DatabaseInUse(StartupError):
 
     exit_code = IN_USE
 
-    def __init__(self) -> None:
-        super().__init__("another service runs on this database")
+    def __init__(self, message: str = "another service runs on this database") -> None:
+        super().__init__(message)
 
 
 class UnknownDatabase(StartupError):
@@ -95,8 +98,10 @@ class Database:
     ) -> None:
         """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be up to date already.
 
+        A newer schema that works with this version is left as it is.
         `claim_timeout_s`: how long to wait for another service to leave the database. `is_shared`: other members of a
-        cluster work on it, too; Postgres only.
+        cluster work on it, too; Postgres only. They may go on while it is migrated if their version works with the new
+        schema.
         Raises `UnknownDatabase`; `OtherSchema`; `DatabaseInUse` if it must be migrated while a service uses it; and
         `sqlalchemy.exc.OperationalError` if the database does not answer.
         """
@@ -116,13 +121,14 @@ class Database:
             else:
                 event.listen(engine, "begin", _begin_postgres)
         try:
-            if self._revision() != HEAD:
+            revision = self._revision()
+            if revision is None or int(revision) < int(HEAD):
                 if not migrates:
                     raise OtherSchema(  # noqa: TRY301 - the connections are closed below
                         "the database is not up to date with this version of tuneship: start the service of this "
                         "version once, which brings it up to date"
                     )
-                self._migrate_alone()
+                self._migrate(beside_others=is_shared and int(revision or 0) >= int(WORKS_WITH))
         except BaseException:
             self.close()
             raise
@@ -228,14 +234,18 @@ class Database:
             time.sleep(0.1)
         self._claimed = connection
 
-    def _migrate_alone(self) -> None:
-        """Migrate while no service uses the database. Raises `DatabaseInUse`."""
+    def _migrate(self, *, beside_others: bool) -> None:
+        """Migrate; unless `beside_others`, while no service uses the database. Raises `DatabaseInUse`."""
         try:
-            self.claim()
+            if not beside_others:
+                self.claim()
         except DatabaseInUse:
             if self._revision() == HEAD:  # a service that started earlier has migrated it meanwhile
                 return
-            raise
+            raise DatabaseInUse(
+                "services of an earlier version run on this database, and cannot go on with the tables of this version:"
+                " end them first"
+            ) from None
         from alembic import command  # noqa: PLC0415 - only a new or old database needs it
         from alembic.config import Config  # noqa: PLC0415
 
@@ -248,6 +258,7 @@ class Database:
                 config.attributes["metadata"] = tables.METADATA
                 before = revision_of(connection)
                 command.upgrade(config, "head")
+                _note_compatibility(connection)
         finally:
             self._release()
         if before is not None:
@@ -255,9 +266,7 @@ class Database:
 
     def _revision(self) -> str | None:
         with self.engine.connect() as connection:
-            revision = revision_of(connection)
-        check_revision(revision)
-        return revision
+            return known_revision(connection)
 
     def _release(self) -> None:
         # Closed for real: a connection that went back to the pool would keep the lock.
@@ -311,13 +320,34 @@ def revision_of(connection: sa.Connection) -> str | None:
     return connection.execute(sa.text("select version_num from alembic_version")).scalar()
 
 
-def check_revision(revision: str | None) -> None:
-    """Raises `OtherSchema` if this version of tuneship does not know the revision."""
-    if revision is not None and not (revision.isdecimal() and int(revision) <= int(HEAD)):
-        raise OtherSchema(
-            f"the database has schema {revision}, and this version of tuneship knows schemas up to "
-            f"{HEAD}: install the version that the database was last used with, or a newer one"
-        )
+def known_revision(connection: sa.Connection) -> str | None:
+    """The migration that the database has. Raises `OtherSchema` if this version of tuneship cannot work with it."""
+    revision = revision_of(connection)
+    if revision is None or (revision.isdecimal() and int(revision) <= int(HEAD)):
+        return revision
+    works_with = "no other version"
+    if _has_compatibility(connection):
+        statement = sa.text("select works_with from alembic_version")
+        works_with = str(connection.execute(statement).scalar())
+    if revision.isdecimal() and works_with.isdecimal() and int(works_with) <= int(HEAD):
+        return revision
+    raise OtherSchema(
+        f"the database has schema {revision}, and this version of tuneship knows schemas up to "
+        f"{HEAD}: install the version that the database was last used with, or a newer one"
+    )
+
+
+def _has_compatibility(connection: sa.Connection) -> bool:
+    columns = sa.inspect(connection).get_columns("alembic_version")
+    return any(column["name"] == "works_with" for column in columns)
+
+
+def _note_compatibility(connection: sa.Connection) -> None:
+    """Note, beside Alembic's own number, which earlier versions can work with the schema."""
+    if not _has_compatibility(connection):
+        connection.execute(sa.text("alter table alembic_version add column works_with text"))
+    statement = sa.text("update alembic_version set works_with = :oldest")
+    connection.execute(statement, {"oldest": WORKS_WITH})
 
 
 def url_of(chosen: SecretStr | None, data_dir: Path) -> str:

@@ -11,7 +11,7 @@ from typing import cast
 
 import sqlalchemy as sa
 
-from tuneship.store.database import check_revision, engine_of, revision_of
+from tuneship.store.database import engine_of, known_revision
 from tuneship.store.identifiers import new_id
 from tuneship.store.row_types import InstallationRow
 from tuneship.store.tables import api_keys, installation
@@ -42,7 +42,7 @@ def look(url: str) -> FoundDatabase:
             if not file.exists() or file.stat().st_size == 0:  # connecting would create it
                 return FoundDatabase()
         with engine.connect() as connection:
-            check_revision(revision_of(connection))
+            known_revision(connection)
             inspector = sa.inspect(connection)
             if not inspector.has_table(api_keys.name):
                 return FoundDatabase()

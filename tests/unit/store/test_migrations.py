@@ -1,5 +1,6 @@
 """A database of an older version is brought to this one with every row it held, or is left as it was."""
 
+import ast
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +16,19 @@ from sqlalchemy import event
 
 from tests.conftest import BOTH
 from tuneship.store import database, metric_windows, tables
-from tuneship.store.database import HEAD, SERVICE_LOCK, Database, DatabaseInUse, sqlite_url
+from tuneship.store.database import (
+    HEAD,
+    SERVICE_LOCK,
+    WORKS_WITH,
+    Database,
+    DatabaseInUse,
+    sqlite_url,
+)
 from tuneship.store.metric_windows import HOUR, WindowSource
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FIRST = "0001"
+VERSIONS = Path(database.__file__).parent / "migrations" / "versions"
 
 
 @pytest.fixture(params=BOTH)
@@ -155,3 +164,30 @@ def test_a_database_is_not_changed_under_a_service_of_an_older_version(
     # The server notices the end of a session only later.
     Database(old, claim_timeout_s=120).close()
     assert state_of(old)[0] == HEAD
+
+
+def only_adds(migration: Path) -> bool:
+    """Whether services of the version before can work beside a migration: it adds what they need not write."""
+    for call in ast.walk(ast.parse(migration.read_text())):
+        if not (isinstance(call, ast.Call) and ast.unparse(call.func).startswith("op.")):
+            continue
+        match ast.unparse(call.func):
+            case "op.create_table" | "op.create_index" | "op.f":
+                pass
+            case "op.add_column":
+                added = ast.unparse(call)
+                if "nullable=True" not in added and "server_default=" not in added:
+                    return False
+            case _:
+                return False
+    return True
+
+
+def test_no_migration_that_changes_what_is_there_is_said_to_work_with_older_services() -> None:
+    changing = [
+        file.name[:4]
+        for file in VERSIONS.glob("[0-9]*.py")
+        if file.name != "0001_the_first_tables.py" and not only_adds(file)
+    ]
+    assert changing  # e.g. 0008, which writes every metric window again
+    assert max(changing) <= WORKS_WITH <= HEAD

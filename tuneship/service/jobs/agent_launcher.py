@@ -290,7 +290,7 @@ class AgentTrainingLauncher:
         except BaseException:
             attempt.held.close()
             raise
-        claim = JobLease.of(order.job)
+        claim = JobLease(order.job["id"], order.job["attempt"], order.job["client_id"])
 
         async def extend() -> None:
             await self._lease_threads.run(self._extend, claim)
@@ -308,7 +308,7 @@ class AgentTrainingLauncher:
         return training
 
     def _extend(self, claim: JobLease) -> None:
-        with self._parts.database.write(first=True, clears=False) as connection:
+        with self._parts.database.write_beside(first=True) as connection:
             leases.extend(connection, claim, self._parts.clock())
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
