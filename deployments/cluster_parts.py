@@ -29,11 +29,14 @@ from tuneship.settings import embedded_service_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ("service-1", "service-2", "service-3")
-NODES = ("ray-node-1", "ray-node-2")
+HEAD, NODES = "ray-head", ("ray-node-1", "ray-node-2")
 # SeaweedFS calls its ports so.
 OBJECT_PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc",
                 "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")  # fmt: skip
 HEAD_PORTS = ("port", "dashboard-port", "ray-client-server-port")
+# Of each node, the head included, since several nodes of one machine cannot have the same.
+NODE_PORTS = ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port",
+              "metrics-export-port")  # fmt: skip
 BUCKET, WRITER = "tuneship", "tuneship"
 NODE_CPUS = 2
 # A node that is lost is noticed after some three seconds, not after a minute.
@@ -111,7 +114,8 @@ class Place:
 
 
 def _chosen() -> Choices:
-    names = (*OBJECT_PORTS, *HEAD_PORTS, *SERVICES)
+    of_nodes = (f"{node} {name}" for node in (HEAD, *NODES) for name in NODE_PORTS)
+    names = (*OBJECT_PORTS, *HEAD_PORTS, *of_nodes, *SERVICES)
     # All are bound at once, so that none is chosen twice.
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in names]
     ports = {name: one.getsockname()[1] for name, one in zip(names, sockets, strict=True)}
@@ -295,7 +299,7 @@ def ray_head(place: Place) -> ClusterProgram:
     ports = [f"--{name}={place.choices.ports[name]}" for name in HEAD_PORTS]
     own = ["--head", "--num-cpus=0", "--dashboard-host=127.0.0.1", *ports]
     temporary = f"--temp-dir={place.choices.sockets}/ray"
-    return _ray(place, [*own, temporary], lambda: bool(ray_nodes(place)))
+    return _ray(place, HEAD, [*own, temporary], lambda: bool(ray_nodes(place)))
 
 
 def ray_node(place: Place, name: str) -> ClusterProgram:
@@ -306,12 +310,17 @@ def ray_node(place: Place, name: str) -> ClusterProgram:
     address = f"--address={head[0]['node_ip']}:{place.choices.ports['port']}"
     # By a resource of this name the node is found among the others.
     own = [address, f"--num-cpus={NODE_CPUS}", f"--resources={json.dumps({name: 1})}"]
-    return _ray(place, own, lambda: any(name in one["resources_total"] for one in ray_nodes(place)))
+    return _ray(
+        place, name, own, lambda: any(name in one["resources_total"] for one in ray_nodes(place))
+    )
 
 
-def _ray(place: Place, arguments: Sequence[str], is_ready: Callable[[], bool]) -> ClusterProgram:
+def _ray(
+    place: Place, node: str, arguments: Sequence[str], is_ready: Callable[[], bool]
+) -> ClusterProgram:
     fixed = ["--block", "--disable-usage-stats", "--object-store-memory=80000000", "--min-worker-port=0",
              "--max-worker-port=0"]  # fmt: skip
+    fixed += [f"--{name}={place.choices.ports[f'{node} {name}']}" for name in NODE_PORTS]
     environment = _environment(
         # Ray writes into the home directory.
         HOME=place.choices.sockets,

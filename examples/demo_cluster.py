@@ -57,10 +57,11 @@ class NodeFailure(threading.Thread):
     @staticmethod
     def _is_half_done(client: Client) -> bool:
         try:
-            jobs = client.jobs.list(limit=1).jobs
+            first = client.jobs.list(limit=1).jobs[:1]
+            jobs = [client.jobs.get(one.id) for one in first]
         except TuneshipError:
             return False
-        return bool(jobs) and 0 < jobs[0].total_steps <= 2 * jobs[0].current_step
+        return any(0 < job.total_steps <= 2 * job.current_step for job in jobs)
 
     def _trains(self, node: str) -> bool:
         process = self._cluster.process(node)
