@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -98,6 +99,8 @@ class TrialCluster:
             for pid in [process.pid, *descendants(process.pid)]:
                 with suppress(ProcessLookupError):  # it ended with its parent
                     os.kill(pid, signal.SIGKILL)
+            while self._processes.running(name) is not None:
+                time.sleep(0.05)
 
 
 def descendants(process: int) -> list[int]:
