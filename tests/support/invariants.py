@@ -110,7 +110,7 @@ def check_settled(connection: sa.Connection, data_dir: Path) -> None:
     assert _names(data_dir / "blobs" / "datasets") == {
         one["id"] for one in rows_of(connection, tables.datasets)
     }
-    models = {one["job_id"] for one in rows_of(connection, tables.models)}
+    models = {Path(one["blob"]).name for one in rows_of(connection, tables.models)}
     assert _names(data_dir / "blobs" / "models") == models
     files = rows_of(connection, tables.batch_files)
     assert _names(data_dir / "blobs" / "files") == {one["id"] for one in files}

@@ -88,7 +88,7 @@ class Environment:
             assert connection.exec_driver_sql("pragma integrity_check").scalar() == "ok"
         database.close()
         folders = [one.name for one in (self.serve.data_dir / "blobs" / "models").glob("*")]
-        assert {one for one in folders if self.jobs[one] != "completed"} == set()
+        assert {one for one in folders if self.jobs[one.rpartition("-")[0]] != "completed"} == set()
         self.opened(tables.datasets)
 
 
