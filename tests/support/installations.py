@@ -61,7 +61,8 @@ class Installed:
         Keys(opened.database, pepper, lambda: datetime.now(UTC), chain).issue("acme", SCOPES, None)
 
     def sign_head(self, opened: Installation) -> None:
-        """Sign the head of the audit chain, as the service does every minute."""
+        """Link the audit rows and sign the head of their chain, as the service does every minute."""
+        Chain(derived_secret(opened.secret, "audit")).link_all(opened.database)
         file = heads_file(self.settings.audit_heads, self.data_dir)
         heads = Heads(file, derived_secret(opened.secret, "audit heads"))
         sign_head(opened.database, heads, datetime.now(UTC))

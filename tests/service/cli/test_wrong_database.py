@@ -18,6 +18,7 @@ from tuneship.service.serve import recover as recover_files
 from tuneship.startup import StartupError
 from tuneship.store import database as database_module
 from tuneship.store import tables
+from tuneship.store.database import HEAD, revision_of
 from tuneship.store.ownership import read_record
 from tuneship.store.quarantine import SET_ASIDE
 
@@ -324,13 +325,29 @@ def test_a_clock_that_ntp_has_set_back_by_minutes_is_taken(installed: Installed)
 # The rest of a start
 
 
-def test_a_newer_schema_is_refused_in_one_line(
-    installed: Installed, database: Sqlite | Postgres
-) -> None:
+def set_schema(database: Sqlite | Postgres, works_with: str) -> None:
+    """Give the database the number of a later version."""
     engine = sa.create_engine(database.url)
     with engine.begin() as connection:
         connection.exec_driver_sql("update alembic_version set version_num = '0999'")
+        statement = sa.text("update alembic_version set works_with = :oldest")
+        connection.execute(statement, {"oldest": works_with})
     engine.dispose()
+
+
+def test_a_newer_schema_that_works_with_this_version_is_used_and_left_as_it_is(
+    installed: Installed, database: Sqlite | Postgres
+) -> None:
+    set_schema(database, HEAD)
+    with installed.started() as opened, opened.database.read() as connection:
+        assert revision_of(connection) == "0999"
+    assert installed.run("keys", "list").exit_code == 0
+
+
+def test_a_newer_schema_is_refused_in_one_line(
+    installed: Installed, database: Sqlite | Postgres
+) -> None:
+    set_schema(database, "0998")
     message = installed.refused()
     assert "the database has schema 0999" in message
     assert "install the version" in message
