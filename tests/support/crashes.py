@@ -256,7 +256,7 @@ def tells(tenant: Tenant, death: Death) -> None:
 def answers(tenant: Tenant, death: Death) -> None:
     """Have two batches answered, one after the other, and each answer stored as soon as it may be."""
     service = tenant.service
-    service.supervisor.batches.timing = AT_ONCE
+    service.supervisor.leader_work.batches.timing = AT_ONCE
     tenant.runs(tenant.deploy("answers"))
     death.arm()
     for key in ("one", "two"):
