@@ -114,6 +114,7 @@ def test_an_agent_and_a_process_that_stand_still_are_gone_when_the_next_attempt_
     assert job.resumed_steps()
 
 
+@pytest.mark.soak
 def test_a_process_ends_by_itself_when_its_agent_stands_still(
     job: AgentJob, expected: dict[str, Any]
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_process_ends_by_itself_when_its_agent_stands_still(
     assert results(job.service, ended_job(job.client, job.id)) == expected
 
 
+@pytest.mark.soak
 def test_a_training_ends_when_its_service_stands_still_and_goes_on_with_it(
     job: AgentJob, expected: dict[str, Any]
 ) -> None:

@@ -39,7 +39,16 @@ def agent() -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
-@pytest.mark.parametrize("stopped", ["both", "the agent", "none"])
+@pytest.mark.parametrize(
+    "stopped",
+    [
+        "both",
+        pytest.param(
+            "the agent", marks=pytest.mark.soak
+        ),  # each waits for the lease, half a minute
+        pytest.param("none", marks=pytest.mark.soak),
+    ],
+)
 def test_both_end_when_the_lease_is_over(
     agent: "subprocess.Popen[str]", tmp_path: Path, stopped: str
 ) -> None:
