@@ -10,7 +10,9 @@ from pydantic import ValidationError
 
 from tests.support.object_server import ObjectServer
 from tests.support.postgres_cluster import Cluster
+from tuneship.contract.scopes import SCOPES
 from tuneship.security.master_key import MasterKeyMissing, read_or_make_secret
+from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import AnotherMasterKey
 from tuneship.service.open_installation import (
     FilesOfAnotherTime,
@@ -22,6 +24,7 @@ from tuneship.service.open_installation import (
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 from tuneship.store import tables
+from tuneship.store.audit import Chain
 from tuneship.store.blobs import StoreRefused
 from tuneship.store.database import Database, DatabaseInUse
 from tuneship.store.ownership import FilesOfAnotherDatabase
@@ -93,6 +96,7 @@ def test_a_start_changes_no_row_and_no_file_of_others(
     import obstore
 
     first = join(tmp_path / "a", given)
+    Keys(first, b"pepper", lambda: NOW, Chain(b"audit")).issue("acme", SCOPES, None)
     with first.write() as connection:
         held = {"client_id": "alice", "key": "k", "fingerprint": "f", "created_at": NOW}
         connection.execute(sa.insert(tables.idempotency).values(lease_until=NOW, **held))
@@ -131,6 +135,9 @@ def test_a_start_that_would_do_harm_is_refused_and_changes_nothing(
     alone.close()
 
     other_key = tmp_path / "keys" / "other.key"
+    other_database = postgres.new_database()
+    # Copies of the migrated template have one id.
+    postgres.run("truncate installation", other_database.partition("?")[0].rpartition("/")[2])
     first = join(tmp_path / "a", given)
     read_or_make_secret(other_key)
     before = content(first)
@@ -140,7 +147,7 @@ def test_a_start_that_would_do_harm_is_refused_and_changes_nothing(
         (MasterKeyMissing, "one", {"master_key_file": tmp_path / "none"}),
         (StoreRefused, "one", {"blob_url": "s3://no-such-bucket/1"}),
         # The bucket of another installation, i.e. one of two clusters with the same name.
-        (StoreRefused, "one", {"database_url": postgres.new_database()}),
+        (StoreRefused, "one", {"database_url": other_database}),
     ]
     for refusal, name, changed in refusals:
         with pytest.raises(refusal):
