@@ -4,11 +4,14 @@ import fcntl
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import httpx
 
 from tuneship.host.process_start import process_start
 
@@ -19,6 +22,20 @@ STOP_WITHIN_S = 55.0
 
 # Characters of a log's last line.
 MAX_LAST_LINE_CHARACTERS = 300
+
+
+def answers(url: str, status: int = 200) -> bool:
+    """Whether an address answers with a status."""
+    try:
+        return httpx.get(url, trust_env=False, timeout=2.0).status_code == status
+    except httpx.HTTPError:
+        return False
+
+
+def say(text: str) -> None:
+    """Print a line without buffering."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 class NotStarted(Exception):

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-import httpx
 from pydantic import ValidationError
 
-from deployments.background_processes import AtWork, NotStarted, ProcessFolder
+from deployments.background_processes import AtWork, NotStarted, ProcessFolder, answers, say
 from deployments.definitions import PREFECT_YAML
 from deployments.set_up import WORK_POOL, SetUpFailed, register
 from deployments.webhook import ensure_webhook
@@ -26,6 +25,7 @@ from tuneship.settings import (
     LocalSettings,
     ServiceSettings,
     embedded_service_environment,
+    service_variables,
     written_url,
 )
 
@@ -77,13 +77,9 @@ class Local:
             # Before the bridge starts: it reads the webhook's secret only then.
             self._connect_bridge(client)
             self._ensure("prefect-server", self._start_prefect)
-            environment = self._environment | {
-                "TUNESHIP_URL": client.url,
-                "TUNESHIP_API_KEY": client.api_key.get_secret_value(),
-                "TUNESHIP_CLIENT_ID": client.client_id,
-            }
+            environment = self._environment | service_variables(client)
             # Before the worker starts: it needs its work pool.
-            _say("registering flows")
+            say("registering flows")
             register(environment)
             self._ensure("bridge", self._start_bridge)
             self._ensure("worker", lambda: self._start_worker(environment))
@@ -127,18 +123,18 @@ class Local:
         """Whether a service answers on the data directory, whoever started it."""
         url = written_url(self._service.data_dir)
         # The file outlives a service that was killed, so its address has to answer.
-        return url is not None and _answers(f"{url}/healthz")
+        return url is not None and answers(f"{url}/healthz")
 
     def _ensure(self, name: str, start: Callable[[], None]) -> None:
         if self._processes.running(name) is None:
-            _say(f"starting {name}")
+            say(f"starting {name}")
             start()
 
     def _start_service(self) -> None:
         command = [sys.executable, "-m", "tuneship.cli.main", "serve"]
         service_file = self._service.data_dir / "service.json"
         if self._is_served():
-            _say("another `tuneship serve` on this data directory is used as it is")
+            say("another `tuneship serve` on this data directory is used as it is")
             return
         # One that is left of a killed service would look like a service that is ready.
         service_file.unlink(missing_ok=True)
@@ -151,7 +147,7 @@ class Local:
         environment = self._environment | PREFECT_SERVER
         environment["PREFECT_SERVER_UI_API_URL"] = self.prefect_url
         self._processes.start(
-            "prefect-server", command, environment, lambda: _answers(f"{self.prefect_url}/health")
+            "prefect-server", command, environment, lambda: answers(f"{self.prefect_url}/health")
         )
 
     def _start_bridge(self) -> None:
@@ -160,7 +156,7 @@ class Local:
             "bridge",
             command,
             self._environment | self._pipeline_path,
-            lambda: _answers(self.bridge_url, 405),
+            lambda: answers(self.bridge_url, 405),
         )
 
     def _start_worker(self, environment: dict[str, str]) -> None:
@@ -187,31 +183,19 @@ class Local:
         """End what `up` started, nothing else. Raises `AtWork`."""
         with self._processes.alone():
             for name in reversed(NAMES):
-                _say(f"{name}: {'stopped' if self._processes.stop(name) else 'was not running'}")
+                say(f"{name}: {'stopped' if self._processes.stop(name) else 'was not running'}")
 
     def status(self) -> None:
         """Print which processes run, and their addresses."""
         if self._processes.running("service") is not None:
-            _say(f"service         {self._client().url}")
-            _say(f"credentials     {self._service.data_dir / 'credentials.json'}")
+            say(f"service         {self._client().url}")
+            say(f"credentials     {self._service.data_dir / 'credentials.json'}")
         if self._processes.running("prefect-server") is not None:
-            _say(f"Prefect         {self.prefect_url.removesuffix('/api')}")
+            say(f"Prefect         {self.prefect_url.removesuffix('/api')}")
         for name in NAMES:
             process = self._processes.running(name)
             state = f"process {process.pid}" if process else "not running"
-            _say(f"{name:<15} {state}, log {self._processes.log(name)}")
-
-
-def _answers(url: str, status: int = 200) -> bool:
-    try:
-        return httpx.get(url, trust_env=False, timeout=2.0).status_code == status
-    except httpx.HTTPError:
-        return False
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+            say(f"{name:<15} {state}, log {self._processes.log(name)}")
 
 
 def main() -> NoReturn:

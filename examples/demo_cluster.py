@@ -14,21 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo import Demo, play
-from demo_run import ROOT, DemoRun, Memory, emptied, say, shown, summary
+from demo_run import (
+    ROOT,
+    SERVICE_SETTINGS,
+    DemoRun,
+    Memory,
+    beside_prefect,
+    emptied,
+    say,
+    shown,
+    summary,
+)
 
 from deployments.background_processes import NotStarted
 from deployments.cluster import TrialCluster, descendants
-from deployments.cluster_parts import NODES, SERVICES
-from flows.script.local_processes import prefect_server
+from deployments.cluster_parts import NODES
 from flows.shared.signals import Stopped, stop_once
 from tuneship.client import Client, TuneshipError
-from tuneship.settings import ClientSettings, embedded_service_environment
+from tuneship.settings import ClientSettings
 
 TRAINING = b"tuneship.training"
-SETTINGS = {
-    "TUNESHIP_ALLOW_FAULT_INJECTION": "true",
-    "TUNESHIP_GENERATE_REQUESTS_PER_MINUTE": "6000",
-}
 
 
 class NodeFailure(threading.Thread):
@@ -81,26 +86,10 @@ def running(folder: Path, cluster: TrialCluster) -> Generator[DemoRun]:
     """Start the cluster and a Prefect server, and stop both at the end."""
     try:
         cluster.up()
-        place = cluster.place
-        credentials = place.data_dir(SERVICES[0]) / "credentials.json"
-        settings = ClientSettings.from_credentials(credentials).model_copy(
-            update={"url": place.url}
-        )
-        own = embedded_service_environment()
-        environment = {
-            name: value for name, value in own.items() if not name.startswith("PREFECT_")
-        }
-        environment |= {
-            "PREFECT_HOME": str(folder / "prefect"),
-            "TUNESHIP_RECORDS": str(folder / "records"),
-            "TUNESHIP_REPORTS": str(folder / "reports"),
-            "TUNESHIP_URL": settings.url,
-            "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
-            "TUNESHIP_CLIENT_ID": settings.client_id,
-        }
-        with prefect_server(environment, folder / "prefect.log") as url:
-            say(f"balancer {settings.url}, Prefect UI {url.removesuffix('/api')}")
-            yield DemoRun(folder, settings, environment | {"PREFECT_API_URL": url})
+        with beside_prefect(
+            folder, ClientSettings.from_credentials(cluster.place.credentials)
+        ) as run:
+            yield run
     finally:
         cluster.down()
 
@@ -118,7 +107,7 @@ def main() -> int:
     memory = Memory()
     memory.start()
     folder = emptied(chosen.folder.resolve())
-    cluster = TrialCluster(folder / "cluster", chosen.port, SETTINGS)
+    cluster = TrialCluster(folder / "cluster", chosen.port, SERVICE_SETTINGS)
     with running(folder, cluster) as run:
         failure = NodeFailure(cluster, run.settings)
         failure.start()

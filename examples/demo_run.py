@@ -8,14 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.script.local_processes import embedded_service, prefect_server
 from tuneship.client import Client
-from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
+from tuneship.settings import (
+    ClientSettings,
+    PipelineSettings,
+    embedded_service_environment,
+    service_variables,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "examples" / "icd10cm"
@@ -23,6 +28,12 @@ VALIDATION = str(DATA / "validation.jsonl")
 # In every folder of a demo: no other one is emptied.
 MARK = "emptied-by-the-demo"
 EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
+
+# For act 3, and for two sides that answer at once.
+SERVICE_SETTINGS = {
+    "TUNESHIP_ALLOW_FAULT_INJECTION": "true",
+    "TUNESHIP_GENERATE_REQUESTS_PER_MINUTE": "6000",
+}
 
 Result = dict[str, Any]
 """What the flow writes with `--result`, with the exit code and the seconds that it took."""
@@ -77,28 +88,34 @@ class DemoRun:
 @contextmanager
 def running(folder: Path) -> Generator[DemoRun]:
     """Start the service and the Prefect server in a folder, and stop both at the end."""
+    say("starting the service and the Prefect server")
+    data = PipelineSettings(data_dir=folder / "data")
+    with (
+        embedded_service(data, environment_in(folder) | SERVICE_SETTINGS) as settings,
+        beside_prefect(folder, settings) as run,
+    ):
+        yield run
+
+
+def environment_in(folder: Path) -> dict[str, str]:
+    """The surroundings' environment, where a demo's folder keeps what Prefect and the flows write."""
     surroundings = embedded_service_environment().items()
-    own = {
+    return {
         **{name: value for name, value in surroundings if not name.startswith("PREFECT_")},
         "PREFECT_HOME": str(folder / "prefect"),
-        "TUNESHIP_ALLOW_FAULT_INJECTION": "true",
-        "TUNESHIP_GENERATE_REQUESTS_PER_MINUTE": "6000",
         "TUNESHIP_RECORDS": str(folder / "records"),
         "TUNESHIP_REPORTS": str(folder / "reports"),
     }
-    with ExitStack() as companions:
-        say("starting the service and the Prefect server")
-        service = embedded_service(PipelineSettings(data_dir=folder / "data"), own)
-        settings = companions.enter_context(service)
-        prefect_url = companions.enter_context(prefect_server(own, folder / "prefect.log"))
-        say(f"service {settings.url}, Prefect UI {prefect_url.removesuffix('/api')}")
-        own |= {
-            "PREFECT_API_URL": prefect_url,
-            "TUNESHIP_URL": settings.url,
-            "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
-            "TUNESHIP_CLIENT_ID": settings.client_id,
-        }
-        yield DemoRun(folder, settings, own)
+
+
+@contextmanager
+def beside_prefect(folder: Path, settings: ClientSettings) -> Generator[DemoRun]:
+    """Start a Prefect server for runs against a service, and stop it at the end."""
+    own = environment_in(folder)
+    with prefect_server(own, folder / "prefect.log") as url:
+        say(f"service {settings.url}, Prefect UI {url.removesuffix('/api')}")
+        variables = service_variables(settings) | {"PREFECT_API_URL": url}
+        yield DemoRun(folder, settings, own | variables)
 
 
 class Memory(threading.Thread):

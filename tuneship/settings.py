@@ -457,13 +457,23 @@ def variables_in(error: ValidationError) -> str:
     return ", ".join(f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in error.errors())
 
 
+def service_variables(settings: ClientSettings) -> dict[str, str]:
+    """The environment variables by which another process reaches a service."""
+    variables = {
+        "TUNESHIP_URL": settings.url,
+        "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
+        "TUNESHIP_CLIENT_ID": settings.client_id,
+    }
+    return (
+        variables
+        if settings.ca_file is None
+        else variables | {"TUNESHIP_CA_FILE": str(settings.ca_file)}
+    )
+
+
 def use_service(settings: ClientSettings) -> None:
     """Name a service in this process's environment, for a flow that runs in it."""
-    os.environ["TUNESHIP_URL"] = settings.url
-    os.environ["TUNESHIP_API_KEY"] = settings.api_key.get_secret_value()
-    os.environ["TUNESHIP_CLIENT_ID"] = settings.client_id
-    if settings.ca_file is not None:
-        os.environ["TUNESHIP_CA_FILE"] = str(settings.ca_file)
+    os.environ.update(service_variables(settings))
 
 
 def refuse_telemetry() -> None:
