@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn
 
-from deployments.background_processes import AtWork, NotStarted, ProcessFolder
+from deployments.background_processes import AtWork, NotStarted, ProcessFolder, say
 from deployments.cluster_parts import (
     NODES,
     ROOT,
@@ -54,38 +54,36 @@ class TrialCluster:
         self._settings = settings or {}
         self._processes = ProcessFolder(self._folder / "run")
 
-    @property
+    @cached_property
     def place(self) -> Place:
-        """The folder, and how the parts reach each other. Raises `OSError`."""
+        """The folder, and how the parts reach each other; made at its first use. Raises `OSError`."""
         return Place(self._folder, self._port, self._settings)
 
     def up(self) -> None:
         """Start what does not run. Raises `NotStarted`, `AtWork` or `OSError`."""
         check_installed()
         with self._processes.alone():
-            place = self.place
             for name, make in PARTS.items():
                 if self._processes.running(name) is None:
-                    _say(f"starting {name}")
-                    part = make(place)
+                    say(f"starting {name}")
+                    part = make(self.place)
                     self._processes.start(name, part.command, part.environment, part.is_ready)
 
     def down(self) -> None:
         """End what `up` started, nothing else. Raises `AtWork`."""
         with self._processes.alone():
             for name in reversed(PARTS):
-                _say(f"{name}: {'stopped' if self._processes.stop(name) else 'was not running'}")
+                say(f"{name}: {'stopped' if self._processes.stop(name) else 'was not running'}")
 
     def status(self) -> None:
         """Print which processes run, and how the cluster is reached."""
         for name in PARTS:
             process = self._processes.running(name)
             state = f"process {process.pid}" if process else "not running"
-            _say(f"{name:<12} {state}, log {self._processes.log(name)}")
+            say(f"{name:<12} {state}, log {self._processes.log(name)}")
         if self._processes.running("balancer") is not None:
-            place = self.place
-            _say(f"address      {place.url}")
-            _say(f"credentials  {place.data_dir(SERVICES[0]) / 'credentials.json'}")
+            say(f"address      {self.place.url}")
+            say(f"credentials  {self.place.credentials}")
 
     def process(self, name: str) -> int | None:
         """The id of a running part's process."""
@@ -110,11 +108,6 @@ def descendants(process: int) -> list[int]:
         with suppress(OSError):  # the thread has just ended
             found += map(int, file.read_text().split())
     return [*found, *(one for child in found for one in descendants(child))]
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def main() -> NoReturn:

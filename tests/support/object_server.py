@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
+from deployments.cluster_parts import OBJECT_PORTS
+from deployments.cluster_parts import object_server as object_server_command
 from tests.support.waiting import free_port, until
 from tuneship.runtime.launch import die_with_parent
 
 WRITER, READER, SECRET = "writer", "reader", "not-a-secret"
-PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc",
-         "filer.port", "filer.port.grpc")  # fmt: skip
 
 
 class ObjectServer:
@@ -33,7 +33,7 @@ class ObjectServer:
         self._program = program
         self._numbers = count(1)
         self.folder = Path(tempfile.mkdtemp(prefix="tuneship-objects-"))
-        self._ports = {name: free_port() for name in PORTS}
+        self._ports = {name: free_port() for name in OBJECT_PORTS}
         self.address = f"127.0.0.1:{self._ports['s3.port']}"
         rights = {WRITER: ["Admin", "Read", "Write", "List"], READER: ["Read", "List"]}
         identities = [
@@ -53,16 +53,14 @@ class ObjectServer:
         parent = os.getpid()
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
-                [
-                    self._program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
-                    f"-dir={self.folder / 'data'}", f"-s3.config={self.folder / 's3.json'}",
-                    "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false",
-                    "-master.volumeSizeLimitMB=64", "-volume.max=50",
-                    *(f"-{name}={port}" for name, port in self._ports.items()),
-                ],
-                stdout=log, stderr=log, cwd=self.folder,
+                object_server_command(
+                    self._program, self.folder / "data", self.folder / "s3.json", self._ports
+                ),
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
                 preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - it only calls prctl
-            )  # fmt: skip
+            )
         try:
             until(lambda: self.process.poll() is not None or self._takes_objects())
             assert self.process.poll() is None, (self.folder / "log").read_text()[-500:]

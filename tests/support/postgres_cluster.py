@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from deployments.background_processes import NotStarted
+from deployments.cluster_parts import postgres_programs
 from tuneship.runtime.launch import die_with_parent
 from tuneship.store import tables
 from tuneship.store.database import Database
@@ -35,12 +37,11 @@ TEMPLATE = "tuneship_template"
 
 
 def programs() -> Path | None:
-    """Find the folder of `initdb` and `postgres`, which Debian does not put on PATH."""
-    on_path = shutil.which("initdb")
-    if on_path is not None:
-        return Path(on_path).resolve().parent
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
+    """Find the folder of `initdb` and `postgres`; None where there is none."""
+    try:
+        return postgres_programs()
+    except NotStarted:
+        return None
 
 
 def unprivileged() -> dict[str, Any]:
