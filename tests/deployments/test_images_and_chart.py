@@ -121,6 +121,11 @@ def test_no_pod_has_rights_or_holds_a_secret_in_its_description(values: dict[str
             assert all("value" not in one for one in secret)
 
 
+def test_the_first_process_of_every_node_reaps() -> None:
+    (cluster,) = (one for one in rendered(LEAST) if one["kind"] == "RayCluster")
+    assert all(one["spec"]["shareProcessNamespace"] for one in pod_templates(cluster))
+
+
 def known(names: Iterator[str]) -> bool:
     ours = {
         name.removeprefix("TUNESHIP_").lower() for name in names if name.startswith("TUNESHIP_")

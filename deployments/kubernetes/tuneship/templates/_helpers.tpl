@@ -30,6 +30,12 @@ securityContext:
   seccompProfile: { type: RuntimeDefault }
 {{- end -}}
 
+{{- /* KubeRay replaces the image's entrypoint, so the pod's own first process reaps: a raylet that is dead but not reaped
+leaves its programs running. */ -}}
+{{- define "tuneship.reaps" -}}
+shareProcessNamespace: true
+{{- end -}}
+
 {{- define "tuneship.container" -}}
 imagePullPolicy: {{ .Values.images.pullPolicy }}
 securityContext:
