@@ -17,7 +17,10 @@ from tuneship.runtime.launchers import CannotLaunch, Launcher
 
 logger = logging.getLogger(__name__)
 
+# Between two looks at a starting agent. They get longer with the time that it takes, by a tenth: it may wait for room
+# on a node for minutes, and each look is two calls of Ray.
 POLL_S = 0.1
+LONGEST_POLL_S = 1.0
 # For an agent that obeys nobody but the service that has started it.
 ONLY_EPOCH = 1
 
@@ -62,6 +65,7 @@ class ListeningAgents:
     async def listening(self, name: str, arguments: Sequence[str]) -> AgentAddress:
         """Start an agent and wait until it listens. Raises `CannotLaunch`, and may leave an agent behind."""
         await self._launcher.start(name, ("--trust", self._authority.trusted, *arguments))
+        pause_s = POLL_S
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 while True:
@@ -70,7 +74,8 @@ class ListeningAgents:
                         return address
                     if state.has_ended:
                         raise CannotLaunch("the agent ended before it listened; its log says why")
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(LONGEST_POLL_S, 1.1 * pause_s)
         except TimeoutError:
             text = f"no node had room within {self._start_timeout_s:g} s"
             raise CannotLaunch(text) from None
