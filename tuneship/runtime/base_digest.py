@@ -3,6 +3,8 @@
 import hashlib
 from pathlib import Path
 
+from tuneship.host.file_digest import sha256_of
+
 # What a replica reads: configuration, tokenizer (for answers that follow a schema) and weights.
 PATTERNS = ("config.json", "tokenizer.json", "*.safetensors")
 
@@ -35,7 +37,5 @@ def _files(base: Path) -> list[Path]:
 def _digest(files: list[Path]) -> str:
     total = hashlib.sha256()
     for file in files:
-        with file.open("rb") as opened:
-            content = hashlib.file_digest(opened, "sha256").hexdigest()
-        total.update(f"{file.name} {content}\n".encode())
+        total.update(f"{file.name} {sha256_of(file)}\n".encode())
     return total.hexdigest()
