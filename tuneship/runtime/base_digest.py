@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from tuneship.host.file_digest import sha256_of
+from tuneship.runtime.agent_protocol import CannotServe
 
 # What a replica reads: configuration, tokenizer (for answers that follow a schema) and weights.
 PATTERNS = ("config.json", "tokenizer.json", "*.safetensors")
@@ -25,6 +26,17 @@ class BaseDigests:
         if known is None or known[0] != state:
             known = self._known[base] = (state, _digest(files))
         return known[1]
+
+
+def check_base(base: Path, digest: str) -> None:
+    """Make sure that the node has the base model with this digest. Raises `CannotServe`."""
+    try:
+        own = BaseDigests().of(base)
+    except OSError as error:
+        text = f"the node cannot read the base model {base.name}: {type(error).__name__}"
+        raise CannotServe(text) from error
+    if own != digest:
+        raise CannotServe(f"the base model {base.name} of the node is another one")
 
 
 def _files(base: Path) -> list[Path]:

@@ -26,9 +26,6 @@ GONE_S = 30.0
 
 It is longer than the lease: the agent kills the process within seconds. A job's lease in the database is as long.
 """
-PIECE_BYTES = 256 << 10
-MAX_ANSWER_BYTES = 1 << 20
-"""Longest message to a leader."""
 TRAIN = "train"
 """The kind of an agent, on its command line."""
 CHECKPOINT, ADAPTER = "checkpoint", "adapter"
