@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -61,6 +61,16 @@ class PlayedAgent:
         return answers
 
 
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> tuple[asyncio.Server, AgentAddress]:
+    """Listen as the program of an agent does, on any port."""
+    context, digest = agent_context(AUTHORITY.trusted)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES)
+    host, port = server.sockets[0].getsockname()
+    return server, AgentAddress(host, port, digest)
+
+
 async def _end(relay: AgentRelay, server: asyncio.Server) -> None:
     """Disconnect everybody when the agent shall end, and listen no more, as the program does."""
     await relay.over.wait()
@@ -82,12 +92,8 @@ async def played_agent(
         return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
 
     relay = AgentRelay(folder / "files", version, start)
-    context, digest = agent_context(AUTHORITY.trusted)
-    server = await asyncio.start_server(
-        relay.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
-    )
+    server, address = await listening(relay.serve)
     ending = asyncio.create_task(_end(relay, server))
-    address = AgentAddress(*server.sockets[0].getsockname(), digest)
     try:
         yield PlayedAgent(relay, address, folder)
     finally:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import AUTHORITY, VERSION, access
+from tests.support.agents import VERSION, access, listening
 from tests.support.engines import PlayedEngines
 from tuneship.runtime import agent_training
 from tuneship.runtime.agent_link import AgentAccess
-from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress
+from tuneship.runtime.agent_protocol import AgentAddress
 from tuneship.runtime.agent_training import AgentTraining
 from tuneship.runtime.base_digest import BaseDigests
-from tuneship.runtime.certificates import agent_context
 from tuneship.runtime.launchers import CannotLaunch
 from tuneship.runtime.training_agents import TrainingAgent
 from tuneship.runtime.training_protocol import TrainOrder
@@ -52,12 +51,9 @@ class TrainingNode:
         self.agent = AgentTraining(folder, VERSION, check_isolation)
 
     async def listen(self) -> AgentAddress:
-        context, digest = agent_context(AUTHORITY.trusted)
-        self._server = await asyncio.start_server(
-            self.agent.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
-        )
+        self._server, address = await listening(self.agent.serve)
         self._beating = asyncio.create_task(self._beat())
-        return AgentAddress(*self._server.sockets[0].getsockname(), digest)
+        return address
 
     async def _beat(self) -> None:
         while not self.agent.over.is_set():
