@@ -9,7 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.engines import PlayedEngines
+from tuneship.runtime import agent_link, agent_sockets
 from tuneship.runtime.agent_link import AgentAccess, AgentLink, open_agent
 from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
 from tuneship.runtime.agent_relay import AgentRelay
@@ -69,6 +72,25 @@ async def listening(
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES)
     host, port = server.sockets[0].getsockname()
     return server, AgentAddress(host, port, digest)
+
+
+HELLO = {"hello": {"version": VERSION, "prefix": "1"}}
+
+
+async def silent_after(*frames: dict[str, Any]) -> tuple[asyncio.Server, AgentAddress]:
+    """An agent that says these messages and then nothing."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for frame in frames:
+            writer.write(encoded(frame))
+
+    return await listening(serve)
+
+
+def hurry_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have services expect a beat every 20 milliseconds."""
+    for module in (agent_link, agent_sockets):
+        monkeypatch.setattr(module, "BEAT_S", 0.02)
 
 
 async def _end(relay: AgentRelay, server: asyncio.Server) -> None:

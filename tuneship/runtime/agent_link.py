@@ -21,7 +21,7 @@ from tuneship.runtime.agent_protocol import (
     AgentAddress,
     ServeOrder,
 )
-from tuneship.runtime.agent_sockets import encoded, limit_silence
+from tuneship.runtime.agent_sockets import Silence, encoded, limit_silence
 from tuneship.runtime.certificates import is_agent
 from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
@@ -149,7 +149,7 @@ class AgentLink(ReplicaLine):
         """Call `open_agent` instead. `end`: called after the agent was told to stop; None: it is not told to."""
         super().__init__(reader, writer, facts, ANSWER_TIMEOUT_S, ids)
         self._end = end
-        self._has_heard = True
+        self._silence = Silence()
         self.others = 0
         """Requests of other services that are in flight at the agent, by its last beat."""
         self.beats = 0
@@ -199,7 +199,7 @@ class AgentLink(ReplicaLine):
         await self.aclose()
 
     def _handle(self, frame: dict[str, Any]) -> None:
-        self._has_heard = True
+        self._silence.has_heard = True
         if "beat" in frame:
             self.others, self.beats = frame["beat"]["others"], self.beats + 1
             return
@@ -208,16 +208,8 @@ class AgentLink(ReplicaLine):
         super()._handle(frame)
 
     async def _watch(self) -> None:
-        """Give the agent up when nothing comes from it: a dead node does not disconnect.
-
-        Beats are counted by turns of the loop and not by the clock: a service that stood still has not been listening.
-        """
-        silent = 0
-        while silent < SILENT_BEATS:
-            await asyncio.sleep(BEAT_S)
-            if self._lost is not None:
-                return
-            silent = 0 if self._has_heard else silent + 1
-            self._has_heard = False
-        self._fail_all(ReplicaLost(SILENT))
-        self._read_task.cancel()
+        """Give the agent up when nothing comes from it."""
+        await self._silence.begun()
+        if self._lost is None:
+            self._fail_all(ReplicaLost(SILENT))
+            self._read_task.cancel()

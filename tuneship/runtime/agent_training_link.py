@@ -15,7 +15,7 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_files import send_pieces, sorted_files
 from tuneship.runtime.agent_link import AgentAccess, connected
 from tuneship.runtime.agent_protocol import LEADER, AgentAddress
-from tuneship.runtime.agent_sockets import encoded
+from tuneship.runtime.agent_sockets import Silence, encoded
 from tuneship.runtime.training_protocol import TrainOrder
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, read_frame
 
@@ -67,6 +67,8 @@ class AgentTrainingLink:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._renewing: asyncio.Task[None] | None = None
         self._is_lost = False
+        self._silence = Silence()
+        self._watch_task = asyncio.create_task(self._watch())
         self._read_task = asyncio.create_task(self._read(reader))
 
     @classmethod
@@ -159,6 +161,7 @@ class AgentTrainingLink:
     async def aclose(self) -> None:
         """Disconnect."""
         self._lose()
+        self._watch_task.cancel()
         self._read_task.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
@@ -199,7 +202,15 @@ class AgentTrainingLink:
         finally:
             self._lose()
 
+    async def _watch(self) -> None:
+        """Give the connection up when nothing comes over it; the training may still run."""
+        await self._silence.begun()
+        if not self._is_lost:
+            logger.warning("the agent of a training is silent")
+            self._lose()
+
     def _handle(self, frame: dict[str, Any]) -> None:
+        self._silence.has_heard = True
         if "renew" in frame:
             # A later one extends more; a database that does not answer must not gather them.
             if self._renewing is None or self._renewing.done():

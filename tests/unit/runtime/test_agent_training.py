@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import access
+from tests.support.agents import HELLO, access, hurry_beats, silent_after
 from tests.support.engines import PlayedEngines
 from tests.support.tiny_model import build_tiny_model
 from tests.support.training_nodes import TrainingNode, order_for
@@ -222,6 +222,25 @@ def test_a_leader_that_comes_back_reads_on(
             assert (await second.news(known, 0, 60)).exit_code == 3
             for link in (first, second):
                 await link.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_node_that_dies_before_it_is_ready_is_given_up(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry_beats(monkeypatch)
+
+    async def renew(_: int) -> bool:
+        raise AssertionError("it asks for no lease")
+
+    async def run() -> None:
+        server, address = await silent_after(HELLO)
+        link = await AgentTrainingLink.open(address, access(), Threads("test", 1), renew)
+        with pytest.raises(TrainingAgentLost):
+            await link.train(order_for(base))
+        await link.aclose()
+        server.close()
 
     asyncio.run(run())
 
