@@ -23,10 +23,9 @@ from tuneship.training.spec import DataKeys, ResolvedHyperparameters, TrainingSp
 BEAT_S = 0.05
 
 
-def order_for(base: Path, epochs: int = 1) -> TrainOrder:
-    """An order to train on `inputs/training/data.jsonl`."""
-    hyperparameters = ResolvedHyperparameters(1e-3, 8, epochs, 0, 4, 8.0, 0.0, ("q_proj",), 1)
-    spec = TrainingSpec(
+def spec_of(epochs: int = 1) -> TrainingSpec:
+    """What a service orders."""
+    return TrainingSpec(
         base_model="elsewhere",
         training_file=Path("/of/the/service/data.jsonl"),
         validation_file=None,
@@ -36,10 +35,14 @@ def order_for(base: Path, epochs: int = 1) -> TrainOrder:
         validation_frequency=1.0,
         max_runtime_seconds=3600.0,
         threads=0,
-        hyperparameters=hyperparameters,
+        hyperparameters=ResolvedHyperparameters(1e-3, 8, epochs, 0, 4, 8.0, 0.0, ("q_proj",), 1),
     )
+
+
+def order_for(base: Path, epochs: int = 1) -> TrainOrder:
+    """An order to train on `inputs/training/data.jsonl`."""
     keys = DataKeys(training="key of the data")
-    return TrainOrder(str(base), BaseDigests().of(base), False, spec.to_json(), keys)
+    return TrainOrder(str(base), BaseDigests().of(base), False, spec_of(epochs).to_json(), keys)
 
 
 class TrainingNode:
