@@ -21,8 +21,7 @@ from tuneship.runtime.agent_protocol import (
     AgentAddress,
     ServeOrder,
 )
-from tuneship.runtime.agent_sockets import Silence, encoded, limit_silence
-from tuneship.runtime.certificates import is_agent
+from tuneship.runtime.agent_sockets import Silence, encoded, is_agent, limit_silence
 from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
     MAX_FRAME_BYTES,

@@ -1,8 +1,11 @@
-"""Parts of all connections between services and agents: messages as bytes, and how silence is noticed."""
+"""Parts of all connections between services and agents: messages as bytes, who answers, and how silence is noticed."""
 
 import asyncio
+import hashlib
 import json
+import secrets
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +15,14 @@ from tuneship.runtime.agent_protocol import BEAT_S, SILENT_BEATS, USER_TIMEOUT_M
 def encoded(frame: Mapping[str, Any]) -> bytes:
     """A message as bytes."""
     return json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+
+
+def is_agent(connection: ssl.SSLObject, digest: str) -> bool:
+    """Whether the other end of a connection is the agent whose certificate has this SHA-256."""
+    certificate = connection.getpeercert(binary_form=True)
+    if certificate is None:
+        return False
+    return secrets.compare_digest(hashlib.sha256(certificate).hexdigest(), digest)
 
 
 class Silence:

@@ -9,14 +9,17 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_link import AgentLink, open_agent
 from tuneship.runtime.agent_protocol import AgentAddress, ServeOrder
 from tuneship.runtime.base_digest import BaseDigests
-from tuneship.runtime.certificates import AgentAuthority
 from tuneship.runtime.launchers import Launcher
 from tuneship.runtime.listening_agents import ListeningAgents
+
+if TYPE_CHECKING:  # it loads X.509
+    from tuneship.runtime.certificates import AgentAuthority
 
 # Ray gets slow when many jobs wait for a node.
 STARTING_AT_ONCE = 4
@@ -48,7 +51,7 @@ class AgentStarter(ListeningAgents):
     def __init__(
         self,
         launcher: Launcher,
-        authority: AgentAuthority,
+        authority: "AgentAuthority",
         installation: str,
         options: AgentOptions,
         clock: Callable[[], datetime],

@@ -9,11 +9,14 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from tuneship.runtime.agent_link import AgentAccess
 from tuneship.runtime.agent_protocol import AgentAddress
-from tuneship.runtime.certificates import AgentAuthority
 from tuneship.runtime.launchers import CannotLaunch, Launcher
+
+if TYPE_CHECKING:  # it loads X.509
+    from tuneship.runtime.certificates import AgentAuthority
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ class ListeningAgents:
     def __init__(
         self,
         launcher: Launcher,
-        authority: AgentAuthority,
+        authority: "AgentAuthority",
         prefix: str,
         clock: Callable[[], datetime],
         start_timeout_s: float,

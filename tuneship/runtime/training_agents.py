@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from tuneship.runtime.agent_protocol import AgentAddress
-from tuneship.runtime.certificates import AgentAuthority
 from tuneship.runtime.launchers import Launcher
 from tuneship.runtime.listening_agents import ListeningAgents
 from tuneship.runtime.training_protocol import TRAIN
+
+if TYPE_CHECKING:  # it loads X.509
+    from tuneship.runtime.certificates import AgentAuthority
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class TrainingAgents(ListeningAgents):
     def __init__(
         self,
         launcher: Launcher,
-        authority: AgentAuthority,
+        authority: "AgentAuthority",
         prefix: str,
         clock: Callable[[], datetime],
         *,
