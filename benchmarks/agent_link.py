@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tuneship.runtime.agent import ALONE_S, until_over
 from tuneship.runtime.agent_link import AgentAccess, open_agent
 from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
 from tuneship.runtime.agent_relay import AgentRelay
@@ -106,13 +107,7 @@ async def run_agent(trusted: str) -> None:
         host, port, *_ = server.sockets[0].getsockname()
         address = AgentAddress(host, port, digest)
         print(address.ready_line(), flush=True)
-        while not relay.over.is_set():
-            relay.beat()
-            try:
-                async with asyncio.timeout(1):
-                    await relay.over.wait()
-            except TimeoutError:
-                continue
+        await until_over(relay, None, ALONE_S)
         server.close()
         await relay.close()
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tuneship.host.durable import flush
+from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import (
     BLOCK_BYTES,
     new_key,
@@ -25,7 +26,7 @@ from tuneship.security.sealed_files import (
     read_plain,
     write_sealed,
 )
-from tuneship.store.blobs import DATA_FILE, Blobs, check_digest, sha256_of
+from tuneship.store.blobs import DATA_FILE, Blobs, check_digest
 from tuneship.store.local_blobs import LocalBlobs
 
 # The size of the pieces in which a connection delivers an upload.

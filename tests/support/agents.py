@@ -2,14 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.engines import PlayedEngines
+from tuneship.runtime import agent_link, agent_sockets
 from tuneship.runtime.agent_link import AgentAccess, AgentLink, open_agent
 from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
 from tuneship.runtime.agent_relay import AgentRelay
@@ -61,6 +64,35 @@ class PlayedAgent:
         return answers
 
 
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> tuple[asyncio.Server, AgentAddress]:
+    """Listen as the program of an agent does, on any port."""
+    context, digest = agent_context(AUTHORITY.trusted)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES)
+    host, port = server.sockets[0].getsockname()
+    return server, AgentAddress(host, port, digest)
+
+
+HELLO = {"hello": {"version": VERSION, "prefix": "1"}}
+
+
+async def silent_after(*frames: dict[str, Any]) -> tuple[asyncio.Server, AgentAddress]:
+    """An agent that says these messages and then nothing."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for frame in frames:
+            writer.write(encoded(frame))
+
+    return await listening(serve)
+
+
+def hurry_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have services expect a beat every 20 milliseconds."""
+    for module in (agent_link, agent_sockets):
+        monkeypatch.setattr(module, "BEAT_S", 0.02)
+
+
 async def _end(relay: AgentRelay, server: asyncio.Server) -> None:
     """Disconnect everybody when the agent shall end, and listen no more, as the program does."""
     await relay.over.wait()
@@ -82,12 +114,8 @@ async def played_agent(
         return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
 
     relay = AgentRelay(folder / "files", version, start)
-    context, digest = agent_context(AUTHORITY.trusted)
-    server = await asyncio.start_server(
-        relay.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
-    )
+    server, address = await listening(relay.serve)
     ending = asyncio.create_task(_end(relay, server))
-    address = AgentAddress(*server.sockets[0].getsockname(), digest)
     try:
         yield PlayedAgent(relay, address, folder)
     finally:

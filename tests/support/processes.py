@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,16 @@ class Serve:
             if module.encode() in command and is_ours and state != "Z":
                 found.append(int(one.name))
         return found
+
+
+@contextmanager
+def served(data_dir: Path, **settings: str) -> Iterator[Serve]:
+    """Start a service, and kill it in the end."""
+    service = Serve(data_dir, **settings)
+    try:
+        yield service
+    finally:
+        service.kill()
 
 
 def rows_file(path: Path, count: int) -> Path:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import AUTHORITY, VERSION, access
+from tests.support.agents import VERSION, access, listening
 from tests.support.engines import PlayedEngines
 from tuneship.runtime import agent_training
 from tuneship.runtime.agent_link import AgentAccess
-from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress
+from tuneship.runtime.agent_protocol import AgentAddress
 from tuneship.runtime.agent_training import AgentTraining
 from tuneship.runtime.base_digest import BaseDigests
-from tuneship.runtime.certificates import agent_context
 from tuneship.runtime.launchers import CannotLaunch
 from tuneship.runtime.training_agents import TrainingAgent
 from tuneship.runtime.training_protocol import TrainOrder
@@ -24,10 +23,9 @@ from tuneship.training.spec import DataKeys, ResolvedHyperparameters, TrainingSp
 BEAT_S = 0.05
 
 
-def order_for(base: Path, epochs: int = 1) -> TrainOrder:
-    """An order to train on `inputs/training/data.jsonl`."""
-    hyperparameters = ResolvedHyperparameters(1e-3, 8, epochs, 0, 4, 8.0, 0.0, ("q_proj",), 1)
-    spec = TrainingSpec(
+def spec_of(epochs: int = 1) -> TrainingSpec:
+    """What a service orders."""
+    return TrainingSpec(
         base_model="elsewhere",
         training_file=Path("/of/the/service/data.jsonl"),
         validation_file=None,
@@ -37,10 +35,14 @@ def order_for(base: Path, epochs: int = 1) -> TrainOrder:
         validation_frequency=1.0,
         max_runtime_seconds=3600.0,
         threads=0,
-        hyperparameters=hyperparameters,
+        hyperparameters=ResolvedHyperparameters(1e-3, 8, epochs, 0, 4, 8.0, 0.0, ("q_proj",), 1),
     )
+
+
+def order_for(base: Path, epochs: int = 1) -> TrainOrder:
+    """An order to train on `inputs/training/data.jsonl`."""
     keys = DataKeys(training="key of the data")
-    return TrainOrder(str(base), BaseDigests().of(base), False, spec.to_json(), keys)
+    return TrainOrder(str(base), BaseDigests().of(base), False, spec_of(epochs).to_json(), keys)
 
 
 class TrainingNode:
@@ -52,12 +54,9 @@ class TrainingNode:
         self.agent = AgentTraining(folder, VERSION, check_isolation)
 
     async def listen(self) -> AgentAddress:
-        context, digest = agent_context(AUTHORITY.trusted)
-        self._server = await asyncio.start_server(
-            self.agent.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
-        )
+        self._server, address = await listening(self.agent.serve)
         self._beating = asyncio.create_task(self._beat())
-        return AgentAddress(*self._server.sockets[0].getsockname(), digest)
+        return address
 
     async def _beat(self) -> None:
         while not self.agent.over.is_set():

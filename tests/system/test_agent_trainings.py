@@ -6,14 +6,13 @@ What is computed twice must be equal to the last bit, so each result is compared
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.opened import opened
-from tests.support.processes import Serve, ended_job, rows_file, start_job
+from tests.support.processes import Serve, ended_job, rows_file, served, start_job
 from tests.support.waiting import children, is_alive, until
 from tuneship.contract.jobs import Job
 from tuneship.store import tables
@@ -23,15 +22,6 @@ from tuneship.training.spec import PROGRESS_FILE
 pytestmark = pytest.mark.slow
 AGENT = "tuneship.runtime.agent"
 EPOCHS = 3
-
-
-@contextmanager
-def served(data_dir: Path, **settings: str) -> Iterator[Serve]:
-    service = Serve(data_dir, **settings)
-    try:
-        yield service
-    finally:
-        service.kill()
 
 
 def results(service: Serve, job: Job) -> dict[str, Any]:

@@ -7,14 +7,19 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Serve, ended_job, rows_file, running_deployment, start_job
+from tests.support.processes import (
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    served,
+    start_job,
+)
 from tests.support.waiting import children, is_alive, until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
@@ -27,15 +32,6 @@ PROMPT = Generate(prompt="What is case 7?", max_tokens=8, temperature=0)
 TEXT = Embed(input=["What is case 7?"])
 CLIENTS = 8
 KILLS = 2
-
-
-@contextmanager
-def served(data_dir: Path, **settings: str) -> Iterator[Serve]:
-    service = Serve(data_dir, **settings)
-    try:
-        yield service
-    finally:
-        service.kill()
 
 
 def agents_of(service: Serve) -> list[int]:

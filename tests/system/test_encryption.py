@@ -24,12 +24,12 @@ from tuneship.contract.datasets import DatasetMerge, DatasetUpload, DatasetValid
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import Hyperparameters, Job, JobCreate, JobSecuritySettings
+from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.access.data_keys import AnotherMasterKey, Keyring, keyring_of
 from tuneship.serving.adapters import read_adapter
 from tuneship.store import queries as rows
 from tuneship.store import tables
-from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database, sqlite_url
 
 MAXIMUM: dict[str, Any] = {"security_settings": {"encryption_level": "maximum"}}

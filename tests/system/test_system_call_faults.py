@@ -19,8 +19,9 @@ from tests.support.opened import opened
 from tests.support.refusing_kernel import FLUSH, MAKE, RENAME, Fault, Kernel
 from tests.support.waiting import until
 from tests.system.test_load import TLS
+from tuneship.host.file_digest import sha256_of
 from tuneship.store import tables
-from tuneship.store.blobs import STAGED, sha256_of
+from tuneship.store.blobs import STAGED
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.identifiers import new_id
 

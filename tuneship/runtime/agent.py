@@ -22,10 +22,16 @@ from pathlib import Path
 
 from tuneship.host.machine import cache_share
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_protocol import BEAT_S, MAX_REQUEST_BYTES, AgentAddress, ServeOrder
-from tuneship.runtime.agent_relay import AgentRelay, CannotServe
+from tuneship.runtime.agent_protocol import (
+    BEAT_S,
+    MAX_REQUEST_BYTES,
+    AgentAddress,
+    CannotServe,
+    ServeOrder,
+)
+from tuneship.runtime.agent_relay import AgentRelay
 from tuneship.runtime.agent_training import AgentTraining
-from tuneship.runtime.base_digest import BaseDigests
+from tuneship.runtime.base_digest import check_base
 from tuneship.runtime.certificates import agent_context
 from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
 from tuneship.runtime.isolation import hide
@@ -55,14 +61,8 @@ class ReplicaStart:
     async def start(self, order: ServeOrder) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start the process and return the streams of its socket. Raises `CannotServe` and `OSError`."""
         base = Path(order.base)
-        try:
-            digest = await self._threads.run(BaseDigests().of, base)
-            cache_bytes = order.cache_bytes or cache_share(base, order.processes)
-        except OSError as error:
-            text = f"the node cannot read the base model {base.name}: {type(error).__name__}"
-            raise CannotServe(text) from error
-        if digest != order.digest:
-            raise CannotServe(f"the base model {base.name} of the node is another one")
+        await self._threads.run(check_base, base, order.digest)
+        cache_bytes = order.cache_bytes or cache_share(base, order.processes)
         runtime = LocalProcesses(isolated=order.isolated)
         options = ServingOptions(cache_bytes, order.weights)
         self._worker, stream = start_serving(runtime, base, LOG, options, [self._files])

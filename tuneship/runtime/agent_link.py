@@ -2,27 +2,26 @@
 
 import asyncio
 import ssl
-from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tuneship.host.thread_pools import Threads
+from tuneship.runtime.agent_files import send_pieces, sorted_files
 from tuneship.runtime.agent_protocol import (
     BEAT_S,
     GATEWAY,
     LEADER,
-    PIECE_BYTES,
     PROTOCOL,
     SILENT_BEATS,
     AgentAddress,
     ServeOrder,
 )
-from tuneship.runtime.agent_sockets import encoded, limit_silence
-from tuneship.runtime.certificates import is_agent
+from tuneship.runtime.agent_sockets import Silence, encoded, is_agent, limit_silence
 from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
     MAX_FRAME_BYTES,
@@ -63,6 +62,22 @@ async def open_agent(
     `order`: the replica that the agent shall run, from its leader; None: it is another one's, who decides when it
     ends. `end`: called when the link is closed.
     """
+    reader, writer, prefix = await connected(address, access, GATEWAY if order is None else LEADER)
+    with _aborted_on_failure(writer):
+        if order is not None:
+            writer.write(encoded(order.to_frame()))
+        facts = ReplicaFacts(**await answer_of(reader, "ready"))
+    ids = (f"{prefix}:{number}" for number in count())
+    return AgentLink(reader, writer, facts, ids, None if order is None else end)
+
+
+async def connected(
+    address: AgentAddress, access: AgentAccess, role: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+    """Connect and say hello; return the streams, and the beginning of all ids. Raises `ReplicaRefused`, `ReplicaLost`.
+
+    It is refused where another program or version answers.
+    """
     try:
         async with asyncio.timeout(CONNECT_PATIENCE_S):
             reader, writer = await asyncio.open_connection(
@@ -70,31 +85,30 @@ async def open_agent(
             )
     except OSError as error:  # also the timeout
         raise ReplicaLost(f"the agent cannot be reached: {type(error).__name__}") from error
-    try:
+    with _aborted_on_failure(writer):
         limit_silence(writer)
-        role = GATEWAY if order is None else LEADER
-        prefix = await greeted(reader, writer, address, access, role)
-        if order is not None:
-            writer.write(encoded(order.to_frame()))
-        facts = ReplicaFacts(**await answer_of(reader, "ready"))
+        return reader, writer, await _greeted(reader, writer, address, access, role)
+
+
+@contextmanager
+def _aborted_on_failure(writer: asyncio.StreamWriter) -> Generator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError) as error:
         writer.transport.abort()
         raise ReplicaLost(f"the agent broke the protocol: {type(error).__name__}") from error
     except BaseException:
         writer.transport.abort()
         raise
-    ids = (f"{prefix}:{number}" for number in count())
-    return AgentLink(reader, writer, facts, ids, None if order is None else end)
 
 
-async def greeted(
+async def _greeted(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     address: AgentAddress,
     access: AgentAccess,
     role: str,
 ) -> str:
-    """Say hello; return the beginning of all ids. Raises `ReplicaRefused` where another program or version answers."""
     if not is_agent(writer.get_extra_info("ssl_object"), address.digest):
         raise ReplicaRefused("another program answers at the agent's address")
     hello = {"op": "hello", "role": role, "epoch": access.epoch, "protocol": PROTOCOL}
@@ -134,7 +148,7 @@ class AgentLink(ReplicaLine):
         """Call `open_agent` instead. `end`: called after the agent was told to stop; None: it is not told to."""
         super().__init__(reader, writer, facts, ANSWER_TIMEOUT_S, ids)
         self._end = end
-        self._has_heard = True
+        self._silence = Silence()
         self.others = 0
         """Requests of other services that are in flight at the agent, by its last beat."""
         self.beats = 0
@@ -153,9 +167,9 @@ class AgentLink(ReplicaLine):
             return
         transfer = next(self._ids)
         try:
-            for file in await self._threads.run(_sorted_files, path):
-                with await self._threads.run(file.open, "rb") as opened:
-                    await self._send_file(transfer, file.name, opened)
+            for file in await self._threads.run(sorted_files, path):
+                head = {"op": "file", "transfer": transfer, "name": file.name}
+                await send_pieces(file, self._threads, partial(self._send_piece, head))
         except OSError as error:
             if self._lost is not None:
                 raise ReplicaLost(str(self._lost)) from error
@@ -163,14 +177,9 @@ class AgentLink(ReplicaLine):
             raise ReplicaRefused(text) from error
         await self._call("load", adapter=adapter, transfer=transfer, key=key)
 
-    async def _send_file(self, transfer: str, name: str, opened: BinaryIO) -> None:
-        is_whole = False
-        while not is_whole:
-            piece = await self._threads.run(opened.read, PIECE_BYTES)
-            is_whole = len(piece) < PIECE_BYTES
-            content = b64encode(piece).decode()
-            self._send({"op": "file", "transfer": transfer, "name": name, "content": content})
-            await self._writer.drain()
+    async def _send_piece(self, head: Mapping[str, str], content: str) -> None:
+        self._send({**head, "content": content})
+        await self._writer.drain()
 
     async def aclose(self) -> None:
         """Disconnect; its leader also ends the agent. Requests in flight fail with `ReplicaLost`."""
@@ -189,7 +198,7 @@ class AgentLink(ReplicaLine):
         await self.aclose()
 
     def _handle(self, frame: dict[str, Any]) -> None:
-        self._has_heard = True
+        self._silence.has_heard = True
         if "beat" in frame:
             self.others, self.beats = frame["beat"]["others"], self.beats + 1
             return
@@ -198,20 +207,8 @@ class AgentLink(ReplicaLine):
         super()._handle(frame)
 
     async def _watch(self) -> None:
-        """Give the agent up when nothing comes from it: a dead node does not disconnect.
-
-        Beats are counted by turns of the loop and not by the clock: a service that stood still has not been listening.
-        """
-        silent = 0
-        while silent < SILENT_BEATS:
-            await asyncio.sleep(BEAT_S)
-            if self._lost is not None:
-                return
-            silent = 0 if self._has_heard else silent + 1
-            self._has_heard = False
-        self._fail_all(ReplicaLost(SILENT))
-        self._read_task.cancel()
-
-
-def _sorted_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.is_file())
+        """Give the agent up when nothing comes from it."""
+        await self._silence.begun()
+        if self._lost is None:
+            self._fail_all(ReplicaLost(SILENT))
+            self._read_task.cancel()

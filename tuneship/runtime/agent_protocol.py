@@ -27,6 +27,14 @@ PIECE_BYTES = 256 << 10
 _READY = re.compile(r"^ready (?P<host>\S+):(?P<port>\d+) (?P<digest>[0-9a-f]{64})$", re.MULTILINE)
 
 
+class CannotServe(Exception):
+    """The node cannot run what was ordered; the text says why."""
+
+
+class NotUnderstood(Exception):
+    """A service broke the protocol; the agent closes its connection."""
+
+
 @dataclass(frozen=True)
 class AgentAddress:
     """The place where an agent listens, and the SHA-256 of the certificate that it will show there."""

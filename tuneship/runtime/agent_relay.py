@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_protocol import GATEWAY, LEADER, PROTOCOL, ServeOrder
+from tuneship.runtime.agent_files import append_piece, is_file_name
+from tuneship.runtime.agent_protocol import (
+    GATEWAY,
+    LEADER,
+    PROTOCOL,
+    CannotServe,
+    NotUnderstood,
+    ServeOrder,
+)
 from tuneship.runtime.agent_sockets import encoded, limit_silence
 
 logger = logging.getLogger(__name__)
@@ -31,14 +39,6 @@ CONTROL = {"serve", "stop", "unload"}
 ASKING = {"generate", "embed"}
 # Entries of a frame of tokens or of embeddings begin with the id of their request.
 DIVIDED = ("tokens", "finished", "scores", "prompt_scores", "embedded")
-
-
-class CannotServe(Exception):
-    """The node cannot serve what was ordered; the text says why."""
-
-
-class NotUnderstood(Exception):
-    """A service broke the protocol; its connection is closed."""
 
 
 class ServiceConnection:
@@ -250,15 +250,13 @@ class AgentRelay:
     def _keep_piece(self, connection: ServiceConnection, frame: Frame) -> None:
         """Append a piece to a file of an adapter. Raises `NotUnderstood` for a name that is none."""
         name, folder = str(frame["name"]), _place(connection, frame["transfer"])
-        if name in ("", ".", "..") or Path(name).name != name:
+        if not is_file_name(name):
             raise NotUnderstood
         content = b64decode(frame["content"], validate=True)
         if folder in connection.unwritten:
             return
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (folder / name).open("ab") as file:
-                file.write(content)
+            append_piece(folder / name, content)
         except OSError as error:  # the disk is full, say
             logger.warning("an adapter could not be written: %s", error.strerror)
             connection.unwritten.add(folder)

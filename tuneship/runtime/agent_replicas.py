@@ -9,11 +9,9 @@ from pathlib import Path
 
 from tuneship.runtime.agent_starter import AgentStarter
 from tuneship.runtime.launchers import CannotLaunch
+from tuneship.runtime.listening_agents import ONLY_EPOCH
 from tuneship.runtime.replica_protocol import OpenedReplica
 from tuneship.serving.replica_client import ReplicaLost
-
-# A service that is alone leads once.
-ONLY_EPOCH = 1
 
 
 class AgentWorker:

@@ -1,17 +1,48 @@
-"""Parts of a connection that services and agents share: messages as bytes, and the kernel's own limit for silence."""
+"""Parts of all connections between services and agents: messages as bytes, who answers, and how silence is noticed."""
 
 import asyncio
+import hashlib
 import json
+import secrets
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from tuneship.runtime.agent_protocol import USER_TIMEOUT_MS
+from tuneship.runtime.agent_protocol import BEAT_S, SILENT_BEATS, USER_TIMEOUT_MS
 
 
 def encoded(frame: Mapping[str, Any]) -> bytes:
     """A message as bytes."""
     return json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+
+
+def is_agent(connection: ssl.SSLObject, digest: str) -> bool:
+    """Whether the other end of a connection is the agent whose certificate has this SHA-256."""
+    certificate = connection.getpeercert(binary_form=True)
+    if certificate is None:
+        return False
+    return secrets.compare_digest(hashlib.sha256(certificate).hexdigest(), digest)
+
+
+class Silence:
+    """Notices that an agent sends nothing any more: a dead node does not disconnect."""
+
+    def __init__(self) -> None:
+        """Begin as if it had just sent something."""
+        self.has_heard = True
+        """To be set with each message."""
+
+    async def begun(self) -> None:
+        """Return when several beats in a row have not come.
+
+        They are counted by turns of the loop and not by the clock: a service that stood still has not been listening.
+        """
+        silent = 0
+        while silent < SILENT_BEATS:
+            await asyncio.sleep(BEAT_S)
+            silent = 0 if self.has_heard else silent + 1
+            self.has_heard = False
 
 
 def limit_silence(writer: asyncio.StreamWriter) -> None:

@@ -1,30 +1,28 @@
-"""Starts agents with a launcher, reads where they listen, and connects to them as their leader.
+"""Starts the agents of replicas, and connects to them as their leader.
 
 For a service that is alone (`agent_replicas.py`), and for the leader of a cluster
 (`tuneship/service/deployments/agent_keeper.py`).
 """
 
 import asyncio
-import logging
-import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_link import AgentAccess, AgentLink, open_agent
+from tuneship.runtime.agent_link import AgentLink, open_agent
 from tuneship.runtime.agent_protocol import AgentAddress, ServeOrder
 from tuneship.runtime.base_digest import BaseDigests
-from tuneship.runtime.certificates import AgentAuthority
-from tuneship.runtime.launchers import CannotLaunch, Launcher
+from tuneship.runtime.launchers import Launcher
+from tuneship.runtime.listening_agents import ListeningAgents
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:  # it loads X.509
+    from tuneship.runtime.certificates import AgentAuthority
 
 # Ray gets slow when many jobs wait for a node.
 STARTING_AT_ONCE = 4
-POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -47,41 +45,29 @@ class AgentOptions:
     """Digests that are known, which outlast a time of leading."""
 
 
-class AgentStarter:
-    """Starts agents and ends them. Used by one leader, for one time of leading."""
+class AgentStarter(ListeningAgents):
+    """Starts agents of replicas and ends them. Used by one leader, for one time of leading."""
 
     def __init__(
         self,
         launcher: Launcher,
-        authority: AgentAuthority,
+        authority: "AgentAuthority",
         installation: str,
         options: AgentOptions,
         clock: Callable[[], datetime],
     ) -> None:
         """`installation`: begins the names of all its agents."""
-        self._launcher = launcher
-        self._authority = authority
-        self._installation = installation
+        super().__init__(launcher, authority, f"{installation}-", clock, options.start_timeout_s)
         self._options = options
-        self._clock = clock
         self._threads = Threads("digest of a base model", 1)
         self._places = asyncio.Semaphore(STARTING_AT_ONCE)
-        self._first = asyncio.Lock()
-        self._has_begun = False
-
-    def new_name(self) -> str:
-        """A name that no agent has had."""
-        return f"{self._installation}-{secrets.token_hex(6)}"
 
     async def order_for(self, base: Path) -> ServeOrder:
         """The order to serve a base model. Raises `OSError` if the model cannot be read."""
-        return self._order(base, await self._threads.run(self._options.digests.of, base))
-
-    def _order(self, base: Path, digest: str) -> ServeOrder:
         options = self._options
         return ServeOrder(
-            base=str(base.absolute()),
-            digest=digest,
+            base=str(base.absolute()),  # noqa: ASYNC240 - it asks no disk
+            digest=await self._threads.run(options.digests.of, base),
             isolated=options.isolated,
             cache_bytes=options.cache_bytes,
             processes=options.processes,
@@ -93,35 +79,12 @@ class AgentStarter:
 
         `keep`: the agents of earlier leaders that go on, asked once before the first start.
         """
-        async with self._places:
-            await self._begin(keep)
-            await self._launcher.start(name, ("--trust", self._authority.trusted, *self._alone()))
-            try:
-                async with asyncio.timeout(self._options.start_timeout_s):
-                    return await self._listening(name)
-            except TimeoutError:
-                text = f"no node had room within {self._options.start_timeout_s:g} s"
-                raise CannotLaunch(text) from None
-
-    def _alone(self) -> tuple[str, ...]:
         alone_s = self._options.alone_s
-        return () if alone_s is None else ("--alone-s", f"{alone_s:g}")
-
-    async def _listening(self, name: str) -> AgentAddress:
-        while True:
-            state = await self._launcher.state(name)
-            if (address := AgentAddress.said_in(state.said)) is not None:
-                return address
-            if state.has_ended:
-                raise CannotLaunch("the agent ended before it listened; its log says why")
-            await asyncio.sleep(POLL_S)
-
-    async def _begin(self, keep: Callable[[], Collection[str]]) -> None:
-        """Prepare the launcher before the first start."""
-        async with self._first:
-            if not self._has_begun:
-                await self._launcher.begin(f"{self._installation}-", keep())
-                self._has_begun = True
+        async with self._places:
+            await self.begin(keep)
+            return await self.listening(
+                name, () if alone_s is None else ("--alone-s", f"{alone_s:g}")
+            )
 
     async def connect(
         self,
@@ -132,15 +95,3 @@ class AgentStarter:
     ) -> AgentLink:
         """Connect to an agent; see `open_agent`."""
         return await open_agent(address, self.access(epoch), order, end)
-
-    def access(self, epoch: int = 0) -> AgentAccess:
-        """The credentials for one connection."""
-        context = self._authority.client_context(self._clock())
-        return AgentAccess(context, epoch, version("tuneship"))
-
-    async def end(self, name: str) -> None:
-        """End an agent; one that its launcher cannot end now ends by itself, since nobody connects to it."""
-        try:
-            await self._launcher.end(name)
-        except CannotLaunch as error:
-            logger.warning("an agent could not be ended and will end by itself: %s", error)

@@ -18,10 +18,16 @@ from typing import Any
 
 from tuneship.host.deadline_file import elapsed_s, write_deadline
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_protocol import LEADER, PROTOCOL
-from tuneship.runtime.agent_relay import CannotServe, NotUnderstood
-from tuneship.runtime.agent_sockets import encoded
-from tuneship.runtime.base_digest import BaseDigests
+from tuneship.runtime.agent_files import append_piece, is_file_name
+from tuneship.runtime.agent_protocol import (
+    LEADER,
+    PIECE_BYTES,
+    PROTOCOL,
+    CannotServe,
+    NotUnderstood,
+)
+from tuneship.runtime.agent_sockets import encoded, limit_silence
+from tuneship.runtime.base_digest import check_base
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.training_protocol import (
     ADAPTER,
@@ -30,7 +36,6 @@ from tuneship.runtime.training_protocol import (
     CHECKPOINTS,
     INPUTS,
     LEASE_S,
-    PIECE_BYTES,
     SENT,
     TrainOrder,
 )
@@ -152,6 +157,7 @@ class AgentTraining:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Obey the leader until it disconnects."""
         try:
+            limit_silence(writer)
             async with asyncio.timeout(HELLO_PATIENCE_S):
                 self._greet(json.loads(await reader.readline()), writer)
             while (line := await reader.readline()).endswith(b"\n"):
@@ -216,13 +222,11 @@ class AgentTraining:
     def _keep_piece(self, frame: Frame) -> None:
         """Append a piece to a file. Raises `NotUnderstood` for a path that leads elsewhere."""
         parts = str(frame["path"]).split("/")
-        if parts[0] not in (INPUTS, CHECKPOINTS) or not all(_is_name(part) for part in parts):
+        if parts[0] not in (INPUTS, CHECKPOINTS) or not all(is_file_name(part) for part in parts):
             raise NotUnderstood
         content, file = b64decode(frame["content"], validate=True), self._folder.joinpath(*parts)
         try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with file.open("ab") as opened:
-                opened.write(content)
+            append_piece(file, content)
         except OSError as error:  # the disk is full, say
             self._fault = f"the node cannot keep the files of the training: {error.strerror}"
 
@@ -243,13 +247,7 @@ class AgentTraining:
         base = Path(order.base)
         if self._fault is not None:
             raise CannotServe(self._fault)
-        try:
-            digest = BaseDigests().of(base)
-        except OSError as error:
-            text = f"the node cannot read the base model {base.name}: {type(error).__name__}"
-            raise CannotServe(text) from error
-        if digest != order.digest:
-            raise CannotServe(f"the base model {base.name} of the node is another one")
+        check_base(base, order.digest)
         if order.isolated:
             self._check_isolation(base)
         spec = TrainingSpec.from_json(order.spec)
@@ -344,7 +342,7 @@ class AgentTraining:
 
     def _piece(self, frame: Frame) -> bytes:
         name = str(frame["name"])
-        if not _is_name(name):
+        if not is_file_name(name):
             raise NotUnderstood
         with (self._place_of(frame["what"]) / name).open("rb") as file:
             file.seek(int(frame["offset"]))
@@ -352,10 +350,6 @@ class AgentTraining:
 
     def _place_of(self, what: str) -> Path:
         return self._attempt / "output" / ADAPTER if what == ADAPTER else self._folder / SENT
-
-
-def _is_name(text: str) -> bool:
-    return text not in ("", ".", "..") and Path(text).name == text
 
 
 def _sizes(folder: Path) -> dict[str, int]:

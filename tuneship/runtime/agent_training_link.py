@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from typing import Any, BinaryIO
 
 from tuneship.host.durable import flush
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_link import AgentAccess, greeted
+from tuneship.runtime.agent_files import send_pieces, sorted_files
+from tuneship.runtime.agent_link import AgentAccess, connected
 from tuneship.runtime.agent_protocol import LEADER, AgentAddress
-from tuneship.runtime.agent_sockets import encoded
-from tuneship.runtime.training_protocol import MAX_ANSWER_BYTES, PIECE_BYTES, TrainOrder
+from tuneship.runtime.agent_sockets import Silence, encoded
+from tuneship.runtime.training_protocol import TrainOrder
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, read_frame
 
 logger = logging.getLogger(__name__)
 
-CONNECT_S = 5.0
 # The agent reads the whole base model before it is ready, and tests the isolation.
 READY_S = 600.0
 ANSWER_S = 15.0
@@ -67,6 +67,8 @@ class AgentTrainingLink:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._renewing: asyncio.Task[None] | None = None
         self._is_lost = False
+        self._silence = Silence()
+        self._watch_task = asyncio.create_task(self._watch())
         self._read_task = asyncio.create_task(self._read(reader))
 
     @classmethod
@@ -83,38 +85,25 @@ class AgentTrainingLink:
         each request. `threads`: for files.
         """
         try:
-            async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port, ssl=access.context, limit=MAX_ANSWER_BYTES
-                )
-        except OSError as error:  # also a timeout
-            text = f"the agent cannot be reached: {type(error).__name__}"
-            raise TrainingAgentLost(text) from error
-        try:
-            await greeted(reader, writer, address, access, LEADER)
-        except BaseException as error:
-            writer.transport.abort()
-            if isinstance(error, ReplicaRefused):
-                raise TrainingRefused(str(error)) from error
-            if isinstance(error, (ReplicaLost, KeyError, TypeError, ValueError, OSError)):
-                raise TrainingAgentLost(str(error)) from error
-            raise
+            reader, writer, _ = await connected(address, access, LEADER)
+        except ReplicaRefused as error:
+            raise TrainingRefused(str(error)) from error
+        except ReplicaLost as error:
+            raise TrainingAgentLost(str(error)) from error
         return cls(reader, writer, threads, on_renew)
 
     async def send_folder(self, folder: Path, name: str) -> None:
-        """Send all files of a folder, which will be in a folder of this name. Raises as `_send_file` does."""
-        for file in await self._threads.run(_sorted_files, folder):
+        """Send all files of a folder, which will be in a folder of this name. Raises as `send_file` does."""
+        for file in await self._threads.run(sorted_files, folder):
             await self.send_file(file, f"{name}/{file.name}")
 
     async def send_file(self, file: Path, path: str) -> None:
         """Send a file as it is. Raises `OSError` and `TrainingAgentLost`."""
-        with await self._threads.run(file.open, "rb") as opened:
-            is_whole = False
-            while not is_whole:
-                piece = await self._threads.run(opened.read, PIECE_BYTES)
-                is_whole = len(piece) < PIECE_BYTES
-                content = b64encode(piece).decode()
-                await self._send({"op": "file", "path": path, "content": content})
+        await send_pieces(
+            file,
+            self._threads,
+            lambda content: self._send({"op": "file", "path": path, "content": content}),
+        )
 
     async def train(self, order: TrainOrder) -> None:
         """Order the training and wait until the agent is ready; it starts when the lease is first renewed.
@@ -172,6 +161,7 @@ class AgentTrainingLink:
     async def aclose(self) -> None:
         """Disconnect."""
         self._lose()
+        self._watch_task.cancel()
         self._read_task.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
@@ -212,7 +202,15 @@ class AgentTrainingLink:
         finally:
             self._lose()
 
+    async def _watch(self) -> None:
+        """Give the connection up when nothing comes over it; the training may still run."""
+        await self._silence.begun()
+        if not self._is_lost:
+            logger.warning("the agent of a training is silent")
+            self._lose()
+
     def _handle(self, frame: dict[str, Any]) -> None:
+        self._silence.has_heard = True
         if "renew" in frame:
             # A later one extends more; a database that does not answer must not gather them.
             if self._renewing is None or self._renewing.done():
@@ -239,7 +237,3 @@ class AgentTrainingLink:
             if not waiting.done():
                 waiting.set_exception(TrainingAgentLost("the connection to the agent is lost"))
                 waiting.exception()  # nobody may be waiting any more
-
-
-def _sorted_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.is_file())

@@ -3,6 +3,9 @@
 import hashlib
 from pathlib import Path
 
+from tuneship.host.file_digest import sha256_of
+from tuneship.runtime.agent_protocol import CannotServe
+
 # What a replica reads: configuration, tokenizer (for answers that follow a schema) and weights.
 PATTERNS = ("config.json", "tokenizer.json", "*.safetensors")
 
@@ -25,6 +28,17 @@ class BaseDigests:
         return known[1]
 
 
+def check_base(base: Path, digest: str) -> None:
+    """Make sure that the node has the base model with this digest. Raises `CannotServe`."""
+    try:
+        own = BaseDigests().of(base)
+    except OSError as error:
+        text = f"the node cannot read the base model {base.name}: {type(error).__name__}"
+        raise CannotServe(text) from error
+    if own != digest:
+        raise CannotServe(f"the base model {base.name} of the node is another one")
+
+
 def _files(base: Path) -> list[Path]:
     files = sorted(file for pattern in PATTERNS for file in base.glob(pattern))
     if not files:
@@ -35,7 +49,5 @@ def _files(base: Path) -> list[Path]:
 def _digest(files: list[Path]) -> str:
     total = hashlib.sha256()
     for file in files:
-        with file.open("rb") as opened:
-            content = hashlib.file_digest(opened, "sha256").hexdigest()
-        total.update(f"{file.name} {content}\n".encode())
+        total.update(f"{file.name} {sha256_of(file)}\n".encode())
     return total.hexdigest()

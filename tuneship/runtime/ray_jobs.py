@@ -4,6 +4,7 @@ Ray sees a command line with the certificate of our authority, which is public, 
 Its words about a job are hints: it may say that one has failed which still runs.
 """
 
+import logging
 import shlex
 import ssl
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +15,8 @@ from typing import Any
 import httpx
 
 from tuneship.runtime.launchers import AgentState, CannotLaunch, LauncherAway
+
+logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 15.0
 ENDED = {"STOPPED", "SUCCEEDED", "FAILED"}
@@ -98,13 +101,21 @@ class RayJobs:
         await self._stop(self._clusters[0], name)
 
     async def begin(self, prefix: str, keep: Collection[str] = ()) -> None:
-        """Check the first cluster; stop the other jobs with such names on all clusters. Raises `CannotLaunch`."""
+        """Check the first cluster; stop the other jobs with such names on all clusters. Raises `CannotLaunch`.
+
+        Another cluster that does not answer hinders no start: agents there end by themselves when they are alone.
+        """
         await self.check()
         self._prefix = prefix
         for cluster in self._clusters:
-            for name, status in await self._own_jobs(cluster):
-                if status not in ENDED and name not in keep:
-                    await self._stop(cluster, name)
+            try:
+                for name, status in await self._own_jobs(cluster):
+                    if status not in ENDED and name not in keep:
+                        await self._stop(cluster, name)
+            except LauncherAway as error:
+                if cluster is self._clusters[0]:
+                    raise
+                logger.warning("agents on %s are left to themselves: %s", cluster.url, error)
 
     async def _delete_ended(self) -> None:
         """Delete the entries of jobs that have ended: Ray gets slow with many.

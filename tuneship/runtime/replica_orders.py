@@ -2,24 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# Longest pause between failed starts.
-MAX_BACKOFF_S = 30.0
-
-
-@dataclass(frozen=True)
-class FailedStarts:
-    """Starts of replicas of one base model that have failed."""
-
-    total: int
-    in_a_row: int
-    error: str
-    """Why the last one failed."""
-    until: float
-    """No start is tried before, by the loop's clock."""
+from tuneship.runtime.failed_starts import FailedStarts
 
 
 class KeepsReplicas(Protocol):
@@ -67,23 +53,19 @@ class ReplicaOrders:
 
     def failures(self, base: Path) -> int:
         """How many starts have failed in all."""
-        return self.failed[base].total if base in self.failed else 0
+        return self._failed_of(base).total
 
     def refusal(self, base: Path) -> str:
         """Why no replica of a base model is started now; empty where one may be."""
-        failed = self.failed.get(base)
-        if failed is None or asyncio.get_running_loop().time() >= failed.until:
-            return ""
-        return failed.error
+        return self._failed_of(base).refusal
 
     def note_failure(self, base: Path, error: str) -> None:
         """Note that a start has failed: the next one is tried after a pause, longer each time."""
-        before = self.failed.get(base, FailedStarts(0, 0, "", 0.0))
-        pause = min(MAX_BACKOFF_S, 2.0**before.in_a_row)
-        until = asyncio.get_running_loop().time() + pause
-        self.failed[base] = FailedStarts(before.total + 1, before.in_a_row + 1, error, until)
+        self.failed[base] = self._failed_of(base).with_failure(error)
 
     def note_success(self, base: Path) -> None:
         """Note that a start has succeeded."""
-        if base in self.failed:
-            self.failed[base] = FailedStarts(self.failed[base].total, 0, "", 0.0)
+        self.failed[base] = self._failed_of(base).with_success()
+
+    def _failed_of(self, base: Path) -> FailedStarts:
+        return self.failed.get(base, FailedStarts())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 
+from tuneship.runtime.failed_starts import FailedStarts
 from tuneship.runtime.live_replicas import LiveReplicas
 from tuneship.runtime.replica_handle import ReplicaHandle
 from tuneship.runtime.replica_protocol import NoReplica, OpenedReplica, OpenReplica
@@ -19,8 +20,6 @@ from tuneship.serving.replica_client import ANSWER_TIMEOUT_S, ReplicaLine, Repli
 # A big model takes minutes to read; a process that hangs before it is ready must not be waited
 # for forever.
 START_TIMEOUT_S = 900.0
-# Longest pause between failed starts.
-MAX_BACKOFF_S = 30.0
 
 
 def usual_weights(_base: Path) -> None:
@@ -73,9 +72,7 @@ class ReplicaSet(LiveReplicas):
         self._numbers = count()
         self._starts: set[asyncio.Task[None]] = set()
         self._wanted = 1
-        self._failed_starts = 0
-        self._last_error = ""
-        self._no_start_before = 0.0
+        self._failed = FailedStarts()
 
     # Starting and ending replicas.
 
@@ -88,16 +85,12 @@ class ReplicaSet(LiveReplicas):
         for replica in staying[wanted:]:
             self._retire(replica)
         self._remove_dead()
-        if not self._is_backing_off:
+        if not self._failed.is_pausing:
             self._start_missing(wanted)
 
     @property
-    def _is_backing_off(self) -> bool:
-        return asyncio.get_running_loop().time() < self._no_start_before
-
-    @property
     def _start_refusal(self) -> str:
-        return self._last_error if self._is_backing_off else ""
+        return self._failed.refusal
 
     def _start_missing(self, wanted: int) -> None:
         for _ in range(wanted - len(self.live) - len(self._starts)):
@@ -133,12 +126,9 @@ class ReplicaSet(LiveReplicas):
             return
         error = task.exception()
         if error is None:
-            self._failed_starts = 0
+            self._failed = self._failed.with_success()
             return
-        self._failed_starts += 1
-        self._last_error = str(error)
-        pause = min(MAX_BACKOFF_S, 2.0 ** (self._failed_starts - 1))
-        self._no_start_before = asyncio.get_running_loop().time() + pause
+        self._failed = self._failed.with_failure(str(error))
         self._emit("error", f"replica not started: {error}")
 
     async def _ensure_live(self, width: int) -> None:

@@ -5,7 +5,7 @@ The leader says `hello` (`agent_protocol.py`), sends the files of the attempt in
 the training process when that is first `renewed`. The leader asks for `news` (progress lines from an offset, the exit
 code, the step of the newest checkpoint), which waits until there are any; has the agent `hold` the files of a
 checkpoint or of the finished adapter, and gets them by `piece`s; tells it to `cancel` and to `stop`. A `beat` goes to
-the leader every second. Files are sent as they are, sealed.
+the leader every second, who gives a silent connection up and connects again. Files are sent as they are, sealed.
 
 The lease: what is renewed counts from the moment at which the agent *asked*. The leader answers when the lease of the
 job is extended in the database, and that one is longer. So whatever is late, or lost, the process has ended before
@@ -26,9 +26,6 @@ GONE_S = 30.0
 
 It is longer than the lease: the agent kills the process within seconds. A job's lease in the database is as long.
 """
-PIECE_BYTES = 256 << 10
-MAX_ANSWER_BYTES = 1 << 20
-"""Longest message to a leader."""
 TRAIN = "train"
 """The kind of an agent, on its command line."""
 CHECKPOINT, ADAPTER = "checkpoint", "adapter"

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuneship.host.machine import cache_share
 from tuneship.runtime.agent_replicas import AgentReplicas
 from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
-from tuneship.runtime.certificates import PURPOSE, AgentAuthority
 from tuneship.runtime.launchers import CannotLaunch, Launcher, LauncherAway
 from tuneship.runtime.local_agents import LocalAgents
 from tuneship.runtime.ray_jobs import AgentJob, RayCluster, RayJobs
@@ -25,6 +25,9 @@ from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.common.clock_watch import utc_now
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
+
+if TYPE_CHECKING:
+    from tuneship.runtime.certificates import AgentAuthority
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +72,6 @@ def agent_starters(
     else:
         log = settings.data_dir / "logs" / "agents.log"
         launcher = LocalAgents(runtime, log, outlive_service=is_shared)
-    agent_secret = derived_secret(secret, PURPOSE)
     options = AgentOptions(
         isolated=isolates,
         cache_bytes=settings.replica_cache_bytes,
@@ -78,10 +80,22 @@ def agent_starters(
         start_timeout_s=settings.agent_start_timeout_s,
         alone_s=ALONE_IN_CLUSTER_S if is_shared else None,
     )
-    # Several installations may use one cluster of nodes. Derived, so that it is the same after a restart.
-    installation = f"tuneship-{hashlib.sha256(agent_secret).hexdigest()[:12]}"
-    authority = AgentAuthority(agent_secret)
-    return partial(AgentStarter, launcher, authority, installation, options, clock)
+    authority, word = agent_authority(secret)
+    return partial(AgentStarter, launcher, authority, f"tuneship-{word}", options, clock)
+
+
+def agent_authority(secret: bytes) -> tuple["AgentAuthority", str]:
+    """The authority that all agents of a service trust, and a word that tells its agents from those of others.
+
+    Several installations may use one cluster of nodes. Derived from the master key, both are the same after a restart.
+    """
+    from tuneship.runtime.certificates import (  # noqa: PLC0415 - loads X.509, for agents alone
+        PURPOSE,
+        AgentAuthority,
+    )
+
+    agent_secret = derived_secret(secret, PURPOSE)
+    return AgentAuthority(agent_secret), hashlib.sha256(agent_secret).hexdigest()[:12]
 
 
 def ray_jobs(settings: ServiceSettings) -> RayJobs:

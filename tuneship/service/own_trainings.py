@@ -1,15 +1,11 @@
 """Chooses by the settings where trainings run: as processes of the service, or by agents."""
 
-import hashlib
-
-from tuneship.runtime.certificates import PURPOSE, AgentAuthority
 from tuneship.runtime.launchers import Launcher
 from tuneship.runtime.local_agents import LocalAgents
 from tuneship.runtime.training_agents import TrainingAgents
 from tuneship.runtime.worker_protocol import Runtime
-from tuneship.security.master_key import derived_secret
 from tuneship.service.common.clock_watch import utc_now
-from tuneship.service.own_replicas import ray_jobs
+from tuneship.service.own_replicas import agent_authority, ray_jobs
 from tuneship.settings import ServiceSettings
 
 
@@ -27,13 +23,12 @@ def training_agents(
         launcher = ray_jobs(settings)
     else:
         launcher = LocalAgents(runtime, settings.data_dir / "logs" / "agents.log")
-    agent_secret = derived_secret(secret, PURPOSE)
-    # Not the beginning of the names of replicas' agents, which a starting service ends.
-    prefix = f"tuneship-trains-{hashlib.sha256(agent_secret).hexdigest()[:12]}-"
+    authority, word = agent_authority(secret)
     return TrainingAgents(
         launcher,
-        AgentAuthority(agent_secret),
-        prefix,
+        authority,
+        # Not the beginning of the names of replicas' agents, which a starting service ends.
+        f"tuneship-trains-{word}-",
         utc_now,
         isolated=isolates,
         start_timeout_s=settings.agent_start_timeout_s,

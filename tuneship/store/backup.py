@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tuneship.host.durable import flush, write_private
+from tuneship.host.file_digest import sha256_of
 from tuneship.store import installation
 from tuneship.store.backup_format import (
     BLOBS,
@@ -30,7 +31,7 @@ from tuneship.store.backup_format import (
     rows_in,
     tidy,
 )
-from tuneship.store.blobs import Blobs, sha256_of
+from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database
 from tuneship.store.stored_files import stored_objects
 

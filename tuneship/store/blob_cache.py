@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tuneship.host.durable import flush
-from tuneship.store.blobs import KINDS, STAGED, FileDamaged, HashedFile, ObjectRef, sha256_of
+from tuneship.host.file_digest import sha256_of
+from tuneship.store.blobs import KINDS, STAGED, FileDamaged, HashedFile, ObjectRef
 
 # Below the data directory. Workers may read the folders of `objects`; what is not complete is in `incoming`.
 OBJECTS, INCOMING = Path("cache", "objects"), Path("cache", "incoming")

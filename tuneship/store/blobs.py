@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import ObjectDamaged, SealingWriter, new_key, open_plain
 from tuneship.startup import StartupError
 
@@ -210,9 +211,3 @@ def check_digest(path: Path, sha256: str) -> None:
     """Compare a stored file with its digest. Raises `FileDamaged` if they differ, and `OSError`."""
     if sha256_of(path) != sha256:
         raise FileDamaged(path.name)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a local file, in hexadecimal. Raises `OSError`."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuneship.host.durable import flush
+from tuneship.host.file_digest import sha256_of
 from tuneship.store.blobs import (
     KINDS,
     STAGED,
@@ -20,7 +21,6 @@ from tuneship.store.blobs import (
     ObjectRef,
     StagedFile,
     check_digest,
-    sha256_of,
     staged_in,
 )
 from tuneship.store.quarantine import set_aside

@@ -5,7 +5,6 @@ neither models nor what the values mean. Next: `training_loop.py`.
 """
 
 import contextlib
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tuneship.host.durable import flush
+from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import ObjectDamaged, read_plain, write_sealed
 from tuneship.training.checkpoint_folders import KEPT, STEP, step_folder
 
@@ -56,7 +56,7 @@ class Checkpoints:
             summary = {
                 "step": step,
                 "fingerprint": self._fingerprint,
-                "tensors_sha256": _sha256(directory / TENSORS_FILE),
+                "tensors_sha256": sha256_of(directory / TENSORS_FILE),
                 "state": state,
             }
             write_sealed(directory / STATE_FILE, self._key, json.dumps(summary).encode())
@@ -74,7 +74,7 @@ class Checkpoints:
             try:
                 summary = json.loads(read_plain(directory / STATE_FILE, self._key))
                 is_own = summary["fingerprint"] == self._fingerprint
-                if is_own and summary["tensors_sha256"] == _sha256(directory / TENSORS_FILE):
+                if is_own and summary["tensors_sha256"] == sha256_of(directory / TENSORS_FILE):
                     tensors = load(read_plain(directory / TENSORS_FILE, self._key))
                     return Checkpoint(summary["step"], summary["state"], tensors)
             except ObjectDamaged:
@@ -114,8 +114,3 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.glob(".tmp-*"):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

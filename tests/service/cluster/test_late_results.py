@@ -11,8 +11,8 @@ from tests.support.in_process import ANSWER, Service
 from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until
+from tuneship.host.file_digest import sha256_of
 from tuneship.store import tables
-from tuneship.store.blobs import sha256_of
 from tuneship.store.job_leases import LEASE
 
 pytestmark = pytest.mark.postgres

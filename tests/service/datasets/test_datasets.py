@@ -19,11 +19,11 @@ from tests.support.in_process import LINES, Service, jsonl
 from tests.support.processes import Serve
 from tests.support.waiting import until
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import read_plain
 from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.service.http.boundary import InFlightLimits
 from tuneship.store import tables
-from tuneship.store.blobs import sha256_of
 
 pytestmark = pytest.mark.both_databases
 Start = Callable[..., Service]

@@ -66,9 +66,10 @@ def loaded_by(statement: str) -> set[str]:
     return set(run.stdout.split())
 
 
-def test_the_api_process_loads_no_engine() -> None:
+def test_the_api_process_loads_no_engine_and_nothing_for_agents() -> None:
     loaded = loaded_by("import tuneship.cli.main, tuneship.service.serve")
     assert not loaded & {"torch", "transformers", "peft", "alembic", "prefect", "pandas"}
+    assert "cryptography.x509" not in loaded
 
 
 @pytest.mark.parametrize("statement", ["import tuneship.client", "import tuneship.gates"])

@@ -20,8 +20,7 @@ from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import free_port, is_alive, until, until_async
 from tuneship.runtime import agent
 from tuneship.runtime.agent import ReplicaStart, port_range
-from tuneship.runtime.agent_protocol import AgentAddress, ServeOrder
-from tuneship.runtime.agent_relay import CannotServe
+from tuneship.runtime.agent_protocol import AgentAddress, CannotServe, ServeOrder
 from tuneship.runtime.agent_replicas import AgentReplicas
 from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
 from tuneship.runtime.base_digest import BaseDigests

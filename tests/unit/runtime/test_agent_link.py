@@ -2,8 +2,6 @@
 
 import asyncio
 import errno
-import json
-import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,14 +10,21 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import AUTHORITY, ORDER, PlayedAgent, access, played_agent
+from tests.support.agents import (
+    HELLO,
+    ORDER,
+    PlayedAgent,
+    access,
+    hurry_beats,
+    played_agent,
+    silent_after,
+)
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.runtime import agent_link, agent_relay
 from tuneship.runtime.agent_link import open_agent
 from tuneship.runtime.agent_protocol import PIECE_BYTES, PROTOCOL, AgentAddress
 from tuneship.runtime.agent_sockets import encoded
-from tuneship.runtime.certificates import agent_context
 from tuneship.serving.replica_client import (
     EmbedRequest,
     FinishReason,
@@ -318,30 +323,17 @@ def test_another_program_at_its_address_is_not_spoken_to(
     playing(engines, tmp_path, act)
 
 
-async def silent_after(context: ssl.SSLContext, *frames: dict[str, Any]) -> asyncio.Server:
-    """An agent that says these messages and then nothing."""
-
-    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for frame in frames:
-            writer.write(json.dumps(frame).encode() + b"\n")
-
-    return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-
-
 FACTS = {"pid": 1, "parameters": 1, "context_length": 1, "vocabulary": 1, "dtype": "f"}
-HELLO = {"hello": {"version": "1.2.3", "prefix": "1"}}
 
 
 @pytest.mark.parametrize("said", [[], [HELLO], [HELLO, {"ready": FACTS}, {"beat": {"others": 0}}]])
 def test_an_agent_that_falls_silent_is_lost(
     monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(agent_link, "BEAT_S", 0.02)
+    hurry_beats(monkeypatch)
 
     async def run() -> None:
-        context, digest = agent_context(AUTHORITY.trusted)
-        server = await silent_after(context, *said)
-        address = AgentAddress(*server.sockets[0].getsockname(), digest)
+        server, address = await silent_after(*said)
         opening = open_agent(address, access(), ORDER)
         if {"ready": FACTS} in said:
             link = await opening
@@ -359,7 +351,7 @@ def test_an_agent_that_falls_silent_is_lost(
 def test_a_beat_keeps_a_quiet_agent(
     engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_link, "BEAT_S", 0.02)
+    hurry_beats(monkeypatch)
 
     async def act(agent: PlayedAgent) -> None:
         link = await agent.lead()

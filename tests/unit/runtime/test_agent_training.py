@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import AUTHORITY, VERSION, access
+from tests.support.agents import HELLO, access, hurry_beats, silent_after
 from tests.support.engines import PlayedEngines
 from tests.support.tiny_model import build_tiny_model
-from tests.support.training_nodes import order_for
+from tests.support.training_nodes import TrainingNode, order_for
 from tests.support.waiting import until_async
 from tuneship.host.deadline_file import elapsed_s, is_past, write_deadline
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime import agent_training
-from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress
-from tuneship.runtime.agent_relay import CannotServe
+from tuneship.runtime.agent_protocol import (
+    PIECE_BYTES,
+    AgentAddress,
+    CannotServe,
+)
 from tuneship.runtime.agent_sockets import encoded
 from tuneship.runtime.agent_training import AgentLease, AgentTraining
 from tuneship.runtime.agent_training_link import (
@@ -28,13 +31,11 @@ from tuneship.runtime.agent_training_link import (
     TrainingAgentLost,
     TrainingRefused,
 )
-from tuneship.runtime.certificates import agent_context
 from tuneship.runtime.training_protocol import (
     ADAPTER,
     ASK_EVERY_S,
     CHECKPOINT,
     LEASE_S,
-    PIECE_BYTES,
 )
 from tuneship.training.checkpoint_folders import step_folder
 from tuneship.training.spec import (
@@ -51,8 +52,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("base") / "tiny")
 
 
-class Node:
-    """An agent in the test's event loop, which listens."""
+class Led:
+    """An agent that listens, and what its leader decides."""
 
     def __init__(self, agent: AgentTraining, address: AgentAddress, engines: PlayedEngines) -> None:
         self.agent, self.address, self.engines = agent, address, engines
@@ -77,19 +78,15 @@ class Node:
 @asynccontextmanager
 async def node_in(
     folder: Path, monkeypatch: pytest.MonkeyPatch, check: Callable[[Path], None] = lambda _: None
-) -> AsyncIterator[Node]:
+) -> AsyncIterator[Led]:
     engines = PlayedEngines([])
     monkeypatch.setattr(agent_training, "LocalProcesses", lambda **_: engines)
-    agent = AgentTraining(folder, VERSION, check)
-    context, digest = agent_context(AUTHORITY.trusted)
-    server = await asyncio.start_server(
-        agent.serve, "127.0.0.1", 0, ssl=context, limit=MAX_REQUEST_BYTES
-    )
+    node = TrainingNode(folder, check)
+    address = await node.listen()
     try:
-        yield Node(agent, AgentAddress(*server.sockets[0].getsockname(), digest), engines)
+        yield Led(node.agent, address, engines)
     finally:
-        server.close()
-        await agent.close()
+        await node.close()
 
 
 def test_a_lease_counts_from_the_moment_at_which_it_was_asked_for() -> None:
@@ -225,6 +222,25 @@ def test_a_leader_that_comes_back_reads_on(
             assert (await second.news(known, 0, 60)).exit_code == 3
             for link in (first, second):
                 await link.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_node_that_dies_before_it_is_ready_is_given_up(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry_beats(monkeypatch)
+
+    async def renew(_: int) -> bool:
+        raise AssertionError("it asks for no lease")
+
+    async def run() -> None:
+        server, address = await silent_after(HELLO)
+        link = await AgentTrainingLink.open(address, access(), Threads("test", 1), renew)
+        with pytest.raises(TrainingAgentLost):
+            await link.train(order_for(base))
+        await link.aclose()
+        server.close()
 
     asyncio.run(run())
 

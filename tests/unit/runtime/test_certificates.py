@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuneship.runtime.certificates import AgentAuthority, agent_context, is_agent
+from tuneship.runtime.agent_sockets import is_agent
+from tuneship.runtime.certificates import AgentAuthority, agent_context
 
 AUTHORITY = AgentAuthority(b"a" * 32)
 STRANGER = AgentAuthority(b"b" * 32)

@@ -76,6 +76,18 @@ def test_those_of_an_earlier_service_are_ended_on_every_cluster(dashboard: Playe
             assert states == {"mine-1": "STOPPED", "mine-2": "STOPPED", "others-1": "PENDING"}
 
 
+def test_an_old_cluster_that_is_gone_hinders_no_start(
+    dashboard: PlayedDashboard, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    asyncio.run(jobs_of(dashboard.url).start("mine-1", TRUST))
+    asyncio.run(jobs_of(dashboard.url, gone).begin("mine-"))
+    assert dashboard.jobs["mine-1"]["status"] == "STOPPED"
+    assert gone in caplog.text
+    with pytest.raises(LauncherAway):
+        asyncio.run(jobs_of(gone, dashboard.url).begin("mine-"))
+
+
 def test_those_that_a_later_leader_keeps_go_on(dashboard: PlayedDashboard) -> None:
     for name in ("mine-1", "mine-2"):
         asyncio.run(jobs_of(dashboard.url).start(name, TRUST))

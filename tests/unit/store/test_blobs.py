@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.object_server import READER, ObjectServer
 from tests.support.waiting import until
+from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import read_plain
 from tuneship.settings import ServiceSettings
 from tuneship.store.blob_cache import BlobCache
@@ -27,7 +28,6 @@ from tuneship.store.blobs import (
     FileDamaged,
     ObjectRef,
     StoreRefused,
-    sha256_of,
 )
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.local_blobs import LocalBlobs

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.training_nodes import spec_of
 from tuneship.training.data_files import Data
-from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 from tuneship.training.tokenized_examples import TokenizedExamples
 
 ROWS = TokenizedExamples(
@@ -16,19 +16,7 @@ ROWS = TokenizedExamples(
     np.array([0, 3], dtype=np.int64),
 )
 DATA = Data(ROWS, ROWS.all_indices, ROWS, ROWS.all_indices)
-SPEC = TrainingSpec(
-    base_model="/models/one",
-    training_file=Path("data.jsonl"),
-    validation_file=None,
-    dataset_format="instruction",
-    output_dir=Path("output"),
-    checkpoint_dir=Path("checkpoints"),
-    validation_frequency=1.0,
-    max_runtime_seconds=60.0,
-    threads=0,
-    hyperparameters=ResolvedHyperparameters(1e-3, 8, 1, 0, 4, 8.0, 0.0, ("q_proj",), 1),
-    base_digest="digest",
-)
+SPEC = replace(spec_of(), base_digest="digest")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tuneship.contract.errors import InternalError
 from tuneship.conversion.order import ALLOWED_DIFFERENCE, ReadingOrder, ReadingReport
 from tuneship.host.disk_space import check_room
 from tuneship.host.durable import flush, flush_open
+from tuneship.host.file_digest import sha256_of
 from tuneship.host.machine import GIB
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.origins import (
@@ -27,7 +28,6 @@ from tuneship.service.catalogues.origins import (
     ORIGIN_FILE,
     Origin,
     added_folder,
-    digest_of,
 )
 from tuneship.service.catalogues.sources import AddingRefused, CheckpointSource, GgufSource
 from tuneship.service.common import staging
@@ -154,7 +154,7 @@ def _linked(settings: ServiceSettings, source: GgufSource, stage: Path) -> _Prep
     folder.mkdir(mode=0o700)
     (folder / name).symlink_to(source.file.resolve())
     order = ReadingOrder(str(folder), str(stage / "model"), gguf_file=name)
-    return _Prepared(order, folder, {source.name: digest_of(source.file)})
+    return _Prepared(order, folder, {source.name: sha256_of(source.file)})
 
 
 def _copied(
@@ -186,7 +186,7 @@ def _copied(
                 shutil.copyfileobj(read, written, COPIED_AT_ONCE)
             flush_open(written)
     order = ReadingOrder(str(source.folder.absolute()), str(stage / "model"))
-    digests = {name: digest_of(stage / "model" / name) for name in names}
+    digests = {name: sha256_of(stage / "model" / name) for name in names}
     return _Prepared(order, source.folder.absolute(), digests)
 
 
@@ -243,7 +243,7 @@ def _finished(
         kind=source.kind,
         source=source.name,
         source_sha256=prepared.sha256,
-        sha256={file.name: digest_of(file) for file in files},
+        sha256={file.name: sha256_of(file) for file in files},
         versions=report.versions,
         added_at=render_time(now),
         licence=source.licence,
@@ -298,7 +298,7 @@ def _file_faults(model: Path) -> tuple[Origin | None, list[str]]:
     ]
     for name, digest in origin.sha256.items():
         try:
-            if digest_of(model / name) != digest:
+            if sha256_of(model / name) != digest:
                 faults.append(f"its {name} is not the file that was added")
         except OSError as error:
             faults.append(f"its {name} cannot be read: {error.strerror}")

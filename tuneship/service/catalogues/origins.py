@@ -1,6 +1,5 @@
 """The origin of an added base model: `origin.json` in its folder, written when it was added."""
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -60,9 +59,3 @@ class Origin:
 def added_folder(data_dir: Path) -> Path:
     """The folder of the base models that were added, each in a folder named as its id."""
     return data_dir / "base_models"
-
-
-def digest_of(file: Path) -> str:
-    """The SHA-256 of a file. Raises `OSError`."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -17,11 +17,12 @@ import sqlalchemy as sa
 from tuneship.contract.common import render_time
 from tuneship.conversion.order import ExportOrder, ExportReport
 from tuneship.host.durable import flush
+from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import open_plain, read_plain
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.access.hipaa import is_hipaa
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
-from tuneship.service.catalogues.origins import Origin, digest_of
+from tuneship.service.catalogues.origins import Origin
 from tuneship.service.catalogues.sources import CheckpointSource
 from tuneship.service.common.conversion import ConversionFailed, Convert
 from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
@@ -151,7 +152,7 @@ class Exporter:
             base_source=origin.source if origin and origin.kind == "hub" else None,
             base_licence=origin.licence if origin else named,
             base_sha256={
-                file.name: digest_of(file) for file in sorted(base.path.glob("*.safetensors"))
+                file.name: sha256_of(file) for file in sorted(base.path.glob("*.safetensors"))
             },
             method=row["fine_tuning_method"],
             job=model.job,
