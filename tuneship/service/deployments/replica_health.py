@@ -254,8 +254,9 @@ class HealthChecks:
             return
 
         def write() -> None:
-            with self._database.write(clears=False) as connection:
-                deployment_records.note_wanted(connection, changed)
+            for deployment_id, wanted in changed.items():
+                with self._database.write_beside() as connection:
+                    deployment_records.note_wanted(connection, deployment_id, wanted)
 
         await self.threads.run(write)
 
