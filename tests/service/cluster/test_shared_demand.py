@@ -71,6 +71,25 @@ def test_the_requests_of_all_members_are_added_up_and_awaited(
     asyncio.run(run())
 
 
+def test_an_emptied_table_does_not_mean_that_nobody_has_requests(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash of Postgres empties it."""
+    monkeypatch.setattr(shared_demand, "NOTICED_AFTER", timedelta())
+
+    async def run() -> None:
+        one = Member(database, "one")
+        drained = asyncio.create_task(one.demand.wait_until_drained("d", 600))
+        await asyncio.wait([drained], timeout=0.1)
+        assert not drained.done()
+        telling = asyncio.create_task(one.demand.run())
+        await drained
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 def test_a_request_that_waits_for_a_replica_is_told_at_once(database: Database) -> None:
     async def run() -> None:
         one = Member(database, "one")
