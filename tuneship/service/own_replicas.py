@@ -63,12 +63,7 @@ def agent_starters(
 ) -> Callable[[], AgentStarter]:
     """Make what makes a starter of agents for each time of leading. Raises `StartupError`."""
     is_shared = settings.cluster is not None
-    launcher: Launcher
-    if settings.agents == "ray":
-        launcher = ray_jobs(settings)
-    else:
-        log = settings.data_dir / "logs" / "agents.log"
-        launcher = LocalAgents(runtime, log, outlive_service=is_shared)
+    launcher = agent_launcher(settings, runtime, outlive_service=is_shared)
     agent_secret = derived_secret(secret, PURPOSE)
     options = AgentOptions(
         isolated=isolates,
@@ -82,6 +77,16 @@ def agent_starters(
     installation = f"tuneship-{hashlib.sha256(agent_secret).hexdigest()[:12]}"
     authority = AgentAuthority(agent_secret)
     return partial(AgentStarter, launcher, authority, installation, options, clock)
+
+
+def agent_launcher(
+    settings: ServiceSettings, runtime: Runtime, *, outlive_service: bool = False
+) -> Launcher:
+    """Make the launcher of agents that the settings ask for. Raises `StartupError`."""
+    if settings.agents == "ray":
+        return ray_jobs(settings)
+    log = settings.data_dir / "logs" / "agents.log"
+    return LocalAgents(runtime, log, outlive_service=outlive_service)
 
 
 def ray_jobs(settings: ServiceSettings) -> RayJobs:

@@ -3,13 +3,11 @@
 import hashlib
 
 from tuneship.runtime.certificates import PURPOSE, AgentAuthority
-from tuneship.runtime.launchers import Launcher
-from tuneship.runtime.local_agents import LocalAgents
 from tuneship.runtime.training_agents import TrainingAgents
 from tuneship.runtime.worker_protocol import Runtime
 from tuneship.security.master_key import derived_secret
 from tuneship.service.common.clock_watch import utc_now
-from tuneship.service.own_replicas import ray_jobs
+from tuneship.service.own_replicas import agent_launcher
 from tuneship.settings import ServiceSettings
 
 
@@ -22,11 +20,7 @@ def training_agents(
     """
     if settings.agents == "none":
         return None
-    launcher: Launcher
-    if settings.agents == "ray":
-        launcher = ray_jobs(settings)
-    else:
-        launcher = LocalAgents(runtime, settings.data_dir / "logs" / "agents.log")
+    launcher = agent_launcher(settings, runtime)
     agent_secret = derived_secret(secret, PURPOSE)
     # Not the beginning of the names of replicas' agents, which a starting service ends.
     prefix = f"tuneship-trains-{hashlib.sha256(agent_secret).hexdigest()[:12]}-"
