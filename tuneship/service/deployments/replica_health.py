@@ -220,7 +220,7 @@ class HealthChecks:
         """Unload the models of a base model that no deployment needs any more."""
         needed = {one.model for one in watched}
         for row in deleted:
-            model = row["model_name"]
+            model: str = row["model_name"]
             base = self._parts.catalogue.get(model.split(":")[1])
             is_here = base is not None and base.path == path and model not in needed
             # Its last requests are answered first.
