@@ -1,13 +1,11 @@
 """The leader of a cluster adds up what all members are asked for, as long as they are there."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until_async
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.scaling import Demand
@@ -18,13 +16,6 @@ from tuneship.store import member_demand, tables
 from tuneship.store.database import Database
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def database(postgres: Cluster) -> Iterator[Database]:
-    database = Database(postgres.new_database(), is_shared=True)
-    yield database
-    database.close()
 
 
 def now() -> datetime:

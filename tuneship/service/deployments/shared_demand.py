@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -71,14 +72,17 @@ class SharedDemand:
                     await self._threads.run(self._tell, self._present())
                 except SQLAlchemyError as error:  # the database is away: the next time tells it
                     logger.warning("the demand could not be told: %s", type(error).__name__)
+                except Exception:  # the loop must outlive any failure
+                    logger.exception("the demand could not be told")
                 else:
                     if is_urgent:
                         self._notifier.notify(TOPIC)
                 await wait_for_event(self._needed, TELL_EVERY_S)
         finally:
             await self._threads.finish(END_S)
-            async with asyncio.timeout(END_S):
-                await self._threads.run(self._take_back)
+            with suppress(SQLAlchemyError, TimeoutError):  # it lapses in any case
+                async with asyncio.timeout(END_S):
+                    await self._threads.run(self._take_back)
 
     def _present(self) -> dict[str, Any]:
         """The demand of the last seconds by deployment, as it is told."""
