@@ -19,11 +19,13 @@ from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.common.clock_watch import ClockWatch
 from tuneship.service.events.audit import sign_head
 from tuneship.service.open_installation import Installation, open_for_service
+from tuneship.service.openai.batch_files import new_file, object_of
 from tuneship.settings import ServiceSettings
 from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
+from tuneship.store.batch_records import INPUT
 from tuneship.store.blobs import DATA_FILE
 from tuneship.store.database import sqlite_url
 from tuneship.store.identifiers import new_id
@@ -86,6 +88,19 @@ class Installed:
             keyring = keyring_of(opened.secret)
             keyring.add(connection, "acme", f"datasets/{identifier}", staged.key, now)
         return identifier
+
+    def add_batch_file(self, opened: Installation) -> str:
+        """Store a sealed file of requests of the tenant `acme` and return its id."""
+        now = datetime.now(UTC)
+        row, keyring = new_file("acme", "n", INPUT, now), keyring_of(opened.secret)
+        with opened.blobs.staged() as staged:
+            staged.write(b"{}\n")
+            opened.blobs.keep(staged, row["blob"])
+        row |= {"sha256": staged.sha256, "bytes": staged.size}
+        with opened.database.write() as connection:
+            rows.insert(connection, tables.batch_files, row)
+            keyring.add(connection, "acme", object_of(row["id"]), staged.key, now)
+        return row["id"]
 
     def add_model(self, opened: Installation) -> str:
         """Store a model with unsealed files, as an earlier version did, and return the id of its job."""

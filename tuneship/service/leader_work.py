@@ -168,9 +168,9 @@ class LeaderWork:
         database = self._parts.database
         with database.read() as connection:
             found = metric_windows.to_fold(connection, now.timestamp())
-        for deployment_id, hour in found:
+        for series, hour in found:
             with database.write_beside() as connection:
-                metric_windows.fold(connection, deployment_id, hour)
+                metric_windows.fold(connection, series, hour)
 
     async def sweep_files(self) -> None:
         """Once an hour set the files aside that have no row and are older than a day, e.g. of a killed upload."""

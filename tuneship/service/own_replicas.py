@@ -66,12 +66,7 @@ def agent_starters(
 ) -> Callable[[], AgentStarter]:
     """Make what makes a starter of agents for each time of leading. Raises `StartupError`."""
     is_shared = settings.cluster is not None
-    launcher: Launcher
-    if settings.agents == "ray":
-        launcher = ray_jobs(settings)
-    else:
-        log = settings.data_dir / "logs" / "agents.log"
-        launcher = LocalAgents(runtime, log, outlive_service=is_shared)
+    launcher = agent_launcher(settings, runtime, outlive_service=is_shared)
     options = AgentOptions(
         isolated=isolates,
         cache_bytes=settings.replica_cache_bytes,
@@ -80,12 +75,12 @@ def agent_starters(
         start_timeout_s=settings.agent_start_timeout_s,
         alone_s=ALONE_IN_CLUSTER_S if is_shared else None,
     )
-    authority, word = agent_authority(secret)
-    return partial(AgentStarter, launcher, authority, f"tuneship-{word}", options, clock)
+    authority, fingerprint = agent_authority(secret)
+    return partial(AgentStarter, launcher, authority, f"tuneship-{fingerprint}", options, clock)
 
 
 def agent_authority(secret: bytes) -> tuple["AgentAuthority", str]:
-    """The authority that all agents of a service trust, and a word that tells its agents from those of others.
+    """The authority that all agents of a service trust, and a fingerprint that tells its agents from those of others.
 
     Several installations may use one cluster of nodes. Derived from the master key, both are the same after a restart.
     """
@@ -96,6 +91,16 @@ def agent_authority(secret: bytes) -> tuple["AgentAuthority", str]:
 
     agent_secret = derived_secret(secret, PURPOSE)
     return AgentAuthority(agent_secret), hashlib.sha256(agent_secret).hexdigest()[:12]
+
+
+def agent_launcher(
+    settings: ServiceSettings, runtime: Runtime, *, outlive_service: bool = False
+) -> Launcher:
+    """Make the launcher of agents that the settings ask for. Raises `StartupError`."""
+    if settings.agents == "ray":
+        return ray_jobs(settings)
+    log = settings.data_dir / "logs" / "agents.log"
+    return LocalAgents(runtime, log, outlive_service=outlive_service)
 
 
 def ray_jobs(settings: ServiceSettings) -> RayJobs:

@@ -125,11 +125,10 @@ def change(connection: sa.Connection, row: DeploymentRow, now: datetime, **chang
         report("deleted")
 
 
-def note_wanted(connection: sa.Connection, wanted: Mapping[str, int]) -> None:
-    """Note how many replicas deployments shall be served on, which is no change that a client is told of."""
-    for deployment_id, replicas in wanted.items():
-        noted = sa.update(deployments).where(deployments.c.id == deployment_id)
-        connection.execute(noted.values(wanted_replicas=replicas))
+def note_wanted(connection: sa.Connection, deployment_id: str, replicas: int) -> None:
+    """Note on how many replicas a deployment shall be served, which is no change that a client is told of."""
+    noted = sa.update(deployments).where(deployments.c.id == deployment_id)
+    connection.execute(noted.values(wanted_replicas=replicas))
 
 
 def change_if_same(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -> bool:

@@ -13,11 +13,14 @@ import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.store import job_queue
+from tuneship.store.queries import Row
 from tuneship.store.row_types import JobRow
 from tuneship.store.tables import jobs
 
 # The lease-keeping thread renews it three times as often. A job whose service has died waits at most this long.
 LEASE = timedelta(seconds=30)
+IS_RUNNING = jobs.c.status == JobStatus.RUNNING
+IS_LIVE = jobs.c.lease_until.is_not(None)
 
 
 class LeaseLost(Exception):
@@ -34,17 +37,17 @@ class JobLease:
     """The job's tenant, whose rows its holder writes."""
 
     @classmethod
-    def of(cls, job: JobRow) -> Self:
+    def of(cls, job: Row) -> Self:
         """The lease of the attempt that a row names."""
         return cls(job["id"], job["attempt"], job["client_id"])
 
 
 def claim(connection: sa.Connection, job_id: str, owner: str, now: datetime) -> JobRow | None:
     """Claim a job, in a transaction for its tenant; None if it does not wait any more."""
-    is_first = (jobs.c.id == job_id) & job_queue.waiting(now)
+    is_it = (jobs.c.id == job_id) & job_queue.waiting(now)
     # One transaction at a time writes the tenant's rows, so nobody else claims it between this read and the write. Only
     # leases are renewed beside it, hence the lock.
-    job = connection.execute(sa.select(jobs).where(is_first).with_for_update()).mappings().first()
+    job = connection.execute(sa.select(jobs).where(is_it).with_for_update()).mappings().first()
     if job is None:
         return None
     claimed: dict[str, Any] = {
@@ -61,12 +64,7 @@ def claim(connection: sa.Connection, job_id: str, owner: str, now: datetime) -> 
 
 def write(connection: sa.Connection, held: JobLease, **values: Any) -> None:
     """Change columns of a job whose lease is held. Raises `LeaseLost`."""
-    result = connection.execute(
-        sa.update(jobs)
-        .where(jobs.c.id == held.job_id, jobs.c.attempt == held.attempt)
-        .values(**values)
-    )
-    if result.rowcount != 1:
+    if not _changed(connection, held, sa.true(), **values):
         raise LeaseLost(held.job_id)
 
 
@@ -74,16 +72,8 @@ def end(
     connection: sa.Connection, held: JobLease, status: JobStatus, now: datetime, **values: Any
 ) -> None:
     """End a running job with a status. Raises `LeaseLost`, also if the job was cancelled meanwhile."""
-    result = connection.execute(
-        sa.update(jobs)
-        .where(
-            jobs.c.id == held.job_id,
-            jobs.c.attempt == held.attempt,
-            jobs.c.status == JobStatus.RUNNING,
-        )
-        .values(status=status, lease_until=None, updated_at=now, **values)
-    )
-    if result.rowcount != 1:
+    ended = {"status": status, "lease_until": None, "updated_at": now, **values}
+    if not _changed(connection, held, IS_RUNNING, **ended):
         raise LeaseLost(held.job_id)
 
 
@@ -94,35 +84,31 @@ def heartbeat(connection: sa.Connection, held: JobLease, now: datetime, **values
 
 def extend(connection: sa.Connection, held: JobLease, now: datetime) -> None:
     """Renew the lease of a job that has not ended. Raises `LeaseLost`."""
-    is_held = (jobs.c.id == held.job_id) & (jobs.c.attempt == held.attempt)
-    is_live = jobs.c.lease_until.is_not(None)
-    result = connection.execute(
-        sa.update(jobs).where(is_held, is_live).values(lease_until=now + LEASE)
-    )
-    if result.rowcount != 1:
+    if not _changed(connection, held, IS_LIVE, lease_until=now + LEASE):
         raise LeaseLost(held.job_id)
 
 
 def renew(connection: sa.Connection, held: Iterable[JobLease], now: datetime) -> None:
     """Renew the leases of several jobs, except those that have ended or were claimed by another attempt."""
     for lease in sorted(held, key=lambda lease: lease.job_id):
-        is_held = (jobs.c.id == lease.job_id) & (jobs.c.attempt == lease.attempt)
-        is_live = jobs.c.lease_until.is_not(None)
-        connection.execute(sa.update(jobs).where(is_held, is_live).values(lease_until=now + LEASE))
+        _changed(connection, lease, IS_LIVE, lease_until=now + LEASE)
 
 
 def release(connection: sa.Connection, held: Iterable[JobLease], now: datetime) -> None:
     """Let these leases lapse, so that others can claim the jobs at once; their processes must have been ended."""
     for lease in sorted(held, key=lambda lease: lease.job_id):
-        is_held = (jobs.c.id == lease.job_id) & (jobs.c.attempt == lease.attempt)
-        is_running = jobs.c.status == JobStatus.RUNNING
-        connection.execute(
-            sa.update(jobs).where(is_held, is_running).values(lease_until=now - LEASE)
-        )
+        _changed(connection, lease, IS_RUNNING, lease_until=now - LEASE)
 
 
 def release_all(connection: sa.Connection, now: datetime) -> None:
     """Let every lease lapse. Call it only at the start of the only service: nobody can hold one."""
-    connection.execute(
-        sa.update(jobs).where(jobs.c.status == JobStatus.RUNNING).values(lease_until=now - LEASE)
-    )
+    connection.execute(sa.update(jobs).where(IS_RUNNING).values(lease_until=now - LEASE))
+
+
+def _changed(
+    connection: sa.Connection, held: JobLease, condition: sa.ColumnElement[bool], **values: Any
+) -> bool:
+    """Change columns of a job if this attempt still has it and the condition holds; returns whether it did."""
+    is_held = (jobs.c.id == held.job_id) & (jobs.c.attempt == held.attempt)
+    changed = connection.execute(sa.update(jobs).where(is_held, condition).values(**values))
+    return changed.rowcount == 1

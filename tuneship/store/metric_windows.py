@@ -187,31 +187,26 @@ def _with_minutes(
     return bytes(records)
 
 
-def to_fold(connection: sa.Connection, now: float) -> Sequence[tuple[str, int]]:
-    """The deployments and hours, by their start, that are over and still in several shards."""
+def to_fold(connection: sa.Connection, now: float) -> Sequence[tuple[WindowSource, int]]:
+    """The series and hours, by their start, that are over and still in several shards."""
     is_over = table.c.start <= now - HOUR - FOLDED_AFTER_S
-    query = sa.select(table.c.deployment_id, table.c.start).where(
-        table.c.width == HOUR, is_over, table.c.shard != WHOLE
-    )
-    found = connection.execute(query.distinct().order_by(table.c.start, table.c.deployment_id))
-    return [(row.deployment_id, row.start) for row in found]
+    key = table.c.start, table.c.deployment_id, table.c.endpoint_id
+    query = sa.select(*key).where(table.c.width == HOUR, is_over, table.c.shard != WHOLE)
+    found = connection.execute(query.distinct().order_by(*key))
+    return [(WindowSource(row.deployment_id, row.endpoint_id), row.start) for row in found]
 
 
-def fold(connection: sa.Connection, deployment_id: str, hour: int) -> None:
-    """Merge the minutes and the hour of a deployment's shards; its seconds stay apart until they are forgotten.
+def fold(connection: sa.Connection, series: WindowSource, hour: int) -> None:
+    """Merge the minutes and the hour of a series' shards; its seconds stay apart until they are forgotten.
 
     There may be thousands of seconds, and they are kept for two days only.
     """
     minutes: dict[StoredWindowKey, bytes] = {}
     for width in (MINUTE, HOUR):
-        is_apart = sa.and_(
-            table.c.deployment_id == deployment_id,
-            table.c.width == width,
-            table.c.start >= hour,
-            table.c.start < hour + HOUR,
-            table.c.shard != WHOLE,
+        is_apart = table.c.shard != WHOLE
+        query = sa.select(*KEY, table.c.window).where(
+            series.rows(width, hour, hour + HOUR), is_apart
         )
-        query = sa.select(*KEY, table.c.window).where(is_apart)
         rows = connection.execute(_locked(query)).all()
         apart = [StoredWindowKey(*row[: len(KEY)]) for row in rows]
         keys = sorted({key._replace(shard=WHOLE) for key in apart})

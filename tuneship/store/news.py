@@ -78,8 +78,8 @@ class News:
                     work(driver)
                 finally:
                     connection.close()
-            except Exception:  # the database is away: the rows are looked at in any case
-                logger.exception("the connection for news is away")
+            except Exception as error:  # noqa: BLE001 - mostly the database is away; the rows are looked at in any case
+                logger.warning("the connection for news is away: %s", type(error).__name__)
                 self._stopped.wait(AGAIN_AFTER_S)
 
     def _listen(self, connection: Any) -> None:

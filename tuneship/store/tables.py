@@ -438,6 +438,14 @@ leaders: "TypedTable[LeaderRow]" = TypedTable(
     _whole("epoch"),
 )
 
+leader_leases: "TypedTable[LeaderLeaseRow]" = TypedTable(
+    "leader_leases",
+    METADATA,
+    _text("role", primary_key=True),
+    _whole("epoch"),
+    _moment("lease_until"),
+)
+
 # The requests of a client in one window of a minute that the members of a cluster have taken (`rate_windows.py`).
 # Postgres writes no log of it: after a crash the windows begin anew.
 rate_windows: "TypedTable[RateWindowRow]" = TypedTable(
@@ -448,14 +456,6 @@ rate_windows: "TypedTable[RateWindowRow]" = TypedTable(
     sa.Column("ends", sa.BigInteger, primary_key=True),  # epoch seconds
     _whole("taken"),
     _whole("chunk"),  # what was taken last
-)
-
-leader_leases: "TypedTable[LeaderLeaseRow]" = TypedTable(
-    "leader_leases",
-    METADATA,
-    _text("role", primary_key=True),
-    _whole("epoch"),
-    _moment("lease_until"),
 )
 
 # The agents that the members of a cluster share (`agent_records.py`); only the leader writes here.

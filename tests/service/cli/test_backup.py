@@ -106,6 +106,24 @@ def test_a_backup_of_either_database_is_restored_into_either(
         pass
 
 
+def test_files_of_batches_are_restored_and_rows_about_running_processes_are_not(
+    installed: Installed, tmp_path: Path
+) -> None:
+    agent = {"name": "a", "base": "b", "digest": "c", "number": 0, "state": "starting"}
+    with installed.started() as opened:
+        file_id = installed.add_batch_file(opened)
+        with opened.database.write() as connection:
+            connection.execute(sa.insert(tables.agents).values(**agent))
+    done(installed, "backup", tmp_path / "backup")
+    new = Installed(tmp_path / "new")
+    shutil.copy(installed.data_dir / "master.key", new.data_dir)
+    done(new, "restore", tmp_path / "backup")
+    done(new, *CHECK)
+    restored = everything(Sqlite(new.data_dir / "tuneship.sqlite").url)
+    assert (len(restored["batch_files"]), restored["agents"]) == (1, [])
+    assert [file.parent.name for file in new.data_dir.glob("blobs/files/*/*")] == [file_id]
+
+
 def test_what_is_in_the_folder_already_is_not_copied_again_and_what_was_deleted_leaves_it(
     installed: Installed, tmp_path: Path
 ) -> None:

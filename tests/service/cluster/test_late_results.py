@@ -1,15 +1,13 @@
 """A leader that stood still while it stored a finished model changes nothing of the model that the next one made."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import ANSWER, Service
-from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
-from tests.support.postgres_cluster import Cluster
+from tests.support.members import standing_still
 from tests.support.waiting import until
 from tuneship.host.file_digest import sha256_of
 from tuneship.store import tables
@@ -18,16 +16,10 @@ from tuneship.store.job_leases import LEASE
 pytestmark = pytest.mark.postgres
 
 
-@pytest.fixture
-def members(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
-    with cluster_of(tmp_path, postgres.new_database(), lease_s=SHORT_LEASE_S) as members:
-        yield members
-
-
 def test_the_files_of_a_late_attempt_lie_beside_those_of_the_next(
-    members: list[Service], monkeypatch: pytest.MonkeyPatch
+    lapsing: list[Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader, other = members
+    leader, other = lapsing
     stores, goes_on = threading.Event(), threading.Event()
     put = leader.parts.blobs.put
 
@@ -45,7 +37,7 @@ def test_the_files_of_a_late_attempt_lie_beside_those_of_the_next(
     stores.wait()
     with standing_still(leader):
         until(lambda: other.leadership.leads)
-        for member in members:
+        for member in lapsing:
             member.clock.ahead += LEASE
         again = other.trainer()
         again.start_of(2)

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,28 +13,15 @@ from sqlalchemy.exc import DBAPIError
 from tests.support.in_process import Service
 from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
 from tests.support.postgres_cluster import Cluster
-from tests.support.waiting import until
-from tuneship.service.common.leadership import SoleService
-from tuneship.store import job_records, tables
-from tuneship.store.database import Fence
+from tests.support.waiting import until, until_async
+from tuneship.service.common.leadership import LeaseLeadership, SoleService
+from tuneship.store import job_records, leader_lease, tables
+from tuneship.store.database import Database, Fence
 from tuneship.store.leader_lease import LeadershipLost
 
 pytestmark = pytest.mark.postgres
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def members(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
-    with cluster_of(tmp_path, postgres.new_database()) as members:
-        yield members
-
-
-@pytest.fixture
-def lapsing(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
-    """Two members with a lease that is short enough to wait for its end."""
-    with cluster_of(tmp_path, postgres.new_database(), lease_s=SHORT_LEASE_S) as members:
-        yield members
 
 
 def fence_of(service: Service) -> Fence:
@@ -149,6 +135,29 @@ def test_a_leader_without_a_database_stops_to_act(
     postgres.refuse(url, refuses=False)
     until(lambda: first.leadership.leads or second.leadership.leads)
     assert epoch_of(first) == 2
+
+
+def test_a_failure_that_nobody_has_foreseen_ends_no_choice_of_a_leader(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bool:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        member = LeaseLeadership(database, "member", 1.0)
+        choosing = asyncio.create_task(member.run())
+        with monkeypatch.context() as failing:
+            failing.setattr(leader_lease, "take", fail)
+            await asyncio.wait([choosing], timeout=0.2)
+        await until_async(lambda: member.leads)
+        with monkeypatch.context() as failing:
+            failing.setattr(leader_lease, "renew", fail)
+            await until_async(lambda: not member.leads)
+        await until_async(lambda: member.leads)
+        choosing.cancel()
+        await asyncio.gather(choosing, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.soak)])

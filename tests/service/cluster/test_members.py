@@ -2,14 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.support.in_process import ANSWER, Service, split
-from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
-from tests.support.postgres_cluster import Cluster
+from tests.support.members import standing_still
 from tests.support.waiting import until
 from tuneship.store.job_leases import LEASE
 from tuneship.store.read_cache import MAX_AGE_S
@@ -17,19 +14,6 @@ from tuneship.store.read_cache import MAX_AGE_S
 pytestmark = pytest.mark.postgres
 
 PROMPT = {"prompt": "What is case 1?", "max_tokens": 8}
-
-
-@pytest.fixture
-def members(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
-    with cluster_of(tmp_path, postgres.new_database()) as members:
-        yield members
-
-
-@pytest.fixture
-def lapsing(tmp_path: Path, postgres: Cluster) -> Iterator[list[Service]]:
-    """Two members with a lease that is short enough to wait for its end."""
-    with cluster_of(tmp_path, postgres.new_database(), lease_s=SHORT_LEASE_S) as members:
-        yield members
 
 
 def asked(service: Service, path: str) -> tuple[str, str]:

@@ -1,13 +1,11 @@
 """The leader of a cluster adds up what all members are asked for, as long as they are there."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until_async
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.scaling import Demand
@@ -18,13 +16,6 @@ from tuneship.store import member_demand, tables
 from tuneship.store.database import Database
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def database(postgres: Cluster) -> Iterator[Database]:
-    database = Database(postgres.new_database(), is_shared=True)
-    yield database
-    database.close()
 
 
 def now() -> datetime:
@@ -67,6 +58,25 @@ def test_the_requests_of_all_members_are_added_up_and_awaited(
         await asyncio.gather(*telling, return_exceptions=True)
         with database.read() as connection:
             assert member_demand.of_live(connection) == []
+
+    asyncio.run(run())
+
+
+def test_an_emptied_table_does_not_mean_that_nobody_has_requests(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash of Postgres empties it."""
+    monkeypatch.setattr(shared_demand, "NOTICED_AFTER", timedelta())
+
+    async def run() -> None:
+        one = Member(database, "one")
+        drained = asyncio.create_task(one.demand.wait_until_drained("d", 600))
+        await asyncio.wait([drained], timeout=0.1)
+        assert not drained.done()
+        telling = asyncio.create_task(one.demand.run())
+        await drained
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
 
     asyncio.run(run())
 

@@ -1,13 +1,11 @@
 """The members of a cluster pass no more requests of a client in a window than its limit, and nearly as many."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.postgres_cluster import Cluster
 from tuneship.service.http.rate_limits import WINDOW_S, RateWindow
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.store import rate_windows, tables
@@ -25,13 +23,6 @@ class Clock:
 
     def __call__(self) -> datetime:
         return self.now
-
-
-@pytest.fixture
-def database(postgres: Cluster) -> Iterator[Database]:
-    database = Database(postgres.new_database(), is_shared=True)
-    yield database
-    database.close()
 
 
 @pytest.fixture

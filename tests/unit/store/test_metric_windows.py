@@ -318,16 +318,35 @@ def test_the_shards_of_two_members_are_read_as_those_of_one_service(
 
 
 def fold_all(connection: sa.Connection, now: int) -> None:
-    for deployment_id, hour in metric_windows.to_fold(connection, now):
-        metric_windows.fold(connection, deployment_id, hour)
+    for series, hour in metric_windows.to_fold(connection, now):
+        metric_windows.fold(connection, series, hour)
 
 
 def test_an_hour_is_merged_some_time_after_its_end(database: Database) -> None:
+    every = WindowSource("dep_1")
     with database.write() as connection:
         metric_windows.store(connection, {WindowKey("dep_1", "", NOW): window()}, NOW, SHARDS[0])
         ends = NOW + HOUR + metric_windows.FOLDED_AFTER_S
         assert metric_windows.to_fold(connection, ends - 1) == []
-        assert metric_windows.to_fold(connection, ends) == [("dep_1", NOW)]
+        assert metric_windows.to_fold(connection, ends) == [(every, NOW)]
+
+
+def test_an_hour_of_many_endpoints_is_merged(database: Database) -> None:
+    """One statement could not name all their keys."""
+    (encoded,) = columns.from_windows([window()]).encoded()
+    minutes = encoded[: columns.FACTS.itemsize] * 60
+    every = {"deployment_id": "dep_1", "shard": 1, "window": encoded}
+    rows: list[dict[str, object]] = []
+    for number in range(250):
+        one = {**every, "endpoint_id": f"cep_{number}"}
+        rows.append({**one, "width": HOUR, "start": NOW, "minutes": minutes})
+        starts = range(NOW, NOW + HOUR, MINUTE)
+        rows += [{**one, "width": MINUTE, "start": start, "minutes": None} for start in starts]
+    with database.write() as connection:
+        connection.execute(sa.insert(tables.metric_windows), rows)
+        fold_all(connection, NOW + 2 * HOUR)
+        assert metric_windows.to_fold(connection, NOW * 2) == []
+        assert sum(counts(connection, MINUTE, "cep_7").values()) == 60
 
 
 def test_members_store_at_once_while_the_leader_merges_and_nothing_is_lost_or_counted_twice(
@@ -353,9 +372,9 @@ def test_members_store_at_once_while_the_leader_merges_and_nothing_is_lost_or_co
         for _ in range(each):
             with database.read() as connection:
                 found = metric_windows.to_fold(connection, NOW + 2 * HOUR)
-            for deployment_id, hour in found:
+            for series, hour in found:
                 with database.write_beside() as connection:
-                    metric_windows.fold(connection, deployment_id, hour)
+                    metric_windows.fold(connection, series, hour)
 
     with ThreadPoolExecutor() as threads:
         works = [member(1, 1), member(2, 7), member(3, 3), leader]

@@ -172,9 +172,13 @@ class Keys:
         with self._database.read() as connection:
             return records.all_of(connection)
 
+    def _tenant_of(self, identifier: str) -> str:
+        with self._database.read() as connection:
+            return _found(connection, identifier)["client_id"]
+
     def revoke(self, identifier: str) -> Row:
         """End a key now; a key that was revoked before is not changed. Raises `NoSuchKey`."""
-        with self._database.write() as connection:
+        with self._database.write(self._tenant_of(identifier)) as connection:
             row = _found(connection, identifier)
             if row["revoked_at"] is None:
                 now = self._clock()
@@ -189,7 +193,7 @@ class Keys:
         Raises `NoSuchKey`, and `KeyEnded` when the key is no longer in force.
         """
         now = self._clock()
-        with self._database.write() as connection:
+        with self._database.write(self._tenant_of(identifier)) as connection:
             row = _found(connection, identifier)
             if not is_in_force(row, now):
                 raise KeyEnded(identifier)

@@ -6,7 +6,6 @@ answer.
 
 import asyncio
 import json
-import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,21 +13,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from tuneship.contract.common import SERVICE
-from tuneship.contract.errors import ApiError, InternalError
 from tuneship.contract.openai import chat, completions, embeddings, responses
 from tuneship.contract.openai.declaring import OpenAIOperation
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.batches.input_lines import RequestLine
+from tuneship.service.common.failures import declared
 from tuneship.service.common.refusals import refusal, refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.openai.bindings import OPENAI_SERVED
 from tuneship.service.openai.refusals import openai_refusal
 from tuneship.store.identifiers import new_id
 from tuneship.store.row_types import BatchRow
-
-logger = logging.getLogger(__name__)
 
 Body = (
     chat.ChatCompletionCreate
@@ -106,11 +103,8 @@ async def answer(parts: Parts, batch: BatchRow, request: CheckedRequest) -> Requ
         context = _context_of(parts, batch)
         try:
             status, body = 200, await _handled(context, batch, request)
-        except Exception as error:  # each request is answered, whatever fails
-            if not isinstance(error, ApiError):
-                logger.exception("%s of a batch failed", context.request_id)
-                error = InternalError("the service failed unexpectedly")
-            refusal_ = openai_refusal(error)
+        except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
+            refusal_ = openai_refusal(declared(error, context.request_id))
             pause = next(pauses, None) if refusal_.retryable else None
             if pause is not None:
                 await asyncio.sleep(pause)

@@ -99,10 +99,6 @@ class InFlightGenerations:
         """How many generations of all deployments are in flight. May be called from any thread."""
         return sum(len(running) for running in list(self._running.values()))
 
-    def has_any(self, deployment_id: str) -> bool:
-        """Whether a generation of the deployment is in flight."""
-        return deployment_id in self._running
-
     def has_interactive(self) -> bool:
         """Whether somebody waits for a generation that is in flight."""
         return any(not one.is_background for running in self._running.values() for one in running)

@@ -186,6 +186,9 @@ class LeaseLeadership:
         except SQLAlchemyError as error:  # the database is away: the next look tries again
             logger.warning("the lease of the leader could not be read: %s", type(error).__name__)
             return None
+        except Exception:  # the loop must outlive any failure
+            logger.exception("the lease of the leader could not be read")
+            return None
         if epoch is not None:
             self._term = _Term(epoch, began + self._lease_s * STOP_AFTER)
             self._begun.set()
@@ -213,6 +216,9 @@ class LeaseLeadership:
                 is_ours = await self._threads.run(self._renewed, term, self._lease_s)
         except (SQLAlchemyError, TimeoutError) as error:
             logger.warning("the lease of the leader was not renewed: %s", type(error).__name__)
+            return
+        except Exception:  # the loop must outlive any failure
+            logger.exception("the lease of the leader was not renewed")
             return
         term.acts_until = began + self._lease_s * STOP_AFTER if is_ours else began
 

@@ -330,7 +330,7 @@ class AgentKeeper:
         """Change rows, if this process still leads. Raises `LeadershipLost` and SQLAlchemy's errors."""
 
         def write() -> R:
-            with self._database.write(clears=False) as connection:
+            with self._database.write_beside() as connection:
                 return work(connection, *arguments)
 
         return await self._threads.run(write)

@@ -49,6 +49,8 @@ class AttachedAgents:
                     await self._look()
                 except SQLAlchemyError as error:  # the database is away: what is attached stays
                     logger.warning("the agents could not be looked up: %s", type(error).__name__)
+                except Exception:  # the loop must outlive any failure
+                    logger.exception("the agents could not be looked up")
                 await wait_for_event(news, LOOK_EVERY_S)
 
     async def _look(self) -> None:

@@ -131,11 +131,11 @@ class HealthChecks:
             watched = await self.threads.run(self.watched)
             if self._shared is not None and self._leadership.leads:
                 await self.threads.run(self._shared.demand.read)
+            leads = self._leadership.leads  # where it does, deleted ones are unloaded in any case
+            deleted = [] if leads else await self.threads.run(self._deleted_lately)
         except Exception:  # the next check tries again
             logger.exception("a health check failed")
             return
-        if not self._leadership.leads:
-            await self._unload_deleted(watched)
         known = {one.id for one in watched}
         self._plan.keep_only(known)
         self._news.keep_only(known)
@@ -147,20 +147,9 @@ class HealthChecks:
         # Each base model has a task of its own: a replica that hangs delays no other model's check.
         for path, deployments in by_base.items():
             if path not in self._checking:
-                check = self._check(path, deployments, requests.get(path, 0))
+                check = self._check(path, deployments, deleted, requests.get(path, 0))
                 self._checking[path] = task = asyncio.create_task(check)
                 task.add_done_callback(lambda _, path=path: self._checking.pop(path, None))
-
-    async def _unload_deleted(self, watched: Sequence[WatchedDeployment]) -> None:
-        """Unload here what only deployments need that the leader has deleted lately; where it leads, that is done."""
-        needed = {one.model for one in watched}
-        for row in await self.threads.run(self._deleted_lately):
-            base = self._parts.catalogue.get(row["model_name"].split(":")[1])
-            group = None if base is None else self._parts.replicas.groups.get(base.path)
-            # Its last requests are answered first.
-            is_free = not self._parts.in_flight.has_any(row["id"])
-            if group is not None and is_free and row["model_name"] not in needed:
-                await group.unload(row["model_name"])
 
     def _deleted_lately(self) -> list[Row]:
         since = self._parts.clock() - UNLOADED_WITHIN
@@ -199,19 +188,44 @@ class HealthChecks:
             logger.warning(text, row["id"], exc_info=None if is_expected else error)
             self._retries.add(row["id"], error)
 
-    async def _check(self, path: Path, watched: Sequence[WatchedDeployment], requests: int) -> None:
+    async def _check(
+        self,
+        path: Path,
+        watched: Sequence[WatchedDeployment],
+        deleted: Sequence[Row],
+        requests: int,
+    ) -> None:
         """Check the replicas of one base model and the deployments that they serve.
 
-        `requests`: the group's count of requests for replicas when the rows were read.
+        `deleted`: deployments of any base model that another member has deleted. `requests`: the group's count of
+        requests for replicas when the rows were read.
         """
         group = self._parts.replicas.of(path)
         try:
             await group.probe(PROBE_TIMEOUT_S)
             # A deployment that came since the rows were read has asked for replicas, which must stay.
             if group.ready_calls == requests:
+                await self._unload_deleted(path, group, watched, deleted)
                 await self._update(path, group, watched)
         except Exception:  # the next check tries again
             logger.exception("the health check of a base model failed")
+
+    async def _unload_deleted(
+        self,
+        path: Path,
+        group: ReplicaGroup,
+        watched: Sequence[WatchedDeployment],
+        deleted: Sequence[Row],
+    ) -> None:
+        """Unload the models of a base model that no deployment needs any more."""
+        needed = {one.model for one in watched}
+        for row in deleted:
+            model: str = row["model_name"]
+            base = self._parts.catalogue.get(model.split(":")[1])
+            is_here = base is not None and base.path == path and model not in needed
+            # Its last requests are answered first.
+            if is_here and not self._parts.in_flight.count(row["id"]):
+                await group.unload(model)
 
     async def _update(
         self, path: Path, group: ReplicaGroup, watched: Sequence[WatchedDeployment]
@@ -254,8 +268,9 @@ class HealthChecks:
             return
 
         def write() -> None:
-            with self._database.write(clears=False) as connection:
-                deployment_records.note_wanted(connection, changed)
+            for deployment_id, wanted in changed.items():
+                with self._database.write_beside() as connection:
+                    deployment_records.note_wanted(connection, deployment_id, wanted)
 
         await self.threads.run(write)
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -71,14 +72,17 @@ class SharedDemand:
                     await self._threads.run(self._tell, self._present())
                 except SQLAlchemyError as error:  # the database is away: the next time tells it
                     logger.warning("the demand could not be told: %s", type(error).__name__)
+                except Exception:  # the loop must outlive any failure
+                    logger.exception("the demand could not be told")
                 else:
                     if is_urgent:
                         self._notifier.notify(TOPIC)
                 await wait_for_event(self._needed, TELL_EVERY_S)
         finally:
             await self._threads.finish(END_S)
-            async with asyncio.timeout(END_S):
-                await self._threads.run(self._take_back)
+            with suppress(SQLAlchemyError, TimeoutError):  # it lapses in any case
+                async with asyncio.timeout(END_S):
+                    await self._threads.run(self._take_back)
 
     def _present(self) -> dict[str, Any]:
         """The demand of the last seconds by deployment, as it is told."""
@@ -120,12 +124,17 @@ class SharedDemand:
         return Demand(in_flight, waiting, timedelta(seconds=waited_s))
 
     async def wait_until_drained(self, deployment_id: str, timeout_s: float) -> None:
-        """Return when no member has a request to the deployment in flight, or after the timeout."""
+        """Return when no member has a request to the deployment in flight, or after the timeout.
+
+        Raises SQLAlchemy's errors.
+        """
         loop, since = asyncio.get_running_loop(), self._clock() + NOTICED_AFTER
         deadline = loop.time() + timeout_s
         while loop.time() < deadline:
             await self._threads.run(self.read)
-            if all(
+            # A crash of Postgres empties the table; where this member's row is again, the others' are soon.
+            is_here = any(row["member"] == self._member for row in self._told)
+            if is_here and all(
                 row["told_at"] >= since and not row["demand"].get(deployment_id, (0,))[-1]
                 for row in self._told
             ):

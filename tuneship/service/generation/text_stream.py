@@ -5,15 +5,12 @@ its time limit belongs to one task. Knows no replica; `generation_run.py` genera
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
-from tuneship.contract.errors import ApiError, InternalError
 from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
+from tuneship.service.common.failures import declared
 from tuneship.service.common.streaming import Frame, Stream
-
-logger = logging.getLogger(__name__)
 
 
 class TextStream:
@@ -64,10 +61,8 @@ class TextStream:
             if error is None:
                 yield (Frame("done", generation.result()),)
                 return
-            if not isinstance(error, ApiError):
-                logger.error("%s failed", self._request_id, exc_info=error)
-                error = InternalError("the service failed unexpectedly")
-            yield (Frame("error", BrokenOff.model_validate(error.as_json(self._request_id))),)
+            refusal = declared(error, self._request_id).as_json(self._request_id)
+            yield (Frame("error", BrokenOff.model_validate(refusal)),)
         finally:
             generation.cancel()
             await asyncio.gather(generation, return_exceptions=True)

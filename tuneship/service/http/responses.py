@@ -1,61 +1,28 @@
 """Renders replies, refusals and stored answers as HTTP responses."""
 
-import errno
 import json
-import logging
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tuneship.contract.errors import ApiError, InternalError, InvalidRequestError
+from tuneship.contract.errors import ApiError, InvalidRequestError
 from tuneship.contract.operation import Operation
 from tuneship.security.vault import Vault
+from tuneship.service.common.failures import declared
 from tuneship.service.context.context import Context
 from tuneship.service.http import openai, profiles
 from tuneship.store import idempotency
-from tuneship.store.blobs import BlobsAway
-
-logger = logging.getLogger(__name__)
 
 # Statuses of answers given before the whole request was read, after which the connection closes.
 CLOSING_STATUSES = (408, 413, 414, 431)
-# Errors of the operating system for a disk that is full or broken, or for too many open files.
-DISK_ERRORS = (
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE,
-)  # fmt: skip
-
-# The error code of Postgres for a write to a server that has become a standby.
-READ_ONLY_SQLSTATE = "25006"
 
 
 def refusal_of(request: Request, error: Exception) -> ApiError:
-    """The declared error for any exception, in the form of the API that was called.
-
-    No traceback, path or SQL ever leaves the service.
-    """
-    if isinstance(error, ApiError):
-        declared = error
-    elif isinstance(error, ClientDisconnect):
-        declared = InvalidRequestError("the body broke off")
-    else:
-        logger.error("%s failed", request.state.request_id, exc_info=error)
-        is_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
-        is_disconnected = isinstance(error, DBAPIError) and (
-            error.connection_invalidated
-            or getattr(error.orig, "sqlstate", None) == READ_ONLY_SQLSTATE
-        )
-        if isinstance(error, BlobsAway):
-            text = "the store of files is not available"
-            declared = InternalError(text, status=503, retry_after=5)
-        elif is_disk or is_disconnected or isinstance(error, OperationalError | PoolTimeout):
-            text = "the database or the disk is not available"
-            declared = InternalError(text, status=503, retry_after=2)
-        else:
-            declared = InternalError("the service failed unexpectedly")
-    return openai.in_its_form(request.scope, declared)
+    """The declared error for any exception, in the form of the API that was called."""
+    if isinstance(error, ClientDisconnect):
+        error = InvalidRequestError("the body broke off")
+    return openai.in_its_form(request.scope, declared(error, request.state.request_id))
 
 
 def reply_response(operation: Operation[..., Any], reply: Any, context: Context) -> Response:

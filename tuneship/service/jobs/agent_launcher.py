@@ -290,7 +290,7 @@ class AgentTrainingLauncher:
         except BaseException:
             attempt.held.close()
             raise
-        claim = JobLease(order.job["id"], order.job["attempt"], order.job["client_id"])
+        claim = JobLease.of(order.job)
 
         async def extend() -> None:
             await self._lease_threads.run(self._extend, claim)
