@@ -1,4 +1,4 @@
-"""Files that go from a service to an agent, in pieces between which other messages may go."""
+"""Files that go between a service and an agent, in pieces between which other messages may go."""
 
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
@@ -15,12 +15,19 @@ def sorted_files(folder: Path) -> list[Path]:
 
 async def send_pieces(file: Path, threads: Threads, send: Callable[[str], Awaitable[None]]) -> None:
     """Send a file as it is, each piece as Base64; an empty file is one empty piece. Raises `OSError`."""
-    with await threads.run(file.open, "rb") as opened:
-        is_whole = False
-        while not is_whole:
-            piece = await threads.run(opened.read, PIECE_BYTES)
-            is_whole = len(piece) < PIECE_BYTES
-            await send(b64encode(piece).decode())
+    offset, is_whole = 0, False
+    while not is_whole:
+        piece = await threads.run(read_piece, file, offset)
+        offset, is_whole = offset + len(piece), len(piece) < PIECE_BYTES
+        await send(b64encode(piece).decode())
+
+
+def read_piece(file: Path, offset: int) -> bytes:
+    """The piece that begins at an offset, in bytes; it is shorter than `PIECE_BYTES` at the end. Raises `OSError`."""
+    # Opened for each piece: a file that a thread opens for a caller who is cancelled meanwhile would stay open.
+    with file.open("rb") as opened:
+        opened.seek(offset)
+        return opened.read(PIECE_BYTES)
 
 
 def is_file_name(text: str) -> bool:
@@ -29,7 +36,7 @@ def is_file_name(text: str) -> bool:
 
 
 def append_piece(file: Path, content: bytes) -> None:
-    """Keep a piece that has come behind those before it. Raises `OSError`."""
+    """Append a piece to a file, which is made if it is not there. Raises `OSError`."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with file.open("ab") as opened:
         opened.write(content)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuneship.host.deadline_file import elapsed_s, write_deadline
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_files import append_piece, is_file_name
+from tuneship.runtime.agent_files import append_piece, is_file_name, read_piece
 from tuneship.runtime.agent_protocol import (
     LEADER,
     PIECE_BYTES,
@@ -344,9 +344,7 @@ class AgentTraining:
         name = str(frame["name"])
         if not is_file_name(name):
             raise NotUnderstood
-        with (self._place_of(frame["what"]) / name).open("rb") as file:
-            file.seek(int(frame["offset"]))
-            return file.read(PIECE_BYTES)
+        return read_piece(self._place_of(frame["what"]) / name, int(frame["offset"]))
 
     def _place_of(self, what: str) -> Path:
         return self._attempt / "output" / ADAPTER if what == ADAPTER else self._folder / SENT

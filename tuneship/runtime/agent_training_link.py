@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tuneship.host.durable import flush
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_files import send_pieces, sorted_files
+from tuneship.runtime.agent_files import append_piece, send_pieces, sorted_files
 from tuneship.runtime.agent_link import AgentAccess, connected
 from tuneship.runtime.agent_protocol import LEADER, AgentAddress
 from tuneship.runtime.agent_sockets import Silence, encoded
@@ -129,22 +129,21 @@ class AgentTrainingLink:
         return answer["step"], answer["files"]
 
     async def fetch(self, what: str, files: Mapping[str, int], folder: Path) -> None:
-        """Copy files that the agent holds, flushed to the disk. Raises `OSError` and `TrainingAgentLost`."""
-        for name, size in files.items():
-            target = folder / Path(name).name
-            with await self._threads.run(target.open, "wb") as opened:
-                await self._fetch_file(what, name, size, opened)
-            await self._threads.run(flush, target)
+        """Copy files that the agent holds to an empty folder, flushed to the disk.
 
-    async def _fetch_file(self, what: str, name: str, size: int, opened: BinaryIO) -> None:
-        offset = 0
-        while offset < size:
-            answer = await self._call("piece", what=what, name=name, offset=offset)
-            piece = b64decode(answer["content"])
-            if not piece:
-                raise TrainingAgentLost("a file of the agent is shorter than it was")
-            await self._threads.run(opened.write, piece)
-            offset += len(piece)
+        Raises `OSError` and `TrainingAgentLost`.
+        """
+        for name, size in files.items():
+            target, offset = folder / Path(name).name, 0
+            await self._threads.run(target.touch)
+            while offset < size:
+                answer = await self._call("piece", what=what, name=name, offset=offset)
+                piece = b64decode(answer["content"])
+                if not piece:
+                    raise TrainingAgentLost("a file of the agent is shorter than it was")
+                await self._threads.run(append_piece, target, piece)
+                offset += len(piece)
+            await self._threads.run(flush, target)
 
     async def cancel(self) -> None:
         """Ask the process to stop after its current step. Raises `TrainingAgentLost`."""
