@@ -194,7 +194,7 @@ async def agent(services: int) -> AsyncGenerator[Way]:
 
 
 async def nothing() -> None:
-    """End nothing: the agent ends when it is told to."""
+    """End nothing: the agent ends when its leader orders it."""
 
 
 async def sending_s(way: Way) -> float:

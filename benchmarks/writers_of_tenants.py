@@ -206,10 +206,10 @@ def check(url: str, made: Counter[str]) -> None:
                 query = sa.select(tables.events.c.sequence).where(
                     tables.events.c.resource_id == tenant
                 )
-                told = list(connection.scalars(query.order_by(tables.events.c.position)))
+                found = list(connection.scalars(query.order_by(tables.events.c.position)))
                 counted = list_counters.number(connection, list_counters.JOBS, tenant)
                 stored = rows.count(connection, tables.jobs, tables.jobs.c.client_id == tenant)
-                is_right &= told == list(range(1, number + 1)) and counted == stored == number
+                is_right &= found == list(range(1, number + 1)) and counted == stored == number
     if not is_right:
         raise SystemExit("what was written is not what was answered: the figures mean nothing")
 

@@ -54,7 +54,7 @@ def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
 
 
 def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
-    # A killed run resumes in its rollout: by now the split no longer tells who was the champion.
+    # A killed run resumes in its rollout: by now the split no longer shows who was the champion.
     if resumed := run.rollout_to_resume():
         is_over = isinstance(resumed, RolloutResult)
         return run.result_of_rollout(resumed if is_over else shift_traffic(resumed))

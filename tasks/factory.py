@@ -8,7 +8,7 @@
         test_webhook(webhook_id, WebhookTest())
 
 These tasks know their service by themselves (`tasks/api.py`); those of `tuneship/prefect/tasks.py`, for flows outside
-this project, are told it. Tasks that do more are written by hand, in `tasks/<resource>.py`: waits, uploads, creates
+this project, are given it. Tasks that do more are written by hand, in `tasks/<resource>.py`: waits, uploads, creates
 that happen once per release.
 """
 

@@ -123,7 +123,7 @@ class ServiceSettings(BaseSettings):
     )
     drain_notice_s: Annotated[float, Field(ge=0, le=600)] | None = Field(
         default=None,
-        description="Seconds for which a service that is told to end goes on while `/readyz` says that it will, so "
+        description="Seconds for which a service that was asked to end goes on while `/readyz` says that it will, so "
         "that a balancer sends it nothing more; default: 5 in a cluster, else 0.",
     )
     model_catalogue: Path | None = Field(

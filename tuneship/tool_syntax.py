@@ -15,7 +15,7 @@ from typing import Any, Protocol
 PRELUDE = (Path(__file__).parent / "tool_prelude.jinja").read_text(encoding="utf-8")
 ARGUMENTS = {"zqkey": "zqvalue"}
 NAME_CHARACTER = re.compile(r"[A-Za-z0-9_-]")
-# What a text must begin with to be told from other text: up to the first space or brace.
+# What a text must begin with to differ from other text: up to the first space or brace.
 MARKER = re.compile(r"[^\s{]{3,}")
 
 

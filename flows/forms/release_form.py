@@ -195,7 +195,8 @@ class EndpointChoice(StrictModel):
     id: str | None = Field(default=None, description="An endpoint that exists (`cep_...`).")
     name: Name | None = Field(default=None, description="By name; made at the first release.")
     baseline_deployment_id: str | None = Field(
-        default=None, description="What serves now, where the service cannot tell (no extensions)."
+        default=None,
+        description="What serves now, where the service does not say it (no extensions).",
     )
 
     @model_validator(mode="after")
@@ -250,7 +251,7 @@ class Tracking(StrictModel):
 class HyperparameterSet(Hyperparameters):
     """The hyperparameters of one of several jobs; fields that are left out are those of `hyperparameters`."""
 
-    # The form of Prefect's UI sends every default that it is told of, as if a person had chosen it.
+    # The form of Prefect's UI sends every default that it knows of, as if a person had chosen it.
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
 

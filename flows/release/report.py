@@ -155,7 +155,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
         candidate += " (deleted)"
     requests = None
     if driver := result.driver:
-        # Requests that broke off are in no deployment's count, so they are told apart.
+        # Requests that broke off are in no deployment's count, so they have a line of their own.
         lost = driver["abandoned_candidate"] + driver["abandoned_baseline"] + driver["unanswered"]
         answered = driver["candidate"] + driver["baseline"]
         requests = f"{answered:g} answered or failed, {lost:g} broken off"

@@ -78,7 +78,7 @@ def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str
 
 
 def _finish(file: RecordFile, watch: GuardView) -> tuple[AbandonedRollout, list[str]] | None:
-    """End the rollout; None where it is alive, paused in time, or over. Notes tell what its record lacks.
+    """End the rollout; None where it is alive, paused in time, or over. Notes say what its record lacks.
 
     A rollout that is `rollback_incomplete` stays open for the next guard.
     """
@@ -90,7 +90,7 @@ def _finish(file: RecordFile, watch: GuardView) -> tuple[AbandonedRollout, list[
         file = RecordFile(file.path)
         if not is_free or not file.may_have_traffic:
             return None
-        # The lock tells of this host only; a driver on another one shows by the looks that it writes.
+        # The lock is known on this host only; a driver on another one shows by the looks that it writes.
         written = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
         patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
         if file.is_paused:  # nothing is written while a person thinks

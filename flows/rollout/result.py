@@ -24,7 +24,7 @@ from tuneship.gates.record import (
 
 WHY_OFF = {
     "disabled": "the plan switches it off",
-    "not_available": "it counts answers, and neither the service nor a traffic driver of the plan tells of them",
+    "not_available": "it counts answers, and neither the service nor a traffic driver of the plan reports them",
     "not_evaluated": "the plan gives it no limits",
 }
 Outcome = Literal["promoted", "rolled_back", "rejected", "paused", "aborted", "rollback_incomplete"]

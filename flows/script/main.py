@@ -129,7 +129,7 @@ def run_script(
         try:
             result.write_text(json.dumps(ending.result, indent=2) + "\n")
         except OSError as error:
-            # A disk that is full by now must not change the exit code: it tells where the traffic is.
+            # A disk that is full by now must not change the exit code: it says where the traffic is.
             screen.say(f"{result}: the result cannot be written ({error.strerror})", "bold red")
     sys.exit(ending.exit_code)
 

@@ -97,7 +97,7 @@ class Journal:
                 file.truncate(end)
                 _write_through(file, text)
             except OSError:
-                # Some of several lines may be whole by now, and the caller is told that none of them was written.
+                # Some of several lines may be whole by now, and the caller hears that none of them was written.
                 with suppress(OSError):
                     file.truncate(end)
                 raise

@@ -125,7 +125,7 @@ def test_a_service_whose_address_is_not_written_down_is_an_error_that_names_the_
         local._client()
 
 
-def test_a_service_that_may_not_call_the_bridge_is_told_how_to_start(tmp_path: Path) -> None:
+def test_a_service_that_may_not_call_the_bridge_learns_how_to_start(tmp_path: Path) -> None:
     """A service that was started by a script, for example, does not allow calls to the bridge."""
     local = Local(LocalSettings(bridge_port=14_299), ServiceSettings())
     with Service(tmp_path) as service:

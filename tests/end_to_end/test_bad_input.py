@@ -93,17 +93,19 @@ def test_an_unknown_base_model_is_refused(services: RunningServices, tmp_path: P
     assert "Traceback" not in said
 
 
-def test_a_wrong_key_is_told(services: RunningServices, tmp_path: Path) -> None:
+def test_a_wrong_key_is_reported(services: RunningServices, tmp_path: Path) -> None:
     said = refused(services, tmp_path, release(ROWS), TUNESHIP_API_KEY="tsk_wrong")
     assert "authentication_error" in said
 
 
-def test_a_service_that_does_not_answer_is_told(services: RunningServices, tmp_path: Path) -> None:
+def test_a_service_that_does_not_answer_is_reported(
+    services: RunningServices, tmp_path: Path
+) -> None:
     said = refused(services, tmp_path, release(ROWS), TUNESHIP_URL="http://127.0.0.1:9")
     assert "no answer" in said
 
 
-def test_a_call_without_parameters_is_told_how_it_goes(services: RunningServices) -> None:
+def test_a_call_without_parameters_is_answered_with_how_it_goes(services: RunningServices) -> None:
     run = services.start("flows/tune_and_deploy.py")
     _, said = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 1

@@ -180,8 +180,8 @@ def test_a_training_goes_on_elsewhere_when_its_node_fails(
         (node,) = [one for one in cluster.nodes if running(one, TRAINER)]
         cluster.kill_node(node)
         assert curve(client, job_id) == expected
-        told = [entry.message for entry in client.jobs.logs(job_id).logs]
-        assert any(", from step " in message for message in told), told
+        messages = [entry.message for entry in client.jobs.logs(job_id).logs]
+        assert any(", from step " in message for message in messages), messages
 
         # One that is killed with its service ends by itself, and its job goes on at the next start.
         job_id = trained(client)

@@ -32,20 +32,20 @@ def rows_of(connection: sa.Connection, table: sa.Table) -> list[Row]:
     return [dict(row) for row in connection.execute(sa.select(table)).mappings()]
 
 
-def told_by_resource(connection: sa.Connection, *where: Any) -> Mapping[str, Sequence[Row]]:
+def events_by_resource(connection: sa.Connection, *where: Any) -> Mapping[str, Sequence[Row]]:
     """Return all events by resource, in order, and check that each resource's numbers have no gap or duplicate."""
     found: defaultdict[str, list[Row]] = defaultdict(list)
     query = sa.select(tables.events).where(*where).order_by(tables.events.c.position)
     for row in connection.execute(query).mappings():
         found[row["resource_id"]].append(dict(row))
-    for told in found.values():
-        assert [one["sequence"] for one in told] == list(range(1, len(told) + 1))
+    for recorded in found.values():
+        assert [one["sequence"] for one in recorded] == list(range(1, len(recorded) + 1))
     return found
 
 
-def check_job_events(status: str, told: Sequence[Row]) -> None:
+def check_job_events(status: str, recorded: Sequence[Row]) -> None:
     """Check that a job is queued first, started at most once, and has exactly one final event if it has ended."""
-    kinds = [one["type"].rpartition(".")[2] for one in told]
+    kinds = [one["type"].rpartition(".")[2] for one in recorded]
     assert kinds[0] == "queued"
     assert kinds.count("queued") == 1
     assert kinds.count("started") <= 1
@@ -54,9 +54,9 @@ def check_job_events(status: str, told: Sequence[Row]) -> None:
     assert not ends or kinds[-1] == ends[0]
 
 
-def check_moves(told: Sequence[Row]) -> None:
+def check_moves(recorded: Sequence[Row]) -> None:
     """Check that a deployment's states form a path through the declared graph."""
-    moves = [one["data"] for one in told if one["type"].endswith("status_changed")]
+    moves = [one["data"] for one in recorded if one["type"].endswith("status_changed")]
     for move in moves:
         assert move["to"] in DEPLOYMENT_MOVES[move["from"]]
     for before, after in pairwise(moves):
@@ -65,19 +65,19 @@ def check_moves(told: Sequence[Row]) -> None:
 
 def check_rows(connection: sa.Connection) -> None:
     """Check that exactly the completed jobs have a model, shares add up to 100, and states agree with events."""
-    told = told_by_resource(connection)
+    recorded = events_by_resource(connection)
     models = [one["job_id"] for one in rows_of(connection, tables.models)]
     jobs = rows_of(connection, tables.jobs)
     assert sorted(models) == sorted(one["id"] for one in jobs if one["status"] == "completed")
     for job in jobs:
         assert (job["completed_at"] is not None) == (job["status"] == JobStatus.COMPLETED)
-        check_job_events(job["status"], told[job["id"]])
+        check_job_events(job["status"], recorded[job["id"]])
     for one in rows_of(connection, tables.deployments):
-        check_moves(told[one["id"]])
-        moves = [event for event in told[one["id"]] if event["type"].endswith("status_changed")]
+        check_moves(recorded[one["id"]])
+        moves = [event for event in recorded[one["id"]] if event["type"].endswith("status_changed")]
         assert one["status"] == (moves[-1]["data"]["to"] if moves else DeploymentStatus.CREATING)
     for one in rows_of(connection, tables.datasets):
-        kinds = [event["type"] for event in told[one["id"]]]
+        kinds = [event["type"] for event in recorded[one["id"]]]
         ended = {"processed": ["dataset.processed"], "failed": ["dataset.failed"]}
         assert kinds == ["dataset.uploaded", *ended.get(one["status"], [])]
     _check_splits(connection)
@@ -132,7 +132,7 @@ def check_audit(connection: sa.Connection, chain: Chain, answers: Mapping[str, i
         assert sum(row["resource_id"] == resource for row in rows) >= number
 
 
-def check_told(connection: sa.Connection, received: Collection[str]) -> None:
+def check_reported(connection: sa.Connection, received: Collection[str]) -> None:
     """Check that a receiver subscribed to all events got each of them at least once, under its id."""
     events = {one["id"] for one in rows_of(connection, tables.events)}
     delivered = [one for one in rows_of(connection, tables.deliveries) if one["attempts"] > 0]

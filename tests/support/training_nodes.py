@@ -24,7 +24,7 @@ BEAT_S = 0.05
 
 
 def spec_of(epochs: int = 1) -> TrainingSpec:
-    """What a service orders."""
+    """The specification that a service sends."""
     return TrainingSpec(
         base_model="elsewhere",
         training_file=Path("/of/the/service/data.jsonl"),

@@ -103,8 +103,8 @@ def test_three_members_answer_as_one_and_survive_the_kill_of_the_leader(
     job = ended_job(survivor, job_id)
     assert job.fine_tuned_model is not None, job.error
     # It has gone on from the checkpoint in the bucket, and learnt what a training without a break learns.
-    told = [entry.message for entry in survivor.jobs.logs(job_id).logs]
-    assert any(", from step " in message for message in told), told
+    messages = [entry.message for entry in survivor.jobs.logs(job_id).logs]
+    assert any(", from step " in message for message in messages), messages
     again = start_job(other, tmp_path / "rows.jsonl", epochs=EPOCHS)
     assert ended_job(other, again).status == "completed"
     curves = [other.jobs.metrics(one).model_dump(exclude=OWN) for one in (job_id, again)]
@@ -119,7 +119,7 @@ def _answering(client: Client, endpoint: str) -> str:
 
 
 class Balancer:
-    """Deals requests out to one member after the other, and leaves out those that are told to end."""
+    """Deals requests out to one member after the other, and leaves out those that are about to end."""
 
     def __init__(self, clients: list[Client]) -> None:
         self._clients = clients

@@ -155,7 +155,7 @@ def test_a_service_that_died_goes_on_and_every_promise_holds(
             invariants.check_settled(connection, Path(order.folder))
             counts = Counter(row_id(one["id"]) for one in answers.values())
             invariants.check_audit(connection, service.parts.audit, counts)
-            invariants.check_told(connection, mailbox.ids)
+            invariants.check_reported(connection, mailbox.ids)
             batches = invariants.rows_of(connection, tables.batches)
         for row in batches:
             each_request_is_answered_once(service, row)

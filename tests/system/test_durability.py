@@ -488,7 +488,7 @@ def halted(service: Service) -> Halted:
     return Halted(service, job_id, trainer)
 
 
-def test_what_a_trainer_told_a_dead_service_is_stored_once(halted: Halted) -> None:
+def test_what_a_trainer_reported_to_a_dead_service_is_stored_once(halted: Halted) -> None:
     """Let the next attempt resume from a checkpoint after the reported step."""
     with halted.started_again() as again:
         halted.go_on(again)
@@ -499,7 +499,7 @@ def test_what_a_trainer_told_a_dead_service_is_stored_once(halted: Halted) -> No
         assert halted.events(again).count("fine_tuning.job.epoch_completed") == 1
 
 
-def test_a_job_that_is_cancelled_while_its_service_is_dead_keeps_what_it_told(
+def test_a_job_that_is_cancelled_while_its_service_is_dead_keeps_what_it_reported(
     halted: Halted,
 ) -> None:
     halted.service.call("POST", f"/v1/fine-tuning/jobs/{halted.job_id}/cancel")

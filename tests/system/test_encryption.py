@@ -51,7 +51,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         made.stop()
 
 
-def told(serve: Serve) -> list[tuple[Path, bytes]]:
+def leaks(serve: Serve) -> list[tuple[Path, bytes]]:
     """Return the files that hold plain data, each with the word found."""
     contents = contents_below(serve.data_dir) | {serve.log: serve.log.read_bytes()}
     return [
@@ -96,7 +96,7 @@ def trained_over_a_kill(serve: Serve, client: Client, dataset: str) -> Job:
     os.kill(trainer, signal.SIGSTOP)  # stop it while a checkpoint is on the disk
     written = {file.name for file in paths_below(serve.data_dir / "work" / job_id)}
     assert "tensors.safetensors" in written
-    assert told(serve) == []
+    assert leaks(serve) == []
     os.kill(trainer, signal.SIGKILL)
     job = ended_job(client, job_id)
     assert job.status == "completed", job.error
@@ -126,7 +126,7 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
     small, big = upload(client, 32), upload(client, 64)
     merged = client.datasets.merge(DatasetMerge(dataset_ids=[small, big], name="both")).id
     until(lambda: client.datasets.get(merged).status == "processed")
-    assert told(serve) == []
+    assert leaks(serve) == []
 
     job = trained_over_a_kill(serve, client, merged)
     assert job.fine_tuned_model is not None
@@ -143,7 +143,7 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
         deployment, Generate(prompt=f"{CANARY} 1", max_tokens=8, stop=[CANARY])
     )
     assert answer.deployment_id == deployment  # the completion itself may be empty
-    assert told(serve) == []
+    assert leaks(serve) == []
     assert len(list((serve.data_dir / "blobs" / "models").rglob("*.safetensors"))) == 1
 
     export(serve, job.fine_tuned_model, tmp_path / "exported")
@@ -166,7 +166,7 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
         return any(before[name] in whole for name in objects)
 
     until(lambda: not holds_a_key())
-    assert told(serve) == []
+    assert leaks(serve) == []
     serve.stop()
     master = bytes.fromhex((tmp_path / "elsewhere").read_text())
     database = Database(sqlite_url(serve.data_dir / "tuneship.sqlite"))

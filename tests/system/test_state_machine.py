@@ -314,7 +314,7 @@ class Tenant(RuleBasedStateMachine):
         """Check that event sequences have no gaps and that the events form paths through the declared graphs."""
         with self.service.database.read() as connection:
             mine = tables.events.c.client_id == self.name
-            events_by_resource = invariants.told_by_resource(connection, mine)
+            events_by_resource = invariants.events_by_resource(connection, mine)
         for job, state in self.job_states.items():
             invariants.check_job_events(state, events_by_resource[job])
         for events in events_by_resource.values():

@@ -11,7 +11,7 @@ ROOMS = ("tuneship", "flows", "tasks", "deployments")
 ROOMS_AND_TESTS = (*ROOMS, "tests")
 RIDDLES = re.compile(r"(Of|That|What|Whatever|Whose|Whoever|Where|In turn|Nothing)\b")
 BANNED = re.compile(
-    r"\b(anew|way back|roll-out|under way|in turn|hang up|hung up|taken away)\b", re.IGNORECASE
+    r"\b(anew|told|way back|roll-out|under way|in turn|hang up|hung up|taken away)\b", re.IGNORECASE
 )
 LONGEST_SUMMARY = 240
 

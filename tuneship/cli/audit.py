@@ -72,7 +72,7 @@ def verify(
         text = f"{unlinked.forged} of the {unlinked.number} rows that wait to be linked were not written by the service"
         fail(text, BROKEN)
     # A chain that was cut off at its end, or written again from some row on, is sound in itself: only
-    # the heads that were signed earlier tell.
+    # the heads that were signed earlier do.
     for head in kept:
         if head.seq > last:
             fail(f"rows {last + 1} to {head.seq} were removed from the end", BROKEN)
@@ -82,7 +82,7 @@ def verify(
     if last and not kept:
         fail(
             f"{last} rows follow from each other, but {signed.file} is missing or holds no signed "
-            "head: whether rows were removed from the end cannot be told",
+            "head: whether rows were removed from the end cannot be checked",
             NO_HEADS,
         )
     typer.echo(f"{last} rows follow from each other; {len(kept)} signed heads are in the chain")

@@ -78,7 +78,7 @@ def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
             if given.get("follow"):
                 if "limit" in arguments:
                     raise BadField("--limit: does not bound a stream, leave it out with --follow")
-                # A wrong address or id is told at once; only a connection that worked is waited for.
+                # A wrong address or id is reported at once; only a connection that worked is waited for.
                 client.call(operation, **arguments, limit=1)
                 patient = client.with_options(tries=FOLLOWING_TRIES)
                 with closing(patient.follow_job(**arguments)) as entries:

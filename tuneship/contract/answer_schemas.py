@@ -160,7 +160,7 @@ class _Reader:
                 raise SchemaRefused(place, "leads back to itself")
 
     def loosen(self) -> None:
-        """Write `anyOf` for `oneOf` if at most one option can fit: a property that they all require tells them apart.
+        """Write `anyOf` for `oneOf` if at most one option can fit: a property that they all require distinguishes them.
 
         The compiler cannot see that through references.
         """

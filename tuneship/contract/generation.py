@@ -225,13 +225,13 @@ class Generate(CreateRequest):
         Field(
             ge=0,
             le=MAXIMUM_ALTERNATIVES,
-            description="Additive. Tell the log probability of each token, and of this many of the likeliest at its "
+            description="Additive. Return the log probability of each token, and of this many of the likeliest at its "
             "place: those of the model itself, whatever the temperature.",
         ),
     ] = None
     prompt_logprobs: Annotated[
         bool,
-        Field(description="Additive. With `logprobs`, tell those of the prompt's tokens, too."),
+        Field(description="Additive. With `logprobs`, return those of the prompt's tokens, too."),
     ] = False
 
     response_format: Annotated[
@@ -279,7 +279,7 @@ class Generate(CreateRequest):
         if not isinstance(value, dict):
             return value
         fields = cast("dict[str, Any]", value)
-        # Before the fields are read, so that a body without any is told what it lacks, as the only fault.
+        # Before the fields are read, so that a body without any is refused for that alone.
         if all(fields.get(name) is None for name in ("prompt", "messages", "prompt_token_ids")):
             raise PydanticCustomError("missing", "is required", {"param": "prompt"})
         return fields

@@ -14,7 +14,7 @@ QUESTION = "What is the capital of France?"
 
 @dataclass(frozen=True)
 class ProcessMessage:
-    """A JSON file by which the service and a process of this package tell each other something."""
+    """A JSON file that the service and a process of this package exchange."""
 
     def write(self, file: Path) -> None:
         """Write the file. Raises `OSError`."""

@@ -87,7 +87,7 @@ class Sender:
         except (TimeoutError, httpcore.TimeoutException):
             return DeliveryOutcome("timed_out")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            # httpcore hides what failed beneath; the causes tell TLS from the network.
+            # httpcore hides what failed beneath; the causes distinguish TLS from the network.
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, ssl.SSLError):
                 cause = cause.__cause__ or cause.__context__

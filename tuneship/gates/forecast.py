@@ -61,7 +61,7 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
     promoted = sorted(run.number for run in equal if run.verdict in (Verdict.PROMOTE, Verdict.ASK))
     minutes = plan.data_every_seconds / 60.0
     typical = most = None
-    # Where half of the equal candidates are not promoted in time, nobody can be told when they will be.
+    # Where half of the equal candidates are not promoted in time, nobody can say when they will be.
     if 2 * len(promoted) > len(equal):
         typical = statistics.median(promoted) * minutes
         most = promoted[min(len(promoted) - 1, math.ceil(0.9 * len(promoted)) - 1)] * minutes

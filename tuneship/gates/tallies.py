@@ -93,7 +93,7 @@ def tally(
     """Count for one gate. Raises `Unusable` where its counts are gone.
 
     `measured.buckets` are all of the rollout's. `warm`: ends of those in which latency is not weighed. `by_caller`:
-    a caller's repeated failures are told apart.
+    a caller's repeated failures are counted once.
     """
     if gate.source == "probes":
         return _probe_tally(gate, record)

@@ -17,7 +17,7 @@ def read_thresholds(
 ) -> tuple[ThresholdReading, ...]:
     """Read every threshold that is on, over the newest of the step's buckets with requests.
 
-    A value is None where nothing tells it: too few requests, or a server that does not publish it.
+    A value is None where nothing measures it: too few requests, or a server that does not publish it.
     """
     if thresholds is None:
         return ()

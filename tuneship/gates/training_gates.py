@@ -164,7 +164,7 @@ def _finite(curve: MetricCurve) -> GateResult:
         return GateResult(name, "reject", note="training loss is missing or not finite")
     if any(map(math.isinf, curve.values("validation_loss"))):
         return GateResult(name, "reject", note="validation loss is not finite")
-    # Fewer measurements cannot tell a falling loss from one that has turned.
+    # Fewer measurements cannot distinguish a falling loss from one that has turned.
     points = len(curve.evaluations())
     return GateResult(name, "pass" if points >= 3 else "reject", points, 3, "validation points")
 

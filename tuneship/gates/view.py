@@ -321,7 +321,7 @@ def _stands_still(view: View, series: RolloutSeries) -> bool:
     if newest is None or not stands("candidate"):
         return False
     cut = first_after(view.span.all, newest)
-    # The baseline's requests tell how many the candidate should have had meanwhile; without them, its
+    # The baseline's requests show how many the candidate should have had meanwhile; without them, its
     # own rate of before does.
     if view.has_baseline:
         others = sum(bucket.baseline.requests for bucket in view.span.all[cut:])

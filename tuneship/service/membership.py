@@ -1,6 +1,6 @@
 """A service is alone on its database, or a member of a cluster, which shares it with others (docs/cluster.md).
 
-A member takes part in the choice of a leader, goes by the database's clock, and tells the others what it has changed.
+A member takes part in the choice of a leader, goes by the database's clock, and publishes what it has changed.
 """
 
 import secrets
@@ -61,7 +61,7 @@ def alone() -> Membership:
 def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membership:
     """One of several services on a database; `owner` names it. Raises SQLAlchemy's errors."""
     clock, news = DatabaseClock(database), News(database)
-    notifier, cache = SharedNotifier(news.tell), database.share_cache(lambda: news.tell(ROWS))
+    notifier, cache = SharedNotifier(news.publish), database.share_cache(lambda: news.publish(ROWS))
 
     def hear(topics: Collection[str]) -> None:
         cache.drop()
@@ -70,7 +70,7 @@ def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membersh
         for topic in topics:
             notifier.wake(topic)
 
-    news.heard_by(hear)
+    news.subscribe(hear)
     leadership = LeaseLeadership(database, owner, lease_s)
     reading = Periodic(clock.read, READ_EVERY_S, "the database's clock could not be read")
     return Membership(
@@ -79,7 +79,7 @@ def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membersh
         clock,
         notifier,
         is_fit=lambda: clock.is_good,
-        on_change=lambda wake: news.heard_by(lambda _topics: wake()),
+        on_change=lambda wake: news.subscribe(lambda _topics: wake()),
         tasks=(leadership, reading, news),
         # Drawn at each start from so many that nobody, not even this member before a restart, has the same one.
         metrics_shard=secrets.randbelow(SHARDS) + 1,

@@ -194,7 +194,7 @@ def _check_cluster(found: FoundDatabase, cluster: str | None) -> None:
 
 
 def _key_check(secret: bytes) -> bytes:
-    """A value by which the database recognizes its master key, and that tells nothing about the key."""
+    """A value by which the database recognizes its master key, and that reveals nothing about the key."""
     return derived_secret(secret, "key check")
 
 

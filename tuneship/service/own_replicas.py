@@ -80,7 +80,7 @@ def agent_starters(
 
 
 def agent_authority(secret: bytes) -> tuple["AgentAuthority", str]:
-    """The authority that all agents of a service trust, and a fingerprint that tells its agents from those of others.
+    """The authority that all agents of a service trust, and a fingerprint that distinguishes its agents.
 
     Several installations may use one cluster of nodes. Derived from the master key, both are the same after a restart.
     """

@@ -17,7 +17,7 @@ from tuneship.serving.sequence import Sequence
 MIN_PREFIX_TOKENS = 16
 
 # Adapter and queue. Keys and values depend on the adapter. Prefixes are shared within a queue (a
-# deployment) only, so that timing tells nobody which prompts another deployment was sent.
+# deployment) only, so that timing shows nobody which prompts another deployment was sent.
 Scope = tuple[str | None, str]
 
 

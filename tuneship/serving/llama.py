@@ -1,7 +1,7 @@
 """Llama, Mistral and Qwen models, read from their safetensors files and optimized for many short steps.
 
 Products are fused and there are no torch modules. The computation is that of transformers' models (tests compare logits
-and tokens). Knows no sampling and no requests; `supports` tells which configurations it takes, `generic` takes the
+and tokens). Knows no sampling and no requests; `supports` says which configurations it takes, `generic` takes the
 others.
 """
 

@@ -118,7 +118,7 @@ class ReplicaServer:
         }
 
     def run(self) -> None:
-        """Handle frames and run steps until the socket closes; if the engine fails, tell all requests and raise."""
+        """Handle frames and run steps until the socket closes; if the engine fails, answer all requests and raise."""
         try:
             while not self._frames.closed:
                 shrink_at = self._worked_at + self._shrink_after_idle_s
@@ -175,7 +175,7 @@ class ReplicaServer:
                 self._frames.send({"id": identifier, "ok": True, **answer})
 
     def _refuse(self, identifier: Any, refusal: Exception) -> None:
-        """Tell that a request was refused, and mark what its caller can mend."""
+        """Answer that a request was refused, and mark what its caller can mend."""
         marks = {SequenceTooLarge: "too_large", GrammarRefused: "grammar"}
         mark = marks.get(type(refusal))
         self._frames.send(

@@ -7,7 +7,7 @@ one tenant holds an advisory lock by the tenant's name, and one for all tenants 
 that, the threads of a service queue among themselves (`write_queue.py`). Readers never wait. Several services work on
 one Postgres only as members of a cluster (`claim`), and what only its leader may write is fenced (`leader_lease.py`).
 
-SQLite runs with WAL and `synchronous=FULL`, so every change that a client was told of survives a power failure.
+SQLite runs with WAL and `synchronous=FULL`, so every change that a client has seen confirmed survives a power failure.
 """
 
 import copy
@@ -206,9 +206,9 @@ class Database:
         fenced._fence = fence  # noqa: SLF001 - a copy of this one
         return fenced
 
-    def share_cache(self, tell: Callable[[], None]) -> SharedReadCache:
-        """Cache reads as one of several processes from now on; `tell` tells the others of each write."""
-        self.cache = cache = SharedReadCache(tell)
+    def share_cache(self, publish: Callable[[], None]) -> SharedReadCache:
+        """Cache reads as one of several processes from now on; `publish` lets the others know of each write."""
+        self.cache = cache = SharedReadCache(publish)
         return cache
 
     def _engine_for(self, first: bool) -> sa.Engine:

@@ -126,14 +126,14 @@ def change(connection: sa.Connection, row: DeploymentRow, now: datetime, **chang
 
 
 def note_wanted(connection: sa.Connection, deployment_id: str, replicas: int) -> None:
-    """Note on how many replicas a deployment shall be served, which is no change that a client is told of."""
+    """Note on how many replicas a deployment shall be served, which is no change that a client sees."""
     noted = sa.update(deployments).where(deployments.c.id == deployment_id)
     connection.execute(noted.values(wanted_replicas=replicas))
 
 
 def change_if_same(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -> bool:
     """Like `change`, but returns False and does nothing if the row has been changed since it was read."""
-    # Every change sets `updated_at`, so it tells whether the row is still the one that was read.
+    # Every change sets `updated_at`, so it shows whether the row is still the one that was read.
     current = rows.fetch(connection, deployments, row["id"], client_id=None)
     if current is None or current["updated_at"] != row["updated_at"]:
         return False

@@ -45,7 +45,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Hold:
-    """The right to work on a key until `lease_until`, which also tells this holder from later ones."""
+    """The right to work on a key until `lease_until`, which also distinguishes this holder from later ones."""
 
     key: Key
     lease_until: datetime

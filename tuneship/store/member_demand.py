@@ -19,13 +19,13 @@ LAPSES_AFTER_S = 6.0
 NOW = sa.func.clock_timestamp()
 
 
-def tell(connection: sa.Connection, member: str, demand: Mapping[str, Any]) -> None:
+def write(connection: sa.Connection, member: str, demand: Mapping[str, Any]) -> None:
     """Write what a member was asked for."""
     lapse = NOW + sa.func.make_interval(0, 0, 0, 0, 0, 0, LAPSES_AFTER_S)
-    values = {"told_at": NOW, "lapses_at": lapse, "demand": dict(demand)}
-    telling = insert(member_demands).values(member=member, **values)
+    values = {"written_at": NOW, "lapses_at": lapse, "demand": dict(demand)}
+    row = insert(member_demands).values(member=member, **values)
     connection.execute(
-        telling.on_conflict_do_update(index_elements=[member_demands.c.member], set_=values)
+        row.on_conflict_do_update(index_elements=[member_demands.c.member], set_=values)
     )
 
 

@@ -1,4 +1,4 @@
-"""News between the members of a cluster: one tells that it has committed something, the others hear it within moments.
+"""News between the members of a cluster: one publishes that it has committed something, the others hear it soon.
 
 It goes by NOTIFY of Postgres, always after the commit and in a transaction of its own: inside the one that changes
 something it would make all commits of the server wait for each other. News is only a hint; whoever hears none looks at
@@ -26,34 +26,34 @@ MOST_TOPICS = 100
 LISTEN_S = 0.25
 AGAIN_AFTER_S = 1.0
 
-Hear = Callable[[Collection[str]], None]
+Subscriber = Callable[[Collection[str]], None]
 
 logger = logging.getLogger(__name__)
 
 
 class News:
-    """Tells and hears for one member, while `run` runs."""
+    """Publishes and listens for one member, while `run` runs."""
 
     def __init__(self, database: Database) -> None:
-        """Start with nothing told and nobody who hears."""
+        """Start with nothing published and without subscribers."""
         self._engine = database.engine
         self._name = uuid4().hex
-        self._hearers: list[Hear] = []
+        self._subscribers: list[Subscriber] = []
         self._lock = threading.Lock()
-        self._untold: set[str] = set()
+        self._unsent: set[str] = set()
         self._is_due = threading.Event()
         self._stopped = threading.Event()
         self._threads = Threads("news", 2)
 
-    def tell(self, topic: str) -> None:
-        """Tell the others, soon; call it after the commit, from any thread."""
+    def publish(self, topic: str) -> None:
+        """Let the others know, soon; call it after the commit, from any thread."""
         with self._lock:
-            self._untold.add(topic)
+            self._unsent.add(topic)
         self._is_due.set()
 
-    def heard_by(self, hear: Hear) -> None:
-        """Call `hear` with the topics that others tell, on a thread of its own."""
-        self._hearers.append(hear)
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` with the topics that others publish, on a thread of its own."""
+        self._subscribers.append(subscriber)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -84,7 +84,7 @@ class News:
 
     def _listen(self, connection: Any) -> None:
         connection.execute(f"listen {CHANNEL}")
-        self._pass_on([ANYTHING])  # what was told before is not known
+        self._pass_on([ANYTHING])  # what was published before is not known
         while not self._stopped.is_set():
             for message in connection.notifies(timeout=LISTEN_S):
                 name, topics = json.loads(message.payload)
@@ -92,15 +92,15 @@ class News:
                     self._pass_on(topics)
 
     def _pass_on(self, topics: Collection[str]) -> None:
-        for hear in self._hearers:
-            hear(topics)
+        for subscriber in self._subscribers:
+            subscriber(topics)
 
     def _send(self, connection: Any) -> None:
         while not self._stopped.is_set():
             self._is_due.wait()
             self._is_due.clear()
             with self._lock:
-                topics, self._untold = self._untold, set()
+                topics, self._unsent = self._unsent, set()
             if topics:
                 named = sorted(topics) if len(topics) <= MOST_TOPICS else [ANYTHING]
                 payload = json.dumps([self._name, named])

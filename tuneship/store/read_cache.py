@@ -52,17 +52,17 @@ class SharedReadCache(ReadCache):
     """The cache of one of several processes that write."""
 
     def __init__(
-        self, tell: Callable[[], None], elapsed: Callable[[], float] = time.monotonic
+        self, publish: Callable[[], None], elapsed: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start empty; `tell` is called at each write, to tell the others."""
+        """Start empty; `publish` is called at each write, for the others."""
         super().__init__()
-        self._tell = tell
+        self._publish = publish
         self._elapsed = elapsed
 
     def clear(self) -> None:
-        """Drop every value, because this process has written something, and tell the others."""
+        """Drop every value, because this process has written something, and let the others know."""
         super().clear()
-        self._tell()
+        self._publish()
 
     def drop(self) -> None:
         """Drop every value, because another process has written something."""

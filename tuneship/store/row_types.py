@@ -384,6 +384,6 @@ class MemberDemandRow(TypedDict):
     """The demand at a member of a cluster, by deployment."""
 
     member: str
-    told_at: datetime
+    written_at: datetime
     lapses_at: datetime
     demand: dict[str, Any]

@@ -447,7 +447,7 @@ leader_leases: "TypedTable[LeaderLeaseRow]" = TypedTable(
 )
 
 # The requests of a client in one window of a minute that the members of a cluster have taken (`rate_windows.py`).
-# Postgres writes no log of it: after a crash the windows begin anew.
+# Postgres writes no log of it: after a crash the windows begin again.
 rate_windows: "TypedTable[RateWindowRow]" = TypedTable(
     "rate_windows",
     METADATA,
@@ -478,7 +478,7 @@ member_demands: "TypedTable[MemberDemandRow]" = TypedTable(
     "member_demands",
     METADATA,
     _text("member", primary_key=True),
-    _moment("told_at"),
+    _moment("written_at"),
     _moment("lapses_at"),
     _json("demand"),
 )

@@ -43,13 +43,13 @@ def write_outside(
         for target in targets:
             order = TrackingOrder(target=target, runs=list(runs))
             # Files instead of pipes: a pipe that nobody reads would block this process, and no limit would count.
-            with TemporaryFile() as told:
-                told.write(order.model_dump_json().encode())
-                told.seek(0)
+            with TemporaryFile() as sent:
+                sent.write(order.model_dump_json().encode())
+                sent.seek(0)
                 said = TemporaryFile()  # noqa: SIM115 - read when the process has ended
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "tuneship.tracking"],
-                    stdin=told,
+                    stdin=sent,
                     stdout=said,
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,

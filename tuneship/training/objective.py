@@ -159,7 +159,7 @@ def conversation_segments(
         if not (until.startswith(before) and whole.startswith(until) and position <= len(before)):
             raise TemplateFailed(
                 f"the chat template of the base model renders turn {number + 1} differently alone "
-                "and within the conversation, so the learnt text cannot be told from the prompt"
+                "and within the conversation, so the learnt text cannot be separated from the prompt"
             )
         segments.append(Segment(whole[position : len(before)], is_target=False))
         segments.append(Segment(whole[len(before) : len(until)], is_target=True))

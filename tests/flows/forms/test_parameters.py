@@ -274,7 +274,7 @@ def test_deployment_tags_belong_to_the_candidate_alone() -> None:
     assert settings.deploy("tuneship-tiny", "1", {}).tags == {}
 
 
-def test_the_form_of_a_hyperparameter_set_is_told_of_no_default() -> None:
+def test_the_form_of_a_hyperparameter_set_knows_of_no_default() -> None:
     """Prefect's form sends every default that it knows, and a set would hide all of `hyperparameters`."""
     models = ReleaseParameters.model_json_schema()["$defs"]
     fields = models["HyperparameterSet"]["properties"]

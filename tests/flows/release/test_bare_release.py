@@ -46,7 +46,7 @@ def test_a_release_that_says_what_serves_is_promoted(bare: WholeService, tmp_pat
     assert plan["output_length"] is None  # a tuned model is meant to answer unlike its base
 
 
-def test_a_release_that_does_not_is_told_to_before_anything_is_made(
+def test_a_release_that_does_not_is_refused_before_anything_is_made(
     bare: WholeService, tmp_path: Path
 ) -> None:
     wanted = release(tmp_path, files=[str(write(tmp_path / "data" / "a.jsonl", 0, 80))])

@@ -34,7 +34,7 @@ def test_a_candidate_without_traffic_goes_and_its_baseline_stays(
     assert fake.deleted == [CANDIDATE]
 
 
-def test_a_candidate_with_traffic_is_kept_and_told(fake: FakeService, records: Path) -> None:
+def test_a_candidate_with_traffic_is_kept_and_reported(fake: FakeService, records: Path) -> None:
     fake.make_endpoint({BASELINE: 75, CANDIDATE: 25})
     kept = discard_deployments(begun(records, candidate=CANDIDATE))
     assert kept == [f"deployment {CANDIDATE} is kept: it has traffic"]

@@ -21,7 +21,7 @@ def rollout() -> RolloutRecord:
     return RolloutRecord((*facts, Ended("promoted", "none")))
 
 
-def test_a_gate_that_is_off_is_told_of_once_with_its_reason() -> None:
+def test_a_gate_that_is_off_is_named_once_with_its_reason() -> None:
     record = rollout()
     off = {gate.name: gate.state for gate in record.begun.gates if gate.state != "active"}
     assert off, "the plan of this test switches none off"

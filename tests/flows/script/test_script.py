@@ -81,7 +81,7 @@ run_script(print, Parameters, "is stopped before it begins")
 """
 
 
-def test_a_result_that_cannot_be_written_at_the_end_is_told(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_written_at_the_end_is_reported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ITS_RESULT_BECOMES_A_FOLDER, "--result", tmp_path / "result.json"],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPT.parents[1])},
@@ -98,7 +98,7 @@ def test_a_fault_of_the_machine_names_its_place() -> None:
     assert (ending.message, ending.exit_code) == ("/data: No such file or directory", 1)
 
 
-def test_what_nobody_has_thought_of_is_told_where_nothing_can_be_written(
+def test_what_nobody_has_thought_of_is_reported_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "reports"))

@@ -22,12 +22,12 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (size + 3, resource.RLIM_INFINITY))
 try:
     journal.append("second")
 except NotWritten as error:
-    told = [error.filename, bool(error.strerror)]
+    reported = [error.filename, bool(error.strerror)]
 journal.append_if_possible("third")
 waiting, content = journal.unwritten, journal.path.read_text()
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 journal.append("fourth")
-print(json.dumps([told, waiting, content, journal.unwritten, journal.path.read_text()]))
+print(json.dumps([reported, waiting, content, journal.unwritten, journal.path.read_text()]))
 """
 
 

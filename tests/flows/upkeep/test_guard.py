@@ -105,7 +105,9 @@ def test_a_new_rollout_of_the_same_plan_begins_after_the_guard(
     assert shift_traffic(plan()).outcome == "promoted"
 
 
-def test_a_server_without_extensions_is_told_the_baseline(prefect_api: None, records: Path) -> None:
+def test_a_server_without_extensions_is_given_the_baseline(
+    prefect_api: None, records: Path
+) -> None:
     with FakeService(extensions=False) as bare:
         use(bare)
         left_at(bare, records, 25)

@@ -184,7 +184,7 @@ def test_a_disk_that_takes_no_line_hides_no_alarm(
     assert findings(result) == [(CANDIDATE, "error")]
     (note,) = result.notes
     assert "could not be written (No space left on device)" in note
-    assert findings(guard()) == [(CANDIDATE, "error")], "told again, for nothing was remembered"
+    assert findings(guard()) == [(CANDIDATE, "error")], "reported again, for nothing was remembered"
     assert findings(guard()) == []
 
 

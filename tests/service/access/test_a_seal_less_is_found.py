@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.processes import Serve, ended_job, start
 from tests.support.waiting import until
-from tests.system.test_encryption import CANARY, TELLTALE, told, train, upload
+from tests.system.test_encryption import CANARY, TELLTALE, leaks, train, upload
 from tests.system.test_planted_text import Receiver, Way, hits, places_of
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def lacking(kind: str, folder: Path) -> Iterator[Serve]:
 
 def found(serve: Serve, word: bytes) -> set[str]:
     """The patterns of the files in which the search finds the word."""
-    files = [file.relative_to(serve.data_dir) for file, one in told(serve) if one == word]
+    files = [file.relative_to(serve.data_dir) for file, one in leaks(serve) if one == word]
     return {next((one for one in PLACES if file.match(one)), str(file)) for file in files}
 
 

@@ -101,7 +101,7 @@ def test_presets_hold_what_their_role_needs() -> None:
 # Keys
 
 
-def test_why_a_key_is_refused_is_not_told(world: World) -> None:
+def test_why_a_key_is_refused_is_not_said(world: World) -> None:
     reasons = ("unknown", "wrong_secret", "crossed", "expired", "revoked")
     answers = [
         world.service.call("GET", "/v1/datasets", None, headers=world.keys[reason])

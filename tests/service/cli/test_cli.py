@@ -269,7 +269,7 @@ def test_a_service_that_cannot_listen_says_where(tmp_path: Path, host: str, why:
     assert re.search(rf"cannot start: .*{host} port {port}: .*({why}).*--port", done.stderr)
 
 
-def test_a_database_file_that_cannot_be_opened_is_told_in_its_own_words(tmp_path: Path) -> None:
+def test_a_database_file_that_cannot_be_opened_is_reported_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "tuneship.sqlite").mkdir()
     done = CliRunner().invoke(app, ["serve", "--port", "0", "--data-dir", str(tmp_path)])
     assert done.exit_code == 1

@@ -361,8 +361,8 @@ def test_the_columns_of_a_table_are_uploaded_as_fields(place: Place, tmp_path: P
 def test_what_comes_through_a_pipe_is_uploaded(place: Place) -> None:
     words = ("datasets", "upload", "/dev/stdin", *UPLOAD, "--json")
     with place.process(*words, stdin=subprocess.PIPE) as sending:
-        shown, told = sending.communicate(jsonl(*LINES).decode(), PATIENCE_S)
-    assert (sending.returncode, told) == (0, "")
+        shown, errors = sending.communicate(jsonl(*LINES).decode(), PATIENCE_S)
+    assert (sending.returncode, errors) == (0, "")
     assert json.loads(shown)["num_examples"] == len(LINES)
 
 
@@ -480,7 +480,7 @@ def test_an_option_adds_to_what_set_names_in_the_same_mapping(fresh: Place) -> N
         ("model_name: a\nmodel_name: secret", "a key is repeated"),
     ],
 )
-def test_a_file_of_parameters_that_cannot_be_read_is_told(
+def test_a_file_of_parameters_that_cannot_be_read_is_reported(
     place: Place, content: str, says: str
 ) -> None:
     done = place.run("jobs", "create", "--params", "-", stdin=content)

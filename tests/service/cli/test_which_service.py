@@ -110,7 +110,7 @@ def test_a_service_that_has_ended_is_sent_no_key(home: Home, served: Service) ->
         ("credentials.json", "[]", "credentials.json is damaged"),
     ],
 )
-def test_a_damaged_data_directory_is_told(
+def test_a_damaged_data_directory_is_reported(
     home: Home, served: Service, file: str, content: str | None, says: str
 ) -> None:
     home.write_local(served, os.getpid())

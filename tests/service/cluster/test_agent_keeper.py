@@ -239,7 +239,7 @@ def test_one_that_is_lost_or_hangs_is_replaced(cell: Play) -> None:
     cell(act)
 
 
-def test_a_start_that_fails_is_told_and_leaves_nothing(cell: Play) -> None:
+def test_a_start_that_fails_is_reported_and_leaves_nothing(cell: Play) -> None:
     async def act(cell: Cell) -> None:
         cell.launcher.refusal = "no room"
         async with cell.leading():
@@ -247,8 +247,8 @@ def test_a_start_that_fails_is_told_and_leaves_nothing(cell: Play) -> None:
             orders = cell.groups.orders
             await until_async(lambda: orders.failures(BASE.path) > 0)
             assert orders.failed[BASE.path].error == "no room"
-            told = [one.message for one in cell.group.take_events()]
-            assert {*told} == {"replica not started: no room"}
+            messages = [one.message for one in cell.group.take_events()]
+            assert {*messages} == {"replica not started: no room"}
             cell.launcher.refusal = ""
             await cell.ready(1)
             await until_async(lambda: not orders.refusal(BASE.path))

@@ -33,29 +33,29 @@ def test_the_requests_of_all_members_are_added_up_and_awaited(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_demand, "NOTICED_AFTER", timedelta())
-    monkeypatch.setattr(shared_demand, "TELL_EVERY_S", 0.02)
+    monkeypatch.setattr(shared_demand, "PUBLISH_EVERY_S", 0.02)
 
     async def run() -> None:
         one, two = Member(database, "one"), Member(database, "two")
-        telling = [asyncio.create_task(member.demand.run()) for member in (one, two)]
+        publishing = [asyncio.create_task(member.demand.run()) for member in (one, two)]
 
-        def told() -> Demand:
+        def demand() -> Demand:
             one.demand.read()
             return one.demand.demand_of("d")
 
         with one.in_flight.track("d"), two.in_flight.track("d"), two.in_flight.track("d") as last:
             last.queued(now() - timedelta(seconds=60))
-            await until_async(lambda: told().in_flight == 3 and told().waiting == 1)
-            assert told().waited >= timedelta(seconds=60)
+            await until_async(lambda: demand().in_flight == 3 and demand().waiting == 1)
+            assert demand().waited >= timedelta(seconds=60)
             assert one.demand.demand_of("other") == Demand()
             drained = asyncio.create_task(one.demand.wait_until_drained("d", 600))
             await asyncio.wait([drained], timeout=0.1)
             assert not drained.done()
         await drained
-        await until_async(lambda: told() == Demand())
-        for task in telling:
+        await until_async(lambda: demand() == Demand())
+        for task in publishing:
             task.cancel()
-        await asyncio.gather(*telling, return_exceptions=True)
+        await asyncio.gather(*publishing, return_exceptions=True)
         with database.read() as connection:
             assert member_demand.of_live(connection) == []
 
@@ -73,33 +73,33 @@ def test_an_emptied_table_does_not_mean_that_nobody_has_requests(
         drained = asyncio.create_task(one.demand.wait_until_drained("d", 600))
         await asyncio.wait([drained], timeout=0.1)
         assert not drained.done()
-        telling = asyncio.create_task(one.demand.run())
+        publishing = asyncio.create_task(one.demand.run())
         await drained
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
 
     asyncio.run(run())
 
 
-def test_a_request_that_waits_for_a_replica_is_told_at_once(database: Database) -> None:
+def test_a_request_that_waits_for_a_replica_is_published_at_once(database: Database) -> None:
     async def run() -> None:
         one = Member(database, "one")
         with one.notifier.listening(TOPIC) as news, one.in_flight.track("d"):
             one.demand.need()
-            telling = asyncio.create_task(one.demand.run())
+            publishing = asyncio.create_task(one.demand.run())
             await news.wait()
             one.demand.read()
             assert one.demand.demand_of("d").in_flight == 1
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
 
     asyncio.run(run())
 
 
-def test_what_a_lost_member_has_told_lapses(database: Database) -> None:
+def test_what_a_lost_member_has_published_lapses(database: Database) -> None:
     with database.write_beside() as connection:
-        member_demand.tell(connection, "gone", {"d": [1, 0, 0.0, 1]})
-        member_demand.tell(connection, "here", {"d": [2, 0, 0.0, 2]})
+        member_demand.write(connection, "gone", {"d": [1, 0, 0.0, 1]})
+        member_demand.write(connection, "here", {"d": [2, 0, 0.0, 2]})
         late = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, 61)
         rows = sa.update(tables.member_demands).where(tables.member_demands.c.member == "gone")
         connection.execute(rows.values(lapses_at=late))

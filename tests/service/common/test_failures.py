@@ -1,4 +1,4 @@
-"""Whatever is raised becomes an error of the contract, which says whether it passes and nothing of the inside."""
+"""Any exception becomes an error of the contract, which says whether it passes and nothing of the inside."""
 
 import errno
 

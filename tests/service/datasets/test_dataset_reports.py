@@ -36,7 +36,7 @@ def test_line_ends_marks_and_blank_lines_are_no_errors(shared: Service) -> None:
     assert report["total_tokens"] == shared.validate(jsonl(*LINES))["total_tokens"]
 
 
-def test_other_names_are_told(shared: Service) -> None:
+def test_other_names_are_reported(shared: Service) -> None:
     lines = [{"prompt": f"a{number}", "output": "b"} for number in range(2)]
     assert shared.validate(jsonl(*lines))["suggestions"] == [
         "The field output is read as response.",
@@ -78,7 +78,7 @@ def test_calls_and_functions_are_counted_compared_and_searched(shared: Service) 
     }
 
 
-def test_a_line_whose_functions_do_not_fit_the_context_is_told(shared: Service) -> None:
+def test_a_line_whose_functions_do_not_fit_the_context_is_reported(shared: Service) -> None:
     long = with_call("H25", "word " * 500)
     (warning,) = shared.validate(jsonl(long), format="conversation")["warnings"]
     assert (warning["line"], warning["code"]) == (1, "too_long")
@@ -117,7 +117,7 @@ def test_a_bad_function_is_refused_by_its_place_in_every_way(
         (jsonl(LINES[0]), "at least 2 examples"),
     ],
 )
-def test_a_file_of_another_kind_is_told_what_to_do(
+def test_a_file_of_another_kind_is_answered_with_what_to_do(
     shared: Service, content: bytes, hint: str
 ) -> None:
     suggestions = shared.validate(content)["suggestions"]

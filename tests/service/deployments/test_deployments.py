@@ -178,7 +178,7 @@ def test_a_null_resets_a_setting_of_the_model_and_the_rest_stays(service: Servic
     assert changed["max_output_tokens"] == min(256, changed["context_length"])
 
 
-def test_a_life_is_told_in_events_each_once_and_in_order(service: Service) -> None:
+def test_a_life_is_reported_in_events_each_once_and_in_order(service: Service) -> None:
     deployment = service.deployment("one")
     service.call("PATCH", path_of(deployment), json={"tags": {"a": "1"}})
     service.until(lambda: service.deployment_status(deployment) == "running")
@@ -209,7 +209,7 @@ def test_a_life_is_told_in_events_each_once_and_in_order(service: Service) -> No
     assert all("status" in data for _, data in events_of(service, deployment))
 
 
-def test_changed_replica_settings_are_told_and_replicas_follow_them(service: Service) -> None:
+def test_changed_replica_settings_are_reported_and_replicas_follow_them(service: Service) -> None:
     deployment = service.deployment("one")
     patch = {"min_replicas": 2, "max_replicas": 2}
     service.call("PATCH", path_of(deployment), json=patch)
@@ -528,7 +528,9 @@ def test_a_place_survives_its_way_through_a_number(service: Service) -> None:
     assert position_of(place.as_number()) == place
 
 
-def test_lines_that_nobody_stores_are_bounded_and_their_number_is_told(service: Service) -> None:
+def test_lines_that_nobody_stores_are_bounded_and_their_number_is_reported(
+    service: Service,
+) -> None:
     recorder, now = LogRecorder(), service.clock()
     stored: list[LogEntry] = []
 

@@ -43,7 +43,7 @@ def rounds(service: Service, number: int = 3) -> None:
 
 
 @pytest.mark.parametrize("tuned", [False, True])
-def test_a_tenant_is_not_told_of_anothers_replicas(service: Service, tuned: bool) -> None:
+def test_a_tenant_does_not_hear_of_anothers_replicas(service: Service, tuned: bool) -> None:
     """Both tenants deploy the base model itself, or each deploys its own adapter on the same replicas."""
     fields: list[dict[str, Any]] = [
         {"model_name": service.model(one)} if tuned else {} for one in ("alice", "bob")
@@ -59,7 +59,7 @@ def test_a_tenant_is_not_told_of_anothers_replicas(service: Service, tuned: bool
     assert replica_messages(service, theirs, "bob") == ["replica started"]
 
 
-def test_a_start_for_another_tenant_that_fails_is_not_told(service: Service) -> None:
+def test_a_start_for_another_tenant_that_fails_is_not_reported(service: Service) -> None:
     mine, theirs = service.deployment("mine"), service.deployment("theirs", "bob")
     service.until(lambda: replica_messages(service, theirs, "bob") == ["replica started"])
     service.engines.refusal = "no memory is left"
@@ -70,7 +70,7 @@ def test_a_start_for_another_tenant_that_fails_is_not_told(service: Service) -> 
     assert replica_messages(service, theirs, "bob") == ["replica started"]
 
 
-def test_a_replica_that_is_lost_is_told_to_all_whom_it_served(service: Service) -> None:
+def test_a_replica_that_is_lost_is_reported_to_all_whom_it_served(service: Service) -> None:
     mine, theirs = service.deployment("mine"), service.deployment("theirs", "bob")
     service.until(
         lambda: (

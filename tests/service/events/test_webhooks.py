@@ -257,7 +257,7 @@ def payloads_of(receiver: Receiver) -> list[dict[str, Any]]:
     return [json.loads(one.body) for one in receiver.received]
 
 
-def test_a_job_is_told_from_its_queue_to_its_end(local: tuple[Service, Receiver]) -> None:
+def test_a_job_is_reported_from_its_queue_to_its_end(local: tuple[Service, Receiver]) -> None:
     service, receiver = local
     create(service, url=receiver.url(), events=["fine_tuning.job.*"])
     job_id = service.job()

@@ -106,7 +106,7 @@ def test_an_answer_that_is_cut_is_not_complete(
         ('see {"name": "f", "parameters": {}}', 'see {"name": "f", "parameters": {}}', []),
     ],
 )
-def test_calls_without_a_mark_are_told_by_the_beginning(
+def test_calls_without_a_mark_are_recognized_by_the_beginning(
     answer: str, text: str, names: list[str]
 ) -> None:
     for pieces in ([answer], [*answer]):

@@ -75,7 +75,7 @@ def steps_and_messages(entries: list[JobLogEntry | JobStep]) -> list[str | int]:
     return [one.step if isinstance(one, JobStep) else one.message for one in entries]
 
 
-def test_a_stream_that_breaks_anywhere_is_told_whole_and_once(served: Service) -> None:
+def test_a_stream_that_breaks_anywhere_arrives_whole_and_once(served: Service) -> None:
     job_id = trained(served, steps=6)
     with Client(settings_of(served)) as client:
         whole = steps_and_messages(list(client.jobs.follow_logs(job_id)))

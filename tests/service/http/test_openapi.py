@@ -54,7 +54,7 @@ def test_the_frameworks_own_pages_are_off(shared: Service, path: str) -> None:
         ("OPTIONS /openapi.json", "GET"),
     ],
 )
-def test_a_wrong_method_is_told_the_right_ones_of_exactly_this_path(
+def test_a_wrong_method_is_answered_with_the_right_ones_of_exactly_this_path(
     shared: Service, request_line: str, allowed: str
 ) -> None:
     method, path = request_line.split()

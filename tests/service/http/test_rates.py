@@ -36,7 +36,7 @@ def test_every_authenticated_answer_says_where_its_window_stands(start: Start) -
     assert generated.headers["x-ratelimit-limit"] == "9"
 
 
-def test_a_refused_key_is_told_how_many_failures_are_left(service: Service) -> None:
+def test_a_refused_key_hears_how_many_failures_are_left(service: Service) -> None:
     limited(service, control=50)
     wrong = {"Authorization": "Bearer x", "X-Client-ID": "alice"}
     answers = asked_from_one_address(service, [wrong] * (FAILURES_PER_MINUTE + 1))
@@ -172,7 +172,7 @@ def test_a_source_that_guesses_is_held_off_and_good_keys_from_there_are_not(
     held_off = answers[FAILURES_PER_MINUTE : FAILURES_PER_MINUTE + len(bad)]
     assert [one.status_code for one in held_off] == [429] * len(bad)
     texts = {one.text.replace(one.headers["x-request-id"], "") for one in held_off}
-    assert len(texts) == 1, "what is wrong with a key is not told"
+    assert len(texts) == 1, "what is wrong with a key is not said"
     assert all(1 <= int(one.headers["retry-after"]) <= 60 for one in held_off)
     assert statuses[FAILURES_PER_MINUTE + len(bad) :] == [200, 200, 429, 200, 200]
 

@@ -252,7 +252,9 @@ def test_neither_routing_key_nor_prompt_is_stored_or_logged(service: Service) ->
     assert not [line for line in service.log.texts if "planted" in line]
 
 
-def test_the_time_limit_of_a_generation_is_told_before_anything_is_shifted(start: Start) -> None:
+def test_the_time_limit_of_a_generation_is_reported_before_anything_is_shifted(
+    start: Start,
+) -> None:
     service = start(generate_timeout_s=7.5)
     deployment = service.deployment("one")
     assert metrics(service, deployment)["generate_timeout_seconds"] == 7.5

@@ -185,7 +185,7 @@ def test_a_job_keeps_its_lease_at_the_end_when_its_agent_does_not_answer(
     assert row_of(service, job_id)["lease_until"] > service.clock()
 
 
-def test_an_agent_is_not_told_to_go_on_while_the_lease_cannot_be_extended(
+def test_an_agent_is_not_allowed_to_go_on_while_the_lease_cannot_be_extended(
     service: Service, nodes: TrainingNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.job()

@@ -64,7 +64,7 @@ def test_no_more_jobs_run_at_once_than_the_service_allows(start: Start) -> None:
     service.until(lambda: service.job_status(jobs[2]) == "running")
 
 
-def test_the_end_is_told_by_the_measured_time_of_a_step(start: Start) -> None:
+def test_the_end_is_reported_by_the_measured_time_of_a_step(start: Start) -> None:
     service = start()
     job_id = service.job()
     trainer = service.trainer()

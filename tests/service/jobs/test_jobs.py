@@ -239,7 +239,7 @@ def test_the_metrics_of_a_very_long_job_are_bounded_and_the_gates_decide_alike(
     )
 
 
-def test_each_event_tells_the_state_and_an_epoch_is_told_once(service: Service) -> None:
+def test_each_event_tells_the_state_and_an_epoch_is_reported_once(service: Service) -> None:
     job_id = service.job()
     first = service.trainer(0)
     first.start_of(4)

@@ -110,7 +110,7 @@ def ended_job(service: Service, steps: int = 3) -> str:
 
 
 @pytest.mark.both_databases
-def test_an_ended_job_is_told_whole_in_order_and_ends(service: Service) -> None:
+def test_an_ended_job_is_reported_whole_in_order_and_ends(service: Service) -> None:
     job_id = ended_job(service, steps=4)
     answer = whole(service, job_id)
     assert answer.status_code == 200
@@ -182,7 +182,7 @@ def test_more_than_one_reading_keeps_the_order(service: Service) -> None:
         assert service.run(read(size)) == expected
 
 
-def test_a_live_job_is_told_as_it_trains_and_the_stream_ends_with_it(live: Service) -> None:
+def test_a_live_job_is_reported_as_it_trains_and_the_stream_ends_with_it(live: Service) -> None:
     job_id = live.job()
     trainer = live.trainer()
 
@@ -512,7 +512,7 @@ def test_a_real_training_is_followed_over_a_cut_line_and_a_killed_service(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_service_that_is_told_to_end_does_not_wait_for_its_readers(tmp_path: Path) -> None:
+def test_a_service_that_was_asked_to_end_does_not_wait_for_its_readers(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data")
     received: list[dict[str, str]] = []
     job_id = start_job(serve.client(), rows_file(tmp_path / "rows.jsonl", 64), epochs=400)

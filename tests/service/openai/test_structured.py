@@ -83,7 +83,7 @@ def test_a_response_is_parsed_into_a_class_of_the_program(
     assert not accepts(newest_grammar(structured), "[1]")
 
 
-def test_an_answer_that_reaches_its_limit_is_told_apart(
+def test_an_answer_that_reaches_its_limit_is_distinguished(
     client: openai.OpenAI, structured: Service
 ) -> None:
     with pytest.raises(openai.LengthFinishReasonError):

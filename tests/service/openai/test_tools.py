@@ -244,8 +244,8 @@ def test_a_streamed_response_tells_items_one_after_another(
     assert [event.sequence_number for event in events] == list(range(len(events)))
     added = [one for one in events if one.type == "response.output_item.added"]
     done = [one for one in events if one.type == "response.output_item.done"]
-    for told in (added, done):
-        assert [(one.output_index, one.item.type) for one in told] == list(enumerate(kinds))
+    for ends in (added, done):
+        assert [(one.output_index, one.item.type) for one in ends] == list(enumerate(kinds))
     assert [event.type for event in events if event in (*added, *done)] == [
         "response.output_item.added",
         "response.output_item.done",

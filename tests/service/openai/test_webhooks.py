@@ -28,7 +28,7 @@ ENDS: list[Any] = ["fine_tuning.job.succeeded", "fine_tuning.job.cancelled", "ba
 
 
 @dataclass(frozen=True)
-class Told:
+class Subscribed:
     """A service that delivers webhooks, a receiver that it may call, and a client."""
 
     service: Service
@@ -45,19 +45,23 @@ def unwrapped(client: openai.OpenAI, received: Received, secret: str) -> Any:
 
 
 @pytest.fixture
-def told(start: Callable[..., Service]) -> Iterator[Told]:
+def subscribed(start: Callable[..., Service]) -> Iterator[Subscribed]:
     service, stack = start(**LOCAL), AsyncExitStack()
     service.start_deliveries(DeliveryTiming())
     service.listen()
     receiver = service.run(stack.enter_async_context(listening()))
     with blocking(service) as client:
-        yield Told(service, cast("Receiver", receiver), client)
+        yield Subscribed(service, cast("Receiver", receiver), client)
     service.run(stack.aclose())
 
 
-def test_the_ends_of_jobs_and_batches_arrive_as_the_client_unwraps_them(told: Told) -> None:
-    service, client = told.service, told.client
-    made = client.webhooks.create(event_types=ENDS, name="mine", url=told.receiver.url("/hook"))
+def test_the_ends_of_jobs_and_batches_arrive_as_the_client_unwraps_them(
+    subscribed: Subscribed,
+) -> None:
+    service, client = subscribed.service, subscribed.client
+    made = client.webhooks.create(
+        event_types=ENDS, name="mine", url=subscribed.receiver.url("/hook")
+    )
     job = service.job()
     trainer = service.trainer_of(job)
     trainer.start_of(2)
@@ -66,8 +70,8 @@ def test_the_ends_of_jobs_and_batches_arrive_as_the_client_unwraps_them(told: To
     service.call("POST", f"/v1/fine-tuning/jobs/{cancelled}/cancel")
     batch_id = batch(service, request("a", service.deployment("answers")))
     done = ended(service, batch_id)
-    service.until(lambda: len(told.receiver.received) == 3)
-    found = {event.type: event for event in told.events(made.signing_secret)}
+    service.until(lambda: len(subscribed.receiver.received) == 3)
+    found = {event.type: event for event in subscribed.events(made.signing_secret)}
     assert set(found) == set(ENDS)
     assert found["fine_tuning.job.succeeded"].data.id == job.replace("ft_", "ftjob-")
     assert found["fine_tuning.job.cancelled"].data.id == cancelled.replace("ft_", "ftjob-")
@@ -75,16 +79,16 @@ def test_the_ends_of_jobs_and_batches_arrive_as_the_client_unwraps_them(told: To
     assert isinstance(event, BatchCompletedWebhookEvent)
     assert (event.data.id, event.object) == (batch_id, "event")
     assert abs(event.created_at - done["completed_at"]) <= 1
-    bodies = [json.loads(one.body) for one in told.receiver.received]
+    bodies = [json.loads(one.body) for one in subscribed.receiver.received]
     assert {tuple(body) for body in bodies} == {("id", "object", "created_at", "type", "data")}
     with pytest.raises(openai.InvalidWebhookSignatureError):
-        unwrapped(client, told.receiver.received[0], "whsec_" + "A" * 44)
+        unwrapped(client, subscribed.receiver.received[0], "whsec_" + "A" * 44)
 
 
-def test_a_receiver_is_registered_changed_and_deleted(told: Told) -> None:
-    client, service = told.client, told.service
+def test_a_receiver_is_registered_changed_and_deleted(subscribed: Subscribed) -> None:
+    client, service = subscribed.client, subscribed.service
     assert client.webhooks.event_types.list().data == [*EVENT_TYPES]
-    made = client.webhooks.create(event_types=ENDS, name="mine", url=told.receiver.url())
+    made = client.webhooks.create(event_types=ENDS, name="mine", url=subscribed.receiver.url())
     assert made.signing_secret.startswith("whsec_")
     shown = client.webhooks.retrieve(made.id)
     assert (shown.name, shown.event_types, shown.url) == ("mine", ENDS, made.url)
@@ -100,13 +104,13 @@ def test_a_receiver_is_registered_changed_and_deleted(told: Told) -> None:
     trainer = service.trainer_of(job)
     trainer.start_of(2)
     trainer.complete()
-    service.until(lambda: len(told.receiver.received) == 1)
+    service.until(lambda: len(subscribed.receiver.received) == 1)
     for secret in (made.signing_secret, again.signing_secret):
-        assert told.events(secret)[0].type == "fine_tuning.job.succeeded"
+        assert subscribed.events(secret)[0].type == "fine_tuning.job.succeeded"
 
-    second = client.webhooks.create(event_types=ENDS, name="second", url=told.receiver.url())
+    second = client.webhooks.create(event_types=ENDS, name="second", url=subscribed.receiver.url())
     # The main API's own webhooks have another form, and are not listed here.
-    hook = {"url": told.receiver.url(), "events": ["*"]}
+    hook = {"url": subscribed.receiver.url(), "events": ["*"]}
     other = service.call("POST", "/v1/webhooks", json=hook).json()["id"]
     assert [one.id for one in client.webhooks.list(limit=1)] == [second.id, made.id]
     with pytest.raises(openai.NotFoundError):
@@ -120,35 +124,37 @@ def test_a_receiver_is_registered_changed_and_deleted(told: Told) -> None:
 
 @pytest.mark.parametrize(("kind", "prefix"), [("batch.expired", "batch_"), (ENDS[0], "ftjob-")])
 def test_a_test_is_sent_once_and_tells_the_receivers_status(
-    told: Told, kind: Any, prefix: str
+    subscribed: Subscribed, kind: Any, prefix: str
 ) -> None:
-    client, receiver = told.client, told.receiver
+    client, receiver = subscribed.client, subscribed.receiver
     made = client.webhooks.create(event_types=ENDS, name="mine", url=receiver.url())
     for status in (204, 503):
         receiver.answers["/"] = answer(status)
         tested = client.webhooks.test(made.id, event_type=kind)
         assert (tested.status_code, tested.event_type) == (status, kind)
         assert tested.webhook_endpoint_id == made.id
-    events = told.events(made.signing_secret)
+    events = subscribed.events(made.signing_secret)
     assert [event.type for event in events] == [kind] * 2
     assert all(event.data.id.startswith(prefix) for event in events)
-    assert told.service.call("GET", "/v1/events", params={"limit": 100}).json()["events"] == []
+    assert (
+        subscribed.service.call("GET", "/v1/events", params={"limit": 100}).json()["events"] == []
+    )
 
 
-def test_a_test_without_an_answer_says_why(told: Told) -> None:
+def test_a_test_without_an_answer_says_why(subscribed: Subscribed) -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unheard.getsockname()[1]}/"
-        made = told.client.webhooks.create(event_types=ENDS, name="mine", url=url)
+        made = subscribed.client.webhooks.create(event_types=ENDS, name="mine", url=url)
         with pytest.raises(openai.BadRequestError) as caught:
-            told.client.webhooks.test(made.id, event_type="batch.completed")
+            subscribed.client.webhooks.test(made.id, event_type="batch.completed")
     assert caught.value.code == "connection_failed"
-    with blocking(told.service, "bob") as bob, pytest.raises(openai.NotFoundError):
+    with blocking(subscribed.service, "bob") as bob, pytest.raises(openai.NotFoundError):
         bob.webhooks.test(made.id, event_type="batch.completed")
 
 
-def test_bad_receivers_are_refused_by_openais_names(told: Told) -> None:
-    good: dict[str, Any] = {"event_types": ENDS, "name": "n", "url": told.receiver.url()}
+def test_bad_receivers_are_refused_by_openais_names(subscribed: Subscribed) -> None:
+    good: dict[str, Any] = {"event_types": ENDS, "name": "n", "url": subscribed.receiver.url()}
     bad: list[tuple[dict[str, Any], str]] = [
         ({"event_types": ["response.completed"]}, "event_types[0]"),
         ({"event_types": []}, "event_types"),
@@ -158,19 +164,21 @@ def test_bad_receivers_are_refused_by_openais_names(told: Told) -> None:
     ]
     for fields, param in bad:
         with pytest.raises(openai.BadRequestError) as caught:
-            told.client.webhooks.create(**{**good, **fields})
+            subscribed.client.webhooks.create(**{**good, **fields})
         assert (caught.value.code, caught.value.param) == ("invalid_value", param)
         assert "planted" not in json.dumps(caught.value.body)
 
 
-def test_a_failed_and_a_cancelled_batch_are_told_apart(told: Told) -> None:
-    service = told.service
+def test_a_failed_and_a_cancelled_batch_are_distinguished(subscribed: Subscribed) -> None:
+    service = subscribed.service
     kinds: list[Any] = ["batch.failed", "batch.cancelled"]
-    made = told.client.webhooks.create(event_types=kinds, name="n", url=told.receiver.url())
+    made = subscribed.client.webhooks.create(
+        event_types=kinds, name="n", url=subscribed.receiver.url()
+    )
     failed = batch(service, {"custom_id": "a"})
     service.spare = lambda _: False
     cancelled = batch(service, request("a", "tuneship-tiny"))
-    told.client.batches.cancel(cancelled)
-    service.until(lambda: len(told.receiver.received) == 2)
-    found = {event.type: event.data.id for event in told.events(made.signing_secret)}
+    subscribed.client.batches.cancel(cancelled)
+    service.until(lambda: len(subscribed.receiver.received) == 2)
+    found = {event.type: event.data.id for event in subscribed.events(made.signing_secret)}
     assert found == {"batch.failed": failed, "batch.cancelled": cancelled}

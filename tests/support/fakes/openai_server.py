@@ -178,8 +178,8 @@ class Handler(BaseHTTPRequestHandler):
             is_last = number == most
             reason = "stop" if is_stop else ("length" if is_last else None)
             echoed = body["prompt"] if body.get("echo") and number == 1 else []
-            told = [*echoed, *([token] if body["max_tokens"] else ())]
-            self.event([token], reason, logprobs_of(told, body.get("logprobs"), bool(echoed)))
+            answered = [*echoed, *([token] if body["max_tokens"] else ())]
+            self.event([token], reason, logprobs_of(answered, body.get("logprobs"), bool(echoed)))
             if is_stop:
                 break
             time.sleep(0.002)

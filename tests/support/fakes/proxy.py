@@ -176,7 +176,7 @@ def canned(status: int, body: object = None, **headers: str) -> Fault:
     """A fault that answers without the service; a `str` is sent as it is, anything else as JSON."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
     kind = "text/html" if isinstance(body, str) else "application/json"
-    lines = [f"HTTP/1.1 {status} Told", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
+    lines = [f"HTTP/1.1 {status} Changed", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     whole = "\r\n".join([*lines, "Connection: close"]).encode() + HEAD_END + content
 
@@ -257,10 +257,10 @@ def rewritten(change: Callable[[dict[str, Any]], object]) -> Fault:
         head, _, body = (await exchange.pass_on()).partition(HEAD_END)
         content: dict[str, Any] = json.loads(body)
         other = change(content)
-        told = other.encode() if isinstance(other, str) else json.dumps(content).encode()
+        encoded = other.encode() if isinstance(other, str) else json.dumps(content).encode()
         head = re.sub(rb"(?i)\r\ncontent-length: *\d+", b"", head)
-        size = f"\r\nContent-Length: {len(told)}".encode()
-        await exchange.answer(head + size + HEAD_END + told)
+        size = f"\r\nContent-Length: {len(encoded)}".encode()
+        await exchange.answer(head + size + HEAD_END + encoded)
 
     return fault
 

@@ -286,7 +286,7 @@ def test_27_a_split_converges_without_the_answers_to_its_changes(
     assert [change.weights[stage.candidate] for change in result.history] == [25, 50, 100]
 
 
-def test_27_a_server_that_cannot_be_read_is_told_the_same_again(
+def test_27_a_server_that_cannot_be_read_is_reported_the_same_again(
     prefect_api: None, records: Path
 ) -> None:
     with FakeService(extensions=False) as bare, Proxy(int(bare.url.rpartition(":")[2])) as proxy:

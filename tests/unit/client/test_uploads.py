@@ -18,7 +18,7 @@ CREATED = {
 FORM = DatasetUpload(name="d", format="instruction")
 
 
-def test_progress_is_told_up_to_the_whole_file() -> None:
+def test_progress_is_reported_up_to_the_whole_file() -> None:
     content = b"x" * 300_000
     reported: list[tuple[int, int]] = []
 
@@ -39,7 +39,7 @@ def test_progress_is_told_up_to_the_whole_file() -> None:
     assert once[-1] == (len(content), len(content))
 
 
-def test_a_repeated_upload_is_told_from_the_front_again() -> None:
+def test_a_repeated_upload_is_reported_from_the_front_again() -> None:
     reported: list[int] = []
     answers = iter(
         [httpx.Response(503, headers={"Retry-After": "0.01"}), httpx.Response(201, json=CREATED)]

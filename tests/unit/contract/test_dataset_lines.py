@@ -31,7 +31,7 @@ def test_an_instruction_becomes_turns() -> None:
         ({"instruction": "a", "response": "b", "prompt": "not read"}, []),
     ],
 )
-def test_other_names_are_read_and_told(line: dict[str, str], names: list[str]) -> None:
+def test_other_names_are_read_and_reported(line: dict[str, str], names: list[str]) -> None:
     assert parse_example(line, "instruction") == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},

@@ -55,7 +55,7 @@ def test_every_declared_operation_stands_in_the_document_under_its_address() -> 
 
 
 @EACH
-def test_an_operation_is_told_in_words(operation: Operation[..., Any]) -> None:
+def test_an_operation_is_reported_in_words(operation: Operation[..., Any]) -> None:
     entry = ENTRIES[operation.name][2]
     assert 3 < len(entry["summary"]) < 100
     assert "§" not in json.dumps(entry, ensure_ascii=False)

@@ -127,7 +127,7 @@ def flipped(
     return cases
 
 
-def test_a_job_and_its_dataset_are_told_to_a_receiver(
+def test_a_job_and_its_dataset_are_reported_to_a_receiver(
     serve: Serve, node: Node, tmp_path: Path
 ) -> None:
     register(serve, node, "story")

@@ -254,7 +254,7 @@ def test_a_gate_without_limits_blocks_the_promotion() -> None:
     assert "not_evaluated:error" in last.reasons
 
 
-def test_a_disabled_gate_blocks_nothing_and_is_told() -> None:
+def test_a_disabled_gate_blocks_nothing_and_is_reported() -> None:
     plan = plan_with(error_gate=None, quality_gates=None, latency_gates={"slow": None})
     rollout = Rollout(plan, Steady(errors=lambda *_: 0.04)).begin()
     assert rollout.run().verdict is Verdict.BAKED

@@ -32,7 +32,7 @@ def test_every_fact_survives_its_line_bit_by_bit() -> None:
     assert from_lines([line + "\n" for line in lines]) == record
 
 
-def test_a_line_torn_by_a_kill_is_left_out_and_damage_elsewhere_is_told() -> None:
+def test_a_line_torn_by_a_kill_is_left_out_and_damage_elsewhere_is_reported() -> None:
     lines = [to_line(fact) for fact in recorded().facts]
     torn = [*lines[:-1], lines[-1][:10]]
     assert len(from_lines(torn).facts) == len(lines) - 1

@@ -212,7 +212,7 @@ def test_what_a_server_does_not_publish_is_not_weighed_and_the_rest_is() -> None
     assert seen.unusable == dict.fromkeys(("slow", "very_slow"), "answers without their latency")
 
 
-def test_wrong_metrics_are_told_apart_from_none() -> None:
+def test_wrong_metrics_are_distinguished_from_none() -> None:
     with pytest.raises(Unusable, match="no metrics"):
         weigh(None, None, START, START + DAY)
     with pytest.raises(Unusable, match="requested buckets of 900 s"):

@@ -83,7 +83,7 @@ def opened(base: Path, folder: Path, act: Callable[[OpenedReplica], Awaitable[No
 
 
 @pytest.mark.slow
-def test_it_runs_a_replica_and_ends_when_it_is_told_to(base: Path, tmp_path: Path) -> None:
+def test_it_runs_a_replica_and_ends_when_it_is_ordered_to(base: Path, tmp_path: Path) -> None:
     agents = list[int]()
 
     async def act(replica: OpenedReplica) -> None:

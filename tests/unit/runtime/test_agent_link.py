@@ -267,8 +267,8 @@ def test_a_service_that_breaks_the_protocol_is_disconnected(
 
 def test_another_version_is_refused_by_name(engines: PlayedEngines, tmp_path: Path) -> None:
     async def act(agent: PlayedAgent) -> None:
-        told = await agent.speak({**LEAD, "protocol": PROTOCOL + 1})
-        assert told == [{"refused": f"the agent speaks version {PROTOCOL}"}]
+        answers = await agent.speak({**LEAD, "protocol": PROTOCOL + 1})
+        assert answers == [{"refused": f"the agent speaks version {PROTOCOL}"}]
         with pytest.raises(ReplicaRefused, match=r"tuneship 1\.2\.3, and the service 9\.9"):
             await open_agent(agent.address, access(version="9.9"), ORDER)
 
@@ -439,11 +439,11 @@ def test_an_adapter_whose_sender_goes_is_loaded_from_the_next_one(
 def test_a_request_for_an_adapter_that_the_leader_has_unloaded_comes_back_as_lost(
     engines: PlayedEngines, tmp_path: Path
 ) -> None:
-    adapter, told = adapter_in(tmp_path), list[str]()
+    adapter, unloaded = adapter_in(tmp_path), list[str]()
 
     async def act(agent: PlayedAgent) -> None:
         leader, other = await agent.lead(), await agent.attach()
-        other.on_unloaded = told.append
+        other.on_unloaded = unloaded.append
         await other.load("ft:m", adapter)
         await leader.unload("ft:m")
         await leader.unload("ft:m")  # once is enough
@@ -452,7 +452,7 @@ def test_a_request_for_an_adapter_that_the_leader_has_unloaded_comes_back_as_los
             await other.generate(request).read_all()
         with pytest.raises(ReplicaLost, match="has unloaded the adapter"):
             await other.embed(replace(TEXTS, adapter="ft:m"))
-        assert told == ["ft:m", "ft:m"]
+        assert unloaded == ["ft:m", "ft:m"]
         await other.load("ft:m", adapter)
         engines.may_answer.clear()
         generation = other.generate(request)

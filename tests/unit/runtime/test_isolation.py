@@ -225,7 +225,7 @@ def test_where_landlock_knows_no_signals_the_filter_lets_through_those_to_onesel
     assert printed("-c", program) == "refused\n"
 
 
-def test_files_that_another_thread_would_keep_are_told(tmp_path: Path) -> None:
+def test_files_that_another_thread_would_keep_are_reported(tmp_path: Path) -> None:
     """A process that has threads must know this to start again, as a training process does."""
     program = (
         "import threading, time\nfrom pathlib import Path\nfrom tuneship.runtime import isolation\n"

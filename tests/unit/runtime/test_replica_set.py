@@ -89,7 +89,7 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
     asyncio.run(run())
 
 
-def test_one_that_died_is_told_and_replaced(group: ReplicaSet, engines: PlayedEngines) -> None:
+def test_one_that_died_is_reported_and_replaced(group: ReplicaSet, engines: PlayedEngines) -> None:
     async def run() -> None:
         await group.ready(None)
         engines.replicas[0].kill()

@@ -87,7 +87,7 @@ def test_no_file_passes_for_another(tmp_path: Path) -> None:
         read_plain(two, KEY)
 
 
-def test_a_full_disk_is_told_as_one() -> None:
+def test_a_full_disk_is_reported_as_one() -> None:
     for size in (3, 3 * SEGMENT):
         with pytest.raises(OSError, match="No space left"):
             write_sealed(Path("/dev/full"), KEY, TEXT[:size])

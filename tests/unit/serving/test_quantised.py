@@ -280,7 +280,7 @@ def test_the_fastest_format_that_keeps_the_loss_is_chosen(base: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int4", "auto"])
-def test_a_replica_serves_the_format_that_it_is_told(
+def test_a_replica_serves_the_format_that_it_is_given(
     start_replica: StartReplica, weights: str
 ) -> None:
     async def served() -> tuple[str, list[int]]:

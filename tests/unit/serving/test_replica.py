@@ -101,7 +101,7 @@ def test_a_frame_that_makes_no_sense_is_answered_and_harms_nobody(
     assert wire.receive()["tokens"][0][0] == "even"
 
 
-def test_a_failure_of_the_engine_is_told_to_every_request_and_ends_the_process(
+def test_a_failure_of_the_engine_is_reported_to_every_request_and_ends_the_process(
     long_base: Path,
 ) -> None:
     with connected(long_base) as wire:

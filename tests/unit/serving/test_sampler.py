@@ -101,7 +101,7 @@ def test_every_row_has_its_own_settings() -> None:
     assert tokens == [0, 3, 0]
 
 
-def test_a_row_of_nonsense_is_told_apart_from_its_neighbours() -> None:
+def test_a_row_of_nonsense_is_distinguished_from_its_neighbours() -> None:
     highest, _ = choose(torch.tensor([[1.0, 2.0], [math.nan, 2.0]]), [0, 0], [1, 1], [0, 0])
     assert highest[0] == 2
     assert math.isnan(highest[1])

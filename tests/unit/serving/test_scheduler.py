@@ -191,7 +191,7 @@ def test_what_has_no_room_waits_and_nobody_overtakes_it() -> None:
     assert names(scheduler) == "c"
 
 
-def test_what_would_not_even_fit_alone_is_told_apart() -> None:
+def test_what_would_not_even_fit_alone_is_distinguished() -> None:
     scheduler = Scheduler(slots=8, prompt_tokens=100, cache_tokens=60)
     assert scheduler.fits(waiting("a", prompt=51))
     assert not scheduler.fits(waiting("a", prompt=52))

@@ -99,7 +99,7 @@ def test_what_was_put_comes_back(blobs: Blobs, tmp_path: Path, content: bytes) -
         blobs.digest_of("models/ft_1/nothing")
 
 
-def test_a_missing_file_and_a_damaged_one_are_told_apart(blobs: Blobs, tmp_path: Path) -> None:
+def test_a_missing_file_and_a_damaged_one_are_distinguished(blobs: Blobs, tmp_path: Path) -> None:
     digest = put(blobs, tmp_path)
     other = hashlib.sha256(b"other").hexdigest()
     with pytest.raises(FileDamaged) as caught, blobs.fetched(

@@ -56,7 +56,7 @@ def test_steps_lie_behind_a_step_or_behind_the_log_entry_of_their_time(database:
         assert behind(connection, seen=2, log_id=logs[0]["id"]) == [3]
 
 
-def test_a_step_told_again_stays_one(database: Database) -> None:
+def test_a_step_reported_again_stays_one(database: Database) -> None:
     with database.write() as connection:
         job_records.put_metrics(connection, "ft_1", [step(1, evaluated=True), step(2)])
         job_records.put_metrics(connection, "ft_1", [step(2, evaluated=True), step(3)])
@@ -124,7 +124,7 @@ def test_as_many_steps_as_are_read_at_once_are_all_read(database: Database) -> N
         assert job_records.curve_of(connection, "ft_none", evaluated_only=False).rows == []
 
 
-def test_the_end_of_an_epoch_is_told_first_once(database: Database) -> None:
+def test_the_end_of_an_epoch_is_reported_first_once(database: Database) -> None:
     with database.write() as connection:
         add_job(connection, "ft_1")
         add_job(connection, "ft_2")

@@ -89,8 +89,8 @@ def test_it_holds_so_many_values_and_no_more() -> None:
 
 def test_what_others_may_change_is_dropped_at_their_news_and_after_a_second() -> None:
     """A value is as old as the begin of its reading: what was committed later may not be in it."""
-    now, told = [0.0], list[str]()
-    cache = SharedReadCache(lambda: told.append("changed"), lambda: now[0])
+    now, published = [0.0], list[str]()
+    cache = SharedReadCache(lambda: published.append("changed"), lambda: now[0])
 
     def slow() -> str:
         now[0] += MAX_AGE_S / 2
@@ -104,7 +104,7 @@ def test_what_others_may_change_is_dropped_at_their_news_and_after_a_second() ->
 
     cache.read("key", lambda: "value")
     cache.drop()
-    assert (cache.find("key"), told) == (None, [])
+    assert (cache.find("key"), published) == (None, [])
     cache.read("key", lambda: "value")
     cache.clear()
-    assert (cache.find("key"), told) == (None, ["changed"])
+    assert (cache.find("key"), published) == (None, ["changed"])

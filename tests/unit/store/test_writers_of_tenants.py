@@ -213,9 +213,9 @@ def test_what_two_tenants_check_and_write_at_once_holds_for_each(
             is_own = tables.datasets.c.client_id == tenant
             assert rows.count(connection, tables.datasets, is_own) == QUOTA
             assert list_counters.number(connection, list_counters.DATASETS, tenant) == QUOTA
-            told = outbox.events_of(connection, tenant, NOW, after=0, limit=100)
-            assert [one["sequence"] for one in told] == list(range(1, QUOTA + 1))
-            assert [one["data"]["of"] for one in told] == made[tenant]
+            delivered = outbox.events_of(connection, tenant, NOW, after=0, limit=100)
+            assert [one["sequence"] for one in delivered] == list(range(1, QUOTA + 1))
+            assert [one["data"]["of"] for one in delivered] == made[tenant]
             audited = audit.rows_of(connection, client_id=tenant)
             assert [one["resource_id"] for one in audited] == made[tenant]
         assert CHAIN.fault(audit.rows_of(connection)) is None
@@ -338,7 +338,7 @@ def test_a_lapsed_split_is_ended_for_its_own_tenant_only(
         assert endpoint_records.revert_lapsed(connection, "alice", NOW) == {"cep_alice": None}
     with one.read() as connection:
         assert endpoint_records.lapsed(connection, NOW) == {"cep_bob": "bob"}
-        told = outbox.events_of(connection, "alice", NOW, after=0, limit=10)
-    assert [(event["type"], event["sequence"]) for event in told] == [
+        delivered = outbox.events_of(connection, "alice", NOW, after=0, limit=10)
+    assert [(event["type"], event["sequence"]) for event in delivered] == [
         ("canary_endpoint.reverted", 1)
     ]

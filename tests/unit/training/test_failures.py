@@ -23,7 +23,7 @@ def test_the_cpu_allocators_refusal_is_out_of_memory() -> None:
     assert failure_of(torch.OutOfMemoryError()).reason == "out_of_memory"
 
 
-def test_a_full_disk_is_told_as_such() -> None:
+def test_a_full_disk_is_reported_as_such() -> None:
     failure = failure_of(OSError(errno.ENOSPC, "No space left on device", "CANARY"))
     assert (failure.reason, failure.message[:30]) == ("internal", "the service's disk is full: a ")
 
@@ -35,7 +35,7 @@ def test_a_full_disk_is_told_as_such() -> None:
         SafetensorError("Error while serializing: I/O error: Input/output error (os error 5)"),
     ],
 )
-def test_a_broken_disk_is_told_as_such_also_by_the_library_that_writes_tensors(
+def test_a_broken_disk_is_reported_as_such_also_by_the_library_that_writes_tensors(
     error: Exception,
 ) -> None:
     failure = failure_of(error)
@@ -46,7 +46,7 @@ def test_out_of_memory_names_what_to_lower() -> None:
     assert "a smaller lora_rank or batch_size" in failure_of(MemoryError()).message
 
 
-def test_an_unforeseen_error_is_told_by_kind_and_place_not_by_its_text(
+def test_an_unforeseen_error_is_reported_by_kind_and_place_not_by_its_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     failure = failure_of(caught("fail"))

@@ -161,7 +161,7 @@ def cut(directory: Path) -> None:
         "large tokenizer",
     ),
 )
-def test_a_base_model_that_cannot_be_used_is_told_before_the_first_step(
+def test_a_base_model_that_cannot_be_used_is_reported_before_the_first_step(
     make_job: "JobMaker", tmp_path: Path, damage: Callable[[Path], object], problem: str
 ) -> None:
     directory = build_family(tmp_path / "base", "qwen2")

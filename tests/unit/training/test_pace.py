@@ -39,7 +39,7 @@ def test_a_machine_that_gets_slower_shows_in_the_tokens() -> None:
     assert pace.due_report() == {"tokens_per_second": 25.0, "seconds_per_step": 2.5}
 
 
-def test_it_is_told_at_the_first_step_and_then_once_a_second() -> None:
+def test_it_is_reported_at_the_first_step_and_then_once_a_second() -> None:
     clock = Clock()
     pace = TrainingSpeed(clock)
     reported: list[int] = []

@@ -254,7 +254,7 @@ def failure(job: "Job") -> dict[str, object]:
     return last
 
 
-def test_a_learning_rate_that_blows_the_loss_up_is_told(make_job: "JobMaker") -> None:
+def test_a_learning_rate_that_blows_the_loss_up_is_reported(make_job: "JobMaker") -> None:
     last = failure(make_job(learning_rate=1e30, warmup_steps=0, epochs=50))
     assert last["reason"] == "loss_not_finite"
     assert "learning rate" in str(last["message"])
@@ -268,13 +268,13 @@ def test_the_maximum_runtime_ends_the_training_and_keeps_a_checkpoint(make_job: 
     assert kept == ["step-000000001"]
 
 
-def test_an_unknown_target_module_is_told_with_those_that_exist(make_job: "JobMaker") -> None:
+def test_an_unknown_target_module_is_reported_with_those_that_exist(make_job: "JobMaker") -> None:
     last = failure(make_job(target_modules=("q_proj", "w_pack")))
     assert last["reason"] == "internal"
     assert "no target module w_pack; it has down_proj" in str(last["message"])
 
 
-def test_a_file_with_a_bad_line_is_told_by_line_and_never_by_text(
+def test_a_file_with_a_bad_line_is_reported_by_line_and_never_by_text(
     make_job: "JobMaker", tmp_path: Path
 ) -> None:
     path = tmp_path / "broken.jsonl"

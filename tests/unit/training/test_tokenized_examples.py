@@ -146,7 +146,7 @@ def test_rows_are_cut_at_the_context_length_or_dropped_when_nothing_is_left(
         (None, "No such file"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told_by_line_and_never_by_text(
+def test_a_file_that_cannot_be_read_is_reported_by_line_and_never_by_text(
     encoder: Encoder, tmp_path: Path, content: bytes | None, problem: str
 ) -> None:
     path = tmp_path / "broken.jsonl"

@@ -12,7 +12,7 @@ from tuneship.contract.common import JobId
 
 # OpenAI's prefix by tuneship's.
 PREFIXES = {"ds": "file", "ft": "ftjob", "gen": "chatcmpl"}
-# A file of a batch is `file_<x>` here; OpenAI's form does not tell it from a dataset.
+# A file of a batch is `file_<x>` here; OpenAI's form does not distinguish it from a dataset.
 BATCH_FILE = "file_"
 RESULT_FILE = "file-res-"
 # Parts of the id of a tuned model that name its tenant or its best step, as OpenAI's ids do.

@@ -132,8 +132,8 @@ def _kind_of_item(item: Any) -> str:
     return f"~{kind}" if kind in ("function_call", "function_call_output") else "~message"
 
 
-# Told apart before they are read, so that an item is refused for what it lacks, and not for what it is not. Names of
-# branches that begin so are left out of the places in refusals.
+# The kind of an item is chosen before it is read, so that it is refused for what it lacks, and not for what it is not.
+# Names of branches that begin so are left out of the places in refusals.
 InputItem = Annotated[
     Annotated[InputMessage, Tag("~message")]
     | Annotated[InputCall, Tag("~function_call")]

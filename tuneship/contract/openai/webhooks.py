@@ -1,4 +1,4 @@
-"""Webhooks of OpenAI's API: receivers that are told how jobs and batches end, in the form that its clients unwrap."""
+"""Webhooks of OpenAI's API: receivers that hear how jobs and batches end, in the form that its clients unwrap."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -15,7 +15,7 @@ from tuneship.contract.webhooks import Url
 
 # The form of the deliveries of webhooks that were made here.
 OPENAI_PROFILE = "openai"
-# The events that a webhook can be told of.
+# The events that a webhook can subscribe to.
 EventType = Literal[
     "batch.completed",
     "batch.failed",
@@ -263,5 +263,5 @@ def openai_test_webhook(webhook_id: WebhookId, test: WebhookEndpointTest) -> Web
     example=Example(reply={"object": "list", "data": [*EVENT_TYPES]}),
 )
 def openai_list_webhook_event_types() -> WebhookEventTypes:
-    """List the kinds of events that a receiver can be told of."""
+    """List the kinds of events that a receiver can subscribe to."""
     raise NotImplementedError

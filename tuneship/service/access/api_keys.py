@@ -242,7 +242,7 @@ class Keys:
         public = None if key is None else key_id(key)
         if key is None or public is None:
             raise AuthenticationError("the Authorization header holds no API key of this service")
-        # The hash is taken without a row, too: the time of the answer must not tell which ids exist.
+        # The hash is taken without a row, too: the time of the answer must not reveal which ids exist.
         row, now, digest = self._row(public), self._clock(), self._hash(key)
         if (
             row is None

@@ -78,7 +78,7 @@ def add(  # noqa: PLR0913 (the options of a command)
     """Add a base model under an id. Raises `AddingRefused`; then nothing has changed.
 
     `hard_links`: share the files of a checkpoint instead of copying them. `weights`: the number format in which it is
-    served, one of `WEIGHTS`; `auto` is measured now. `note` is told what happens.
+    served, one of `WEIGHTS`; `auto` is measured now. `note` is called with what happens.
     """
     if weights is not None and weights not in WEIGHTS:
         raise AddingRefused(f"--weights must be one of: {', '.join(WEIGHTS)}")

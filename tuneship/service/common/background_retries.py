@@ -47,7 +47,7 @@ class BackgroundRetries:
         counted += counts and not passes_by_itself(error)
         pause = min(LONGEST_PAUSE, timedelta(seconds=2 ** min(consecutive, 10)))
         if counted == self._tries and before and counted > before.counted:
-            pause = timedelta()  # there is no retry to wait for: the owner only has to be told
+            pause = timedelta()  # there is no retry to wait for: the owner only has to hear of it
         kind = error_kind(error)
         self._by_name[name] = _Failure(consecutive + 1, counted, now, now + pause, kind)
         return counted

@@ -21,7 +21,7 @@ TRIES_AT_START = 20
 
 
 class DatabaseClock:
-    """Tells the database's time. Call it from any thread."""
+    """Returns the database's time. Call it from any thread."""
 
     def __init__(self, database: Database, elapsed: Callable[[], float] = awake_s) -> None:
         """Read the database's clock for the first time, with any delay if all readings are slow."""

@@ -99,14 +99,14 @@ class Notifier:
 
 
 class SharedNotifier(Notifier):
-    """The notifier of a member of a cluster, which also tells the others."""
+    """The notifier of a member of a cluster, which also notifies the others."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        """`tell` tells the other members the id of a resource."""
+    def __init__(self, publish: Callable[[str], None]) -> None:
+        """`publish` passes the id of a resource to the other members."""
         super().__init__()
-        self._tell = tell
+        self._publish = publish
 
     def notify(self, resource_id: str) -> None:
         """Wake the listeners of a resource, here and at the other members."""
         self.wake(resource_id)
-        self._tell(resource_id)
+        self._publish(resource_id)

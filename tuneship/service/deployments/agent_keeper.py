@@ -2,7 +2,7 @@
 
 A row comes before its agent, so a leader that follows knows of all that may run. It adopts those that answer and that
 run what it would order, and starts others for the rest, whose rows it removes: nobody attaches to those any more, and
-they end because no service is connected. What an agent is told by this leader carries the epoch of its lease.
+they end because no service is connected. What this leader orders an agent to do carries the epoch of its lease.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class AgentKeeper:
         place: tuple[Catalogue, ReplicaPool],
         notifier: Notifier,
     ) -> None:
-        """`database` is fenced; `place`: the base models, and the groups that are told of failed starts."""
+        """`database` is fenced; `place`: the base models, and the groups that hear of failed starts."""
         self._database = database
         self._starter = starter
         self._orders = orders

@@ -50,7 +50,7 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
     own_deployment(context, deployment_id)
     context.parts.store_logs()
     with context.read() as connection:
-        # One more line than the page holds tells whether there is a next page.
+        # One more line than the page holds shows whether there is a next page.
         lines = deployment_logs.lines(
             connection, where, descending=order == "desc", after=position, limit=limit + 1
         )

@@ -260,7 +260,7 @@ class HealthChecks:
         self._log_news(group, watched)
 
     async def _tell_wanted(self, watched: Sequence[WatchedDeployment]) -> None:
-        """Tell the other members on how many of the shared replicas each deployment is served."""
+        """Let the other members know on how many of the shared replicas each deployment is served."""
         changed = {
             one.id: one.wanted for one in watched if one.row["wanted_replicas"] != one.wanted
         }
@@ -343,7 +343,7 @@ class HealthChecks:
     def _log_news(self, group: ReplicaGroup, watched: Sequence[WatchedDeployment]) -> None:
         listeners = [Listener(one.id, one.model, one.wanted) for one in watched]
         news = self._news.entries(group, listeners, self._parts.clock())
-        # What happens to a shared replica is told once.
+        # What happens to a shared replica is logged once.
         if news and (group.is_own or self._leadership.leads):
             self._parts.deployment_log.add(*news)
 

@@ -2,7 +2,7 @@
 
 Deployments of several tenants share the replicas of a base model. Each deployment counts as many as it wants as its
 own, and keeps them as long as they live; a replica that was started for another one is not in its log. No line names a
-process, whose number would tell two tenants that they share it.
+process, whose number would show two tenants that they share it.
 """
 
 from collections.abc import Collection, Sequence

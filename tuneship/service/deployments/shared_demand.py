@@ -1,7 +1,7 @@
 """The demand at all members of a cluster together, where they share their replicas.
 
-Each member tells its own demand once a second, and at once when a request waits for a replica; the leader adds up what
-all have told. What a member told last counts until its row lapses (`tuneship/store/member_demand.py`).
+Each member publishes its own demand once a second, and at once when a request waits for a replica; the leader adds
+them up. What a member published last counts until its row lapses (`tuneship/store/member_demand.py`).
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from tuneship.store.row_types import MemberDemandRow
 
 logger = logging.getLogger(__name__)
 
-TELL_EVERY_S = 1.0
-# A peak is told so often, as the leader may miss one telling.
-TOLD_TIMES = 3
+PUBLISH_EVERY_S = 1.0
+# A peak is published so often, as the leader may miss one of them.
+PUBLISHED_TIMES = 3
 TOPIC = "demand"
 POLL_S = 0.25
-# Until every member has noticed that a deployment takes no more requests (`store/read_cache.py`), and has told what it
-# still has in flight.
+# Until every member has noticed that a deployment takes no more requests (`store/read_cache.py`), and has
+# published what it still has in flight.
 NOTICED_AFTER = timedelta(seconds=1.2)
 END_S = 2.0
 
 
 class SharedDemand:
-    """Tells this member's demand, and adds up that of all."""
+    """Publishes this member's demand, and adds up that of all."""
 
     def __init__(
         self,
@@ -55,29 +55,29 @@ class SharedDemand:
         self._clock = clock
         self._threads = Threads("demand", 2)
         self._needed = asyncio.Event()
-        self._recent: deque[dict[str, Demand]] = deque(maxlen=TOLD_TIMES)
-        self._told: list[MemberDemandRow] = []
+        self._recent: deque[dict[str, Demand]] = deque(maxlen=PUBLISHED_TIMES)
+        self._published: list[MemberDemandRow] = []
 
     def need(self) -> None:
-        """Tell the demand now: a request waits for a replica. Called on the event loop's thread."""
+        """Publish the demand now: a request waits for a replica. Called on the event loop's thread."""
         self._needed.set()
 
     async def run(self) -> None:
-        """Tell the demand until cancelled; then take it back."""
+        """Publish the demand until cancelled; then take it back."""
         try:
             while True:
                 is_urgent = self._needed.is_set()
                 self._needed.clear()
                 try:
-                    await self._threads.run(self._tell, self._present())
-                except SQLAlchemyError as error:  # the database is away: the next time tells it
-                    logger.warning("the demand could not be told: %s", type(error).__name__)
+                    await self._threads.run(self._publish, self._present())
+                except SQLAlchemyError as error:  # the database is away: the next time publishes it
+                    logger.warning("the demand could not be published: %s", type(error).__name__)
                 except Exception:  # the loop must outlive any failure
-                    logger.exception("the demand could not be told")
+                    logger.exception("the demand could not be published")
                 else:
                     if is_urgent:
                         self._notifier.notify(TOPIC)
-                await wait_for_event(self._needed, TELL_EVERY_S)
+                await wait_for_event(self._needed, PUBLISH_EVERY_S)
         finally:
             await self._threads.finish(END_S)
             with suppress(SQLAlchemyError, TimeoutError):  # it lapses in any case
@@ -85,36 +85,36 @@ class SharedDemand:
                     await self._threads.run(self._take_back)
 
     def _present(self) -> dict[str, Any]:
-        """The demand of the last seconds by deployment, as it is told."""
+        """The demand of the last seconds by deployment, as it is published."""
         self._recent.append(self._in_flight.take_all_demand(self._clock()))
         names = {name for demands in self._recent for name in demands}
-        return {name: self._told_of(name) for name in names}
+        return {name: self._values_of(name) for name in names}
 
-    def _told_of(self, name: str) -> list[float]:
+    def _values_of(self, name: str) -> list[float]:
         last = self._recent[-1].get(name, Demand())
         peak = max(demands[name].in_flight for demands in self._recent if name in demands)
         return [peak, last.waiting, last.waited.total_seconds(), self._in_flight.count(name)]
 
-    def _tell(self, demand: Mapping[str, Any]) -> None:
+    def _publish(self, demand: Mapping[str, Any]) -> None:
         with self._database.write_beside() as connection:
-            member_demand.tell(connection, self._member, demand)
+            member_demand.write(connection, self._member, demand)
 
     def _take_back(self) -> None:
         with self._database.write_beside() as connection:
             member_demand.remove(connection, self._member)
 
-    # What all have told.
+    # What all have published.
 
     def read(self) -> None:
-        """Read what all members have told. May block."""
+        """Read what all members have published. May block."""
         with self._database.read() as connection:
-            self._told = member_demand.of_live(connection)
+            self._published = member_demand.of_live(connection)
 
     def demand_of(self, deployment_id: str) -> Demand:
         """The demand on a deployment at all members, as it was read last."""
         in_flight = waiting = 0
         waited_s = 0.0
-        for row in self._told:
+        for row in self._published:
             peak, queued, longest_s, _ = row["demand"].get(deployment_id, (0, 0, 0.0, 0))
             in_flight, waiting, waited_s = (
                 in_flight + int(peak),
@@ -133,10 +133,10 @@ class SharedDemand:
         while loop.time() < deadline:
             await self._threads.run(self.read)
             # A crash of Postgres empties the table; where this member's row is again, the others' are soon.
-            is_here = any(row["member"] == self._member for row in self._told)
+            is_here = any(row["member"] == self._member for row in self._published)
             if is_here and all(
-                row["told_at"] >= since and not row["demand"].get(deployment_id, (0,))[-1]
-                for row in self._told
+                row["written_at"] >= since and not row["demand"].get(deployment_id, (0,))[-1]
+                for row in self._published
             ):
                 return
             await asyncio.sleep(POLL_S)

@@ -71,7 +71,7 @@ class CallReader:
         return False
 
     def _beginning(self, is_last: bool) -> bool:
-        """The first characters, which tell calls from text."""
+        """The first characters, which distinguish calls from text."""
         begin = self._syntax.begin
         if self._rest.startswith(begin):
             self._begin_calls()

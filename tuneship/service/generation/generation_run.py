@@ -240,7 +240,7 @@ class GenerationRun(RoutedRun):
 
 
 def _with_own_seeds(prepared: GenerateRequest, count: int) -> list[GenerateRequest]:
-    """The requests for `count` answers to one prompt, whose own log probabilities only the first one tells."""
+    """The requests for `count` answers to one prompt, whose own log probabilities only the first one returns."""
     if count == 1:
         return [prepared]
     seed = prepared.seed

@@ -55,7 +55,7 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
         read = schema_of(form)
         otherwise, text_grammar = read.schema, check_schema(read, FIELD)
         if not syntax.marker:
-            text = "is not supported beside tools for this model, whose calls are told apart by their beginning alone"
+            text = "is not supported beside tools for this model, which marks its calls by their beginning alone"
             raise refused("response_format", text, "unsupported_value")
     specials = served.base.special_tokens
     shown = {

@@ -46,7 +46,7 @@ class Boundary:
     keys: Keys
     limits: RateLimits
     wake: Callable[[], None]
-    """Tells the supervisor that something was committed."""
+    """Lets the supervisor know that something was committed."""
     generations: InFlightLimits = field(
         default_factory=lambda: InFlightLimits(each=64, together=256)
     )

@@ -2,7 +2,7 @@
 
 The files of an attempt go to its agent over the connection, and progress, checkpoints and the adapter come back into
 the work folder of the job, as if the process had written them here. Whether the process may compute is decided by the
-lease of the job: each time that its agent asks, the lease is extended in the database, and only then the agent is told
+lease of the job: each time that its agent asks, the lease is extended in the database, and only then the agent hears it
 (`tuneship/runtime/training_protocol.py`). So nobody has to take over the trainings of a leader that is lost: they end
 by themselves, and the next attempt goes on from the checkpoint.
 """
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 # The agent answers a request for news after this time at the latest.
 NEWS_S = 5.0
 RETRY_S = 1.0
-# Exit code of a training whose agent is lost, so that nobody has told how it ended.
+# Exit code of a training whose agent is lost, so that nobody has reported how it ended.
 LOST = 255
 # Together for all trainings when the service ends; one whose end is not known then keeps its lease.
 STOP_S = 2.0
@@ -83,7 +83,7 @@ class NodeTraining(FolderTraining):
         self._job_id = attempt.folder.parent.name
         self._link: AgentTrainingLink | None = None
         self._renewed_at = math.inf
-        """When the agent was last told that it may go on; infinite before it may start."""
+        """When the agent was last allowed to go on; infinite before it may start."""
         self._code: int | None = None
         self._offset = 0
         """Bytes of progress that are here."""
@@ -150,7 +150,7 @@ class NodeTraining(FolderTraining):
         return self.exit_code() is None
 
     def exit_code(self) -> int | None:
-        """As the agent has told it; `LOST` when the lease is over so long that the process cannot run any more."""
+        """As the agent has reported it; `LOST` when the lease is over so long that the process cannot run any more."""
         if self._code is None and time.monotonic() > self._renewed_at + GONE_S:
             logger.warning("the agent of a training is lost: %s", self._job_id)
             self._code = LOST
@@ -243,7 +243,7 @@ class NodeTraining(FolderTraining):
         """Ask the process to stop after its current step."""
         self._is_to_stop = True
         if self._link is not None:
-            with suppress(TrainingAgentLost):  # it is told when it is connected again
+            with suppress(TrainingAgentLost):  # it is asked when it is connected again
                 await self._link.cancel()
 
     async def end(self) -> None:

@@ -39,7 +39,7 @@ from tuneship.service.openai.logprobs import (
 from tuneship.service.openai.refusals import openai_refusal
 
 SYSTEM = ("system", "developer")
-# Any other reason is told as "stop".
+# Any other reason becomes "stop".
 REASONS: Mapping[str, FinishReason] = {"length": "length", "tool_calls": "tool_calls"}
 
 
@@ -234,7 +234,7 @@ def text_pieces(head: AnswerHead, written: Callable[[], WrittenAnswers]) -> Piec
 async def openai_stream(stream: Stream, pieces: Pieces, *, wants_usage: bool) -> Stream:
     """The stream of a generation as OpenAI's clients read it: data without names of events, `[DONE]` at the end."""
 
-    def told(frame: Frame) -> list[Frame]:
+    def reframe(frame: Frame) -> list[Frame]:
         if isinstance(frame.data, GeneratedText):
             return [Frame("", pieces.text(frame.data))]
         if isinstance(frame.data, BrokenOff):
@@ -246,4 +246,4 @@ async def openai_stream(stream: Stream, pieces: Pieces, *, wants_usage: bool) ->
             return [*(Frame("", piece) for piece in last), Frame("", "[DONE]")]
         return []
 
-    return await reframed(stream, [Frame("", piece) for piece in pieces.first], told)
+    return await reframed(stream, [Frame("", piece) for piece in pieces.first], reframe)

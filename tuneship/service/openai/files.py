@@ -40,7 +40,7 @@ from tuneship.store.blobs import StagedFile
 from tuneship.store.list_counters import DATASETS, JOBS
 from tuneship.store.row_types import DatasetRow, JobRow
 
-# More of a line tells no more about its format.
+# More of a line says no more about its format.
 LONGEST_LINE_BYTES = 8 << 20
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9 ._-]")
 STATES: dict[str, Literal["uploaded", "processed", "error"]] = {
@@ -48,7 +48,7 @@ STATES: dict[str, Literal["uploaded", "processed", "error"]] = {
     DatasetStatus.PROCESSED: "processed",
     DatasetStatus.FAILED: "error",
 }
-# Each result file of a page is made to tell its size.
+# Each result file of a page is made to know its size.
 RESULTS_IN_A_PAGE = 100
 
 

@@ -1,4 +1,4 @@
-"""The handler of responses: it runs the generation of the main API, and tells it as OpenAI's response or its events."""
+"""The handler of responses: it runs the generation of the main API and answers with OpenAI's response or its events."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -196,7 +196,7 @@ def _ended(begun: ResponseObject, generation: Generation, completed_at: int) -> 
 
 
 class _Events:
-    """Tells one streamed generation as OpenAI's events, each with its number."""
+    """Turns one streamed generation into OpenAI's events, each with its number."""
 
     def __init__(self, begun: ResponseObject, context: Context) -> None:
         self._begun = begun

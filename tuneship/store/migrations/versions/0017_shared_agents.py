@@ -24,7 +24,7 @@ def upgrade():
     )
     op.create_table('member_demands',
     sa.Column('member', sa.Text(), nullable=False),
-    sa.Column('told_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('written_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('lapses_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('demand', sa.JSON(), nullable=False),
     sa.PrimaryKeyConstraint('member', name=op.f('pk_member_demands')),
