@@ -179,6 +179,7 @@ class DeploymentRow(ResourceRow):
     max_replicas: int
     current_replicas: int
     wanted_replicas: int | None
+    is_forced: bool
     auto_scaling: bool
     vpc_config: dict[str, Any] | None
     generation: dict[str, Any]

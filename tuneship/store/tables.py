@@ -242,6 +242,8 @@ deployments: "TypedTable[DeploymentRow]" = _resource(
     _whole("max_replicas", 1),
     _whole("current_replicas"),
     sa.Column("wanted_replicas", sa.BigInteger),  # null: no leader with agents has decided
+    # Its delete was forced: every member ends its requests in flight.
+    sa.Column("is_forced", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
     sa.Column("auto_scaling", sa.Boolean, nullable=False),
     _json("vpc_config", optional=True),
     _json("generation"),

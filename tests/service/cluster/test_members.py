@@ -55,6 +55,31 @@ def test_a_job_of_one_member_is_trained_by_the_leader_and_its_model_served_by_bo
     assert other.deployment_status(deployment) == "deleted"
 
 
+def test_a_forced_delete_ends_the_requests_of_every_member(members: list[Service]) -> None:
+    leader, other = members
+    deployment = leader.deployment("d")
+    asked(other, f"deployments/{deployment}")
+    for member in members:
+        member.engines.may_answer.clear()
+    running = [
+        asyncio.run_coroutine_threadsafe(
+            one.ask("POST", f"/v1/deployments/{deployment}/generate", json=PROMPT), one.loop
+        )
+        for one in members
+    ]
+    for member in members:
+        until(lambda member=member: member.parts.in_flight.queued(deployment) == 1)
+    path = f"/v1/deployments/{deployment}"
+    assert other.call("DELETE", path).status_code == 200
+    assert not any(one.done() for one in running)
+    assert leader.call("DELETE", f"{path}?force=true").status_code == 200
+    messages = [one.result(120).json()["error"]["message"] for one in running]
+    assert messages == 2 * ["the deployment is being deleted"]
+    until(lambda: other.deployment_status(deployment) == "deleted")
+    for member in members:
+        member.engines.may_answer.set()
+
+
 def test_a_deployment_goes_on_when_the_leader_stands_still_and_new_ones_come(
     lapsing: list[Service],
 ) -> None:

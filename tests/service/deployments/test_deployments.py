@@ -563,22 +563,3 @@ def test_lines_that_come_while_nothing_can_be_stored_are_bounded_too(service: Se
     recorder.hand_over(stored.extend, now)
     assert len(stored) == MAX_WAITING + 1
     assert stored[-1].message == f"{5 * MAX_WAITING} lines were not kept"
-
-
-def test_a_forced_delete_that_was_not_committed_hurries_nobody(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deployment = service.deployment("kept")
-    hurried: list[str] = []
-    monkeypatch.setattr(service.parts.in_flight, "end_now", hurried.append)
-    path, force = f"/v1/deployments/{deployment}", {"params": {"force": True}}
-    with monkeypatch.context() as planted:
-        planted.setattr("tuneship.service.context.context.Context.add_audit_entry", broken)
-        assert service.call("DELETE", path, **force).status_code == 500
-    assert (service.deployment_status(deployment), hurried) == ("running", [])
-    assert service.call("DELETE", path, **force).status_code == 200
-    assert hurried == [deployment]
-
-
-def broken(*_: object) -> None:
-    raise RuntimeError("planted")

@@ -176,7 +176,11 @@ def canned(status: int, body: object = None, **headers: str) -> Fault:
     """A fault that answers without the service; a `str` is sent as it is, anything else as JSON."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
     kind = "text/html" if isinstance(body, str) else "application/json"
-    lines = [f"HTTP/1.1 {status} Changed", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
+    lines = [
+        f"HTTP/1.1 {status} Changed",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(content)}",
+    ]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     whole = "\r\n".join([*lines, "Connection: close"]).encode() + HEAD_END + content
 

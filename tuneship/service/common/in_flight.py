@@ -51,7 +51,6 @@ class InFlightGenerations:
         """Start with none."""
         self._running: dict[str, set[InFlightGeneration]] = {}
         self._peaks: dict[str, int] = {}
-        self._ended_now: set[str] = set()
 
     @contextmanager
     def track(
@@ -125,19 +124,18 @@ class InFlightGenerations:
         """Drop the peaks of all other deployments: a request may name any id, and each would leave one here."""
         self._peaks = {name: peak for name, peak in self._peaks.items() if name in deployment_ids}
 
-    def end_now(self, deployment_id: str) -> None:
-        """Let a forced delete wait for no generation. May be called from any thread."""
-        self._ended_now.add(deployment_id)
+    def end_all(self, deployment_id: str) -> None:
+        """End the generations of a deployment that is being deleted, as if their time were over."""
+        for generation in self._running.get(deployment_id, ()):
+            if generation.limit is not None:
+                generation.is_ended = True
+                generation.limit.reschedule(asyncio.get_running_loop().time())
 
     async def wait_until_drained(self, deployment_id: str, timeout_s: float) -> None:
         """Return when no generation of the deployment runs; those that last longer than the timeout are ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while running := self._running.get(deployment_id):
-            if loop.time() >= deadline or deployment_id in self._ended_now:
-                for generation in running:
-                    if generation.limit is not None:
-                        generation.is_ended = True
-                        generation.limit.reschedule(loop.time())
+        while deployment_id in self._running:
+            if loop.time() >= deadline:
+                self.end_all(deployment_id)
             await asyncio.sleep(POLL_S)
-        self._ended_now.discard(deployment_id)

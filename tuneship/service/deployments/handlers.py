@@ -283,10 +283,10 @@ def delete_deployment(
     # A retried delete names a version that its first try has ended.
     if status not in GONE:
         context.refuse_stale(etag_of(row), "the deployment has changed since")
-    # Force also cuts the drain of an earlier delete short.
-    if force and status != DeploymentStatus.DELETED:
-        context.after_commit.append(lambda: context.parts.in_flight.end_now(deployment_id))
     if status in GONE:
+        if force and status == DeploymentStatus.DELETING and not row["is_forced"]:
+            # It also cuts the drain of an earlier delete short.
+            deployment_records.change(connection, row, context.now, is_forced=True)
         return DeploymentDeleted(id=deployment_id, status=status)
     users = endpoint_records.endpoints_routing_to(connection, context.client_id, deployment_id)
     if users and not force:
@@ -296,5 +296,5 @@ def delete_deployment(
         endpoint_records.retire(connection, user, EndpointStatus.INACTIVE, context.now)
     endpoint_records.remove_idle_member(connection, context.client_id, deployment_id, context.now)
     status = DeploymentStatus.DELETING
-    deployment_records.change(connection, row, context.now, status=status)
+    deployment_records.change(connection, row, context.now, status=status, is_forced=force)
     return DeploymentDeleted(id=deployment_id, status=status)

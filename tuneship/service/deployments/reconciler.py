@@ -74,13 +74,16 @@ class DeploymentKeeper:
 
     async def reconcile(self) -> None:
         """Start work on rows that are not settled, and a health check when one is due."""
-        if self._leadership.leads:
-            await self._settle_all()
-        self._health_checks.start_when_due()
-
-    async def _settle_all(self) -> None:
         is_unsettled = tables.deployments.c.status.in_(UNSETTLED)
         unsettled = await self._records.run(self._rows, is_unsettled)
+        for row in unsettled:
+            if row["is_forced"]:
+                self._parts.in_flight.end_all(row["id"])
+        if self._leadership.leads:
+            self._settle_all(unsettled)
+        self._health_checks.start_when_due()
+
+    def _settle_all(self, unsettled: Sequence[DeploymentRow]) -> None:
         self._retries.keep_only({row["id"] for row in unsettled})
         for row in unsettled:
             if row["id"] not in self._working and not self._retries.is_waiting(row["id"]):

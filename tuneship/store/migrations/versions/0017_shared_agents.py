@@ -31,3 +31,4 @@ def upgrade():
     prefixes=['UNLOGGED'] if is_postgres else [],
     )
     op.add_column('deployments', sa.Column('wanted_replicas', sa.BigInteger(), nullable=True))
+    op.add_column('deployments', sa.Column('is_forced', sa.Boolean(), server_default=sa.false(), nullable=False))
