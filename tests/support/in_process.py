@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from tests.support.conversion import PlayedConversion
 from tests.support.engines import PlayedEngines
+from tests.support.sqlite_files import new_sqlite
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.client import AsyncClient
 from tuneship.contract.scopes import SCOPES
@@ -50,7 +51,7 @@ from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
 from tuneship.settings import ClientSettings, ServiceSettings
 from tuneship.store.audit import Chain
-from tuneship.store.database import Database, url_of
+from tuneship.store.database import SQLITE_FILE, Database, url_of
 from tuneship.store.open_blobs import blobs_of
 
 CATALOGUE = Catalogue()
@@ -130,6 +131,8 @@ class Service:
         """Addresses by host name; the system resolves all other names."""
         self.conversion = PlayedConversion()
         is_member = lease_s is not None
+        if self.settings.database_url is None and not (data_dir / SQLITE_FILE).exists():
+            new_sqlite(data_dir / SQLITE_FILE)
         self.database = Database(url_of(self.settings.database_url, data_dir), is_shared=is_member)
         self.role = alone()
         if lease_s is not None:

@@ -17,6 +17,7 @@ from sqlalchemy import exc
 from standardwebhooks import Webhook
 
 from tests.support.fakes.webhook_receiver import Names, RecordingNetwork, answer, listening, opened
+from tests.support.sqlite_files import new_sqlite
 from tuneship.events import delivery
 from tuneship.events.attempt import MAX_BODY_BYTES, DeliveryOutcome, Sender, default_trust
 from tuneship.events.connector import Receivers
@@ -24,7 +25,7 @@ from tuneship.events.delivery import IN_FLIGHT, Deliverer, DeliveryTiming
 from tuneship.events.signing import new_secret
 from tuneship.security.vault import Vault
 from tuneship.store import tables, webhook_records
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import Database
 from tuneship.store.identifiers import new_id
 from tuneship.store.outbox import KEPT, emit, events_of, forget
 
@@ -36,7 +37,7 @@ class Outbox:
     """A database with webhooks of one tenant, and a clock that moves only when a test moves it."""
 
     def __init__(self, folder: Path) -> None:
-        self.database = Database(sqlite_url(folder / "x.sqlite"))
+        self.database = Database(new_sqlite(folder / "x.sqlite"))
         self.vault = Vault(b"k" * 32)
         self.began = datetime.now(UTC)
         self.ahead = timedelta()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tuneship.store.database import Database, sqlite_url
+from tests.support.sqlite_files import new_sqlite
+from tuneship.store.database import Database
 
 
 @pytest.fixture
 def database(tmp_path: Path, database_settings: Callable[[], dict[str, str]]) -> Iterator[Database]:
-    chosen = {"database_url": sqlite_url(tmp_path / "db.sqlite"), **database_settings()}
-    opened = Database(chosen["database_url"])
+    opened = Database(database_settings().get("database_url") or new_sqlite(tmp_path / "db.sqlite"))
     yield opened
     opened.close()

@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
 
@@ -81,14 +82,14 @@ def build_app(
         for bound in operations
     ]
     parts = boundary.parts
-    document = openapi.document(parts.public_url, parts.settings.created_status)
-    document_body = json.dumps(document, ensure_ascii=False).encode()
 
     async def describe(_request: Request) -> Response:
+        # Made for the first one who asks, on a thread: it takes longer than the rest of the start.
+        body = await asyncio.to_thread(_described, parts.public_url, parts.settings.created_status)
         # The document is large and needs no key. One for each connection, so that nobody requests
         # hundreds of them and reads none.
         headers = {"Connection": "close"}
-        return Response(document_body, media_type="application/json", headers=headers)
+        return Response(body, media_type="application/json", headers=headers)
 
     routes.append(_route("GET", "/healthz", alive(parts)))
     routes.append(_route("GET", "/readyz", Readiness(boundary).answer))
@@ -102,6 +103,11 @@ def build_app(
     )
     app.router.redirect_slashes = False
     return EntryMiddleware(app, boundary)
+
+
+@lru_cache(maxsize=4)
+def _described(url: str, created_status: int) -> bytes:
+    return json.dumps(openapi.document(url, created_status), ensure_ascii=False).encode()
 
 
 def _route_refusal(routes: Sequence[Route], request: Request, error: Exception) -> Response:
