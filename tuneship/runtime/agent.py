@@ -23,7 +23,7 @@ from pathlib import Path
 from tuneship.host.machine import cache_share
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_protocol import (
-    BEAT_S,
+    HEARTBEAT_S,
     MAX_REQUEST_BYTES,
     AgentAddress,
     CannotServe,
@@ -128,16 +128,16 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
 
 
 async def until_over(relay: AgentRelay | AgentTraining, parent: int | None, alone_s: float) -> None:
-    """Send beats until the agent shall end, its parent is gone, or no service was connected for too long."""
+    """Send heartbeats until the agent shall end, its parent is gone, or no service was connected for too long."""
     loop = asyncio.get_running_loop()
     connected_at = loop.time()
     while not relay.over.is_set() and parent in (None, os.getppid()):
-        relay.beat()
+        relay.send_heartbeat()
         connected_at = loop.time() if relay.is_connected else connected_at
         if loop.time() - connected_at > alone_s:
             return
         try:
-            async with asyncio.timeout(BEAT_S):
+            async with asyncio.timeout(HEARTBEAT_S):
                 await relay.over.wait()
         except TimeoutError:
             continue

@@ -112,12 +112,12 @@ class AgentRelay:
         """Whether any service is connected."""
         return bool(self._connections)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Tell all services that the agent lives, and each how many requests of others are in flight."""
         total = sum(len(connection.in_flight) for connection in self._connections.values())
         for connection in self._connections.values():
             others = total - len(connection.in_flight)
-            connection.send(encoded({"beat": {"others": others}}))
+            connection.send(encoded({"heartbeat": {"others": others}}))
 
     async def close(self) -> None:
         """Disconnect all services when everything is sent, or after a second."""

@@ -58,7 +58,7 @@ HELLO_PATIENCE_S = 5.0
 CLOSE_PATIENCE_S = 1.0
 # Between two looks for news.
 LOOK_S = 0.2
-BEAT = encoded({"beat": True})
+HEARTBEAT = encoded({"heartbeat": True})
 # The process writes where the agent does.
 LOG = Path("/dev/stderr")
 # Exit code of a training whose process could not be started.
@@ -127,14 +127,14 @@ class AgentTraining:
         """Whether a leader is connected."""
         return self._leader is not None
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Tell the leader that the agent lives, and ask it to renew the lease; end the process when that is over."""
         if self._lease.is_over:
             logger.warning("the lease of a training is over")
             self.end()
             self.over.set()
             return
-        self._send(BEAT)
+        self._send(HEARTBEAT)
         if self._spec is not None and self.is_connected:
             number = self._lease.ask()
             if number is not None:
@@ -240,7 +240,7 @@ class AgentTraining:
             self._send(encoded({"refused": str(error)}))
             return
         self._send(encoded({"ready": {}}))
-        self.beat()
+        self.send_heartbeat()
 
     def _prepared(self, order: TrainOrder) -> TrainingSpec:
         """Check what the node has, and write what the process reads. Raises `CannotServe`."""

@@ -48,7 +48,7 @@ class AttachedReplica(ReplicaHandle):
 
     @property
     def busy(self) -> int:
-        """Requests in flight there, those of others by its last beat."""
+        """Requests in flight there, those of others by its last heartbeat."""
         return self._link.in_flight + self._link.others
 
     async def unload(self, adapter: str) -> None:
