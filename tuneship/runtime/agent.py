@@ -168,7 +168,9 @@ def port_range(text: str) -> range:
     return ports
 
 
-def _options() -> argparse.Namespace:
+def main() -> None:
+    """Run one agent."""
+    os.umask(0o077)
     parser = argparse.ArgumentParser(prog="python -m tuneship.runtime.agent", description=__doc__)
     parser.add_argument("--kind", choices=(SERVE, TRAIN), default=SERVE, help="what it runs")
     parser.add_argument("--trust", required=True, help="certificate of the service's authority")
@@ -179,13 +181,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ready-fd", type=int, default=1, help="where to say that it listens")
     parser.add_argument("--alone-s", type=float, default=ALONE_S, help="end when alone so long")
     parser.add_argument("--outlives-parent", action="store_true", help="go on when it ends")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run one agent."""
-    os.umask(0o077)
-    options, parent = _options(), os.getppid()
+    options, parent = parser.parse_args(), os.getppid()
     if options.outlives_parent:
         outlive_parent()
     else:

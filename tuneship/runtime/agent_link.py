@@ -87,7 +87,15 @@ async def connected(
         raise ReplicaLost(f"the agent cannot be reached: {type(error).__name__}") from error
     with _aborted_on_failure(writer):
         limit_silence(writer)
-        return reader, writer, await _greeted(reader, writer, address, access, role)
+        if not is_agent(writer.get_extra_info("ssl_object"), address.digest):
+            raise ReplicaRefused("another program answers at the agent's address")
+        hello = {"op": "hello", "role": role, "epoch": access.epoch, "protocol": PROTOCOL}
+        writer.write(encoded(hello))
+        greeting = await answer_of(reader, "hello")
+        if greeting["version"] != access.version:
+            text = f"the node has tuneship {greeting['version']}, and the service {access.version}"
+            raise ReplicaRefused(text)
+        return reader, writer, str(greeting["prefix"])
 
 
 @contextmanager
@@ -100,24 +108,6 @@ def _aborted_on_failure(writer: asyncio.StreamWriter) -> Generator[None]:
     except BaseException:
         writer.transport.abort()
         raise
-
-
-async def _greeted(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    address: AgentAddress,
-    access: AgentAccess,
-    role: str,
-) -> str:
-    if not is_agent(writer.get_extra_info("ssl_object"), address.digest):
-        raise ReplicaRefused("another program answers at the agent's address")
-    hello = {"op": "hello", "role": role, "epoch": access.epoch, "protocol": PROTOCOL}
-    writer.write(encoded(hello))
-    greeting = await answer_of(reader, "hello")
-    if greeting["version"] != access.version:
-        text = f"the node has tuneship {greeting['version']}, and the service {access.version}"
-        raise ReplicaRefused(text)
-    return str(greeting["prefix"])
 
 
 async def answer_of(reader: asyncio.StreamReader, name: str) -> Any:

@@ -300,11 +300,6 @@ class AgentTraining:
             os.close(writer)
             os.close(reader)
 
-    def _exit_code(self) -> int | None:
-        if self._worker is None:
-            return NOT_STARTED if self._is_unstartable else None
-        return self._worker.exit_code()
-
     # Its files.
 
     async def _tell_news(self, frame: Frame) -> None:
@@ -312,7 +307,11 @@ class AgentTraining:
         loop = asyncio.get_running_loop()
         latest = loop.time() + float(frame["wait_s"])
         while True:
-            exit_code = self._exit_code()  # before reading: nothing is written after it
+            # Asked before reading: a process that has ended writes nothing more.
+            if self._worker is not None:
+                exit_code = self._worker.exit_code()
+            else:
+                exit_code = NOT_STARTED if self._is_unstartable else None
             lines, step = await self._threads.run(self._look, int(frame["offset"]))
             is_new = lines or exit_code is not None or step > int(frame["step"])
             if is_new or loop.time() > latest:
