@@ -87,10 +87,10 @@ async def silent_after(*frames: dict[str, Any]) -> tuple[asyncio.Server, AgentAd
     return await listening(serve)
 
 
-def hurry_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have services expect a beat every 20 milliseconds."""
+def hurry_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have services expect a heartbeat every 20 milliseconds."""
     for module in (agent_link, agent_sockets):
-        monkeypatch.setattr(module, "BEAT_S", 0.02)
+        monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
 
 
 async def _end(relay: AgentRelay, server: asyncio.Server) -> None:

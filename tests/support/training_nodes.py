@@ -20,7 +20,7 @@ from tuneship.runtime.training_agents import TrainingAgent
 from tuneship.runtime.training_protocol import TrainOrder
 from tuneship.training.spec import DataKeys, ResolvedHyperparameters, TrainingSpec
 
-BEAT_S = 0.05
+HEARTBEAT_S = 0.05
 
 
 def spec_of(epochs: int = 1) -> TrainingSpec:
@@ -55,20 +55,20 @@ class TrainingNode:
 
     async def listen(self) -> AgentAddress:
         self._server, address = await listening(self.agent.serve)
-        self._beating = asyncio.create_task(self._beat())
+        self._heartbeat_task = asyncio.create_task(self._send_heartbeats())
         return address
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while not self.agent.over.is_set():
-            self.agent.beat()
+            self.agent.send_heartbeat()
             with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_S):
+                async with asyncio.timeout(HEARTBEAT_S):
                     await self.agent.over.wait()
 
     async def close(self) -> None:
         """End everything, as when the node fails."""
         self._server.close()
-        self._beating.cancel()
+        self._heartbeat_task.cancel()
         await self.agent.close()
 
 

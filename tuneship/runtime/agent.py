@@ -23,7 +23,7 @@ from pathlib import Path
 from tuneship.host.machine import cache_share
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_protocol import (
-    BEAT_S,
+    HEARTBEAT_S,
     MAX_REQUEST_BYTES,
     AgentAddress,
     CannotServe,
@@ -128,16 +128,16 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
 
 
 async def until_over(relay: AgentRelay | AgentTraining, parent: int | None, alone_s: float) -> None:
-    """Send beats until the agent shall end, its parent is gone, or no service was connected for too long."""
+    """Send heartbeats until the agent shall end, its parent is gone, or no service was connected for too long."""
     loop = asyncio.get_running_loop()
     connected_at = loop.time()
     while not relay.over.is_set() and parent in (None, os.getppid()):
-        relay.beat()
+        relay.send_heartbeat()
         connected_at = loop.time() if relay.is_connected else connected_at
         if loop.time() - connected_at > alone_s:
             return
         try:
-            async with asyncio.timeout(BEAT_S):
+            async with asyncio.timeout(HEARTBEAT_S):
                 await relay.over.wait()
         except TimeoutError:
             continue
@@ -168,7 +168,9 @@ def port_range(text: str) -> range:
     return ports
 
 
-def _options() -> argparse.Namespace:
+def main() -> None:
+    """Run one agent."""
+    os.umask(0o077)
     parser = argparse.ArgumentParser(prog="python -m tuneship.runtime.agent", description=__doc__)
     parser.add_argument("--kind", choices=(SERVE, TRAIN), default=SERVE, help="what it runs")
     parser.add_argument("--trust", required=True, help="certificate of the service's authority")
@@ -179,13 +181,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ready-fd", type=int, default=1, help="where to say that it listens")
     parser.add_argument("--alone-s", type=float, default=ALONE_S, help="end when alone so long")
     parser.add_argument("--outlives-parent", action="store_true", help="go on when it ends")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run one agent."""
-    os.umask(0o077)
-    options, parent = _options(), os.getppid()
+    options, parent = parser.parse_args(), os.getppid()
     if options.outlives_parent:
         outlive_parent()
     else:

@@ -13,11 +13,11 @@ from typing import Any
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_files import send_pieces, sorted_files
 from tuneship.runtime.agent_protocol import (
-    BEAT_S,
     GATEWAY,
+    HEARTBEAT_S,
     LEADER,
     PROTOCOL,
-    SILENT_BEATS,
+    SILENT_HEARTBEATS,
     AgentAddress,
     ServeOrder,
 )
@@ -36,7 +36,7 @@ from tuneship.serving.replica_client import (
 CONNECT_PATIENCE_S = 5.0
 # An agent that was told to stop disconnects at once.
 STOP_PATIENCE_S = 2.0
-SILENT = f"the agent was silent for {SILENT_BEATS * BEAT_S:g} s"
+SILENT = f"the agent was silent for {SILENT_HEARTBEATS * HEARTBEAT_S:g} s"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,15 @@ async def connected(
         raise ReplicaLost(f"the agent cannot be reached: {type(error).__name__}") from error
     with _aborted_on_failure(writer):
         limit_silence(writer)
-        return reader, writer, await _greeted(reader, writer, address, access, role)
+        if not is_agent(writer.get_extra_info("ssl_object"), address.digest):
+            raise ReplicaRefused("another program answers at the agent's address")
+        hello = {"op": "hello", "role": role, "epoch": access.epoch, "protocol": PROTOCOL}
+        writer.write(encoded(hello))
+        greeting = await answer_of(reader, "hello")
+        if greeting["version"] != access.version:
+            text = f"the node has tuneship {greeting['version']}, and the service {access.version}"
+            raise ReplicaRefused(text)
+        return reader, writer, str(greeting["prefix"])
 
 
 @contextmanager
@@ -102,35 +110,17 @@ def _aborted_on_failure(writer: asyncio.StreamWriter) -> Generator[None]:
         raise
 
 
-async def _greeted(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    address: AgentAddress,
-    access: AgentAccess,
-    role: str,
-) -> str:
-    if not is_agent(writer.get_extra_info("ssl_object"), address.digest):
-        raise ReplicaRefused("another program answers at the agent's address")
-    hello = {"op": "hello", "role": role, "epoch": access.epoch, "protocol": PROTOCOL}
-    writer.write(encoded(hello))
-    greeting = await answer_of(reader, "hello")
-    if greeting["version"] != access.version:
-        text = f"the node has tuneship {greeting['version']}, and the service {access.version}"
-        raise ReplicaRefused(text)
-    return str(greeting["prefix"])
-
-
 async def answer_of(reader: asyncio.StreamReader, name: str) -> Any:
     """Wait for a message of this name. Raises `ReplicaRefused` and `ReplicaLost`, also for silence."""
     while True:
         try:
-            async with asyncio.timeout(SILENT_BEATS * BEAT_S):
+            async with asyncio.timeout(SILENT_HEARTBEATS * HEARTBEAT_S):
                 frame = await read_frame(reader)
         except TimeoutError:
             raise ReplicaLost(SILENT) from None
         if "refused" in frame:
             raise ReplicaRefused(frame["refused"])
-        if "beat" not in frame:
+        if "heartbeat" not in frame:
             return frame[name]
 
 
@@ -150,9 +140,9 @@ class AgentLink(ReplicaLine):
         self._end = end
         self._silence = Silence()
         self.others = 0
-        """Requests of other services that are in flight at the agent, by its last beat."""
-        self.beats = 0
-        """Beats that have come."""
+        """Requests of other services that are in flight at the agent, by its last heartbeat."""
+        self.heartbeats = 0
+        """Heartbeats that have come."""
         self.on_unloaded: Callable[[str], None] | None = None
         """Called with an adapter that another service has unloaded, when a request for it comes back."""
         self._threads = Threads("files for an agent", 1)
@@ -199,8 +189,8 @@ class AgentLink(ReplicaLine):
 
     def _handle(self, frame: dict[str, Any]) -> None:
         self._silence.has_heard = True
-        if "beat" in frame:
-            self.others, self.beats = frame["beat"]["others"], self.beats + 1
+        if "heartbeat" in frame:
+            self.others, self.heartbeats = frame["heartbeat"]["others"], self.heartbeats + 1
             return
         if "unloaded" in frame and self.on_unloaded is not None:
             self.on_unloaded(frame["unloaded"])

@@ -3,9 +3,9 @@
 Like those, they are JSON objects, one a line. A service says `hello` (role, epoch, protocol) and is told the beginning
 of the ids that its requests must have, or `refused`. A `leader`, of whom the one with the highest epoch decides, orders
 the agent to `serve` a base model, to `unload` an adapter, and to `stop`; a `gateway` only asks. When the replica is
-ready, all are told. The agent sends a `beat` every second, however long a step of the model takes, with the number of
-requests of the `others`. Whether an adapter is `loaded` can be asked; its files come in pieces (`file`) before its
-`load`. A request for one that the leader has `unloaded` meanwhile comes back as lost.
+ready, all are told. The agent sends a `heartbeat` every second, however long a step of the model takes, with the
+number of requests of the `others`. Whether an adapter is `loaded` can be asked; its files come in pieces (`file`)
+before its `load`. A request for one that the leader has `unloaded` meanwhile comes back as lost.
 """
 
 import re
@@ -15,9 +15,9 @@ from typing import Any, Self
 
 PROTOCOL = 1
 LEADER, GATEWAY = "leader", "gateway"
-BEAT_S = 1.0
-SILENT_BEATS = 5
-"""An agent is lost after this many beats without a message."""
+HEARTBEAT_S = 1.0
+SILENT_HEARTBEATS = 5
+"""An agent is lost after this many heartbeats without a message."""
 USER_TIMEOUT_MS = 5000
 """The kernel ends a connection when nobody confirms what it has sent for this long."""
 MAX_REQUEST_BYTES = 64 << 20

@@ -112,12 +112,12 @@ class AgentRelay:
         """Whether any service is connected."""
         return bool(self._connections)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Tell all services that the agent lives, and each how many requests of others are in flight."""
         total = sum(len(connection.in_flight) for connection in self._connections.values())
         for connection in self._connections.values():
             others = total - len(connection.in_flight)
-            connection.send(encoded({"beat": {"others": others}}))
+            connection.send(encoded({"heartbeat": {"others": others}}))
 
     async def close(self) -> None:
         """Disconnect all services when everything is sent, or after a second."""
@@ -128,7 +128,7 @@ class AgentRelay:
     # From services.
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Obey one service until it disconnects."""
+        """Obey one service until it disconnects, then cancel its requests in flight."""
         connection = None
         try:
             limit_silence(writer)
@@ -142,7 +142,10 @@ class AgentRelay:
             logger.warning("a service broke the protocol: %s", type(error).__name__)
         finally:
             if connection is not None:
-                self._leave(connection)
+                self._connections.pop(connection.prefix, None)
+                for identifier in connection.in_flight:
+                    self._send(encoded({"op": "cancel", "id": identifier}))
+                shutil.rmtree(connection.folder, ignore_errors=True)
             writer.close()
 
     def _greet(self, frame: Frame, writer: asyncio.StreamWriter) -> ServiceConnection:
@@ -164,30 +167,28 @@ class AgentRelay:
             self._tell(connection)
         return connection
 
-    def _leave(self, connection: ServiceConnection) -> None:
-        """Forget a service, and cancel what it asked for."""
-        self._connections.pop(connection.prefix, None)
-        for identifier in connection.in_flight:
-            self._send(encoded({"op": "cancel", "id": identifier}))
-        shutil.rmtree(connection.folder, ignore_errors=True)
-
     async def _obey(self, connection: ServiceConnection, frame: Frame, line: bytes) -> None:
         """Carry out a message or pass it on. Raises `NotUnderstood` and the like."""
         operation = frame["op"]
-        if operation in CONTROL and not self._obeys(connection):
+        leads = connection.role == LEADER and connection.epoch == self._epoch
+        if operation in CONTROL and not leads:
             refusal = {"id": frame.get("id"), "error": "a later leader has come"}
             connection.send(encoded(refusal))
         elif operation == "serve":
-            self._take_order(connection, ServeOrder.from_frame(frame))
+            order = ServeOrder.from_frame(frame)
+            if self._order is None:
+                self._order = order
+                self._replica = asyncio.create_task(self._run_replica(order))
+            if order == self._order:
+                self._tell(connection)
+            else:
+                connection.send(encoded({"refused": "the agent serves something else"}))
         elif operation == "stop":
             self.over.set()
         elif operation == "file":
             await self._threads.run(self._keep_piece, connection, frame)
         else:
             self._request(connection, operation, frame, line)
-
-    def _obeys(self, connection: ServiceConnection) -> bool:
-        return connection.role == LEADER and connection.epoch == self._epoch
 
     def _request(
         self, connection: ServiceConnection, operation: str, frame: Frame, line: bytes
@@ -264,15 +265,6 @@ class AgentRelay:
 
     # The replica.
 
-    def _take_order(self, connection: ServiceConnection, order: ServeOrder) -> None:
-        if self._order is None:
-            self._order = order
-            self._replica = asyncio.create_task(self._run_replica(order))
-        elif order != self._order:
-            connection.send(encoded({"refused": "the agent serves something else"}))
-            return
-        self._tell(connection)
-
     def _tell(self, connection: ServiceConnection) -> None:
         """Tell a service how the replica started, as soon as that is known."""
         if self._told is None:
@@ -322,7 +314,14 @@ class AgentRelay:
             for connection in self._connections.values():
                 connection.send(line)
             return
-        for prefix, part in _divided(frame).items():
+        parts: dict[str, Frame] = {}
+        # Services expect both of these in every message of tokens.
+        always = ("tokens", "finished") if "tokens" in frame else ()
+        for name in DIVIDED:
+            for entry in frame.get(name, ()):
+                part = parts.setdefault(_prefix(entry[0]), {key: [] for key in always})
+                part.setdefault(name, []).append(entry)
+        for prefix, part in parts.items():
             if (connection := self._connections.get(prefix)) is not None:
                 connection.send(encoded(part))
 
@@ -377,18 +376,6 @@ def _place(connection: ServiceConnection, transfer: str) -> Path:
     if number == transfer or not number.isdecimal():
         raise NotUnderstood
     return connection.folder / number
-
-
-def _divided(frame: Frame) -> dict[str, Frame]:
-    """Divide the entries of a message by connection."""
-    parts: dict[str, Frame] = {}
-    # Services expect both of these in every message of tokens.
-    always = ("tokens", "finished") if "tokens" in frame else ()
-    for name in DIVIDED:
-        for entry in frame.get(name, ()):
-            part = parts.setdefault(_prefix(entry[0]), {key: [] for key in always})
-            part.setdefault(name, []).append(entry)
-    return parts
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from tuneship.runtime.agent_protocol import BEAT_S, SILENT_BEATS, USER_TIMEOUT_MS
+from tuneship.runtime.agent_protocol import HEARTBEAT_S, SILENT_HEARTBEATS, USER_TIMEOUT_MS
 
 
 def encoded(frame: Mapping[str, Any]) -> bytes:
@@ -34,13 +34,13 @@ class Silence:
         """To be set with each message."""
 
     async def begun(self) -> None:
-        """Return when several beats in a row have not come.
+        """Return when several heartbeats in a row have not come.
 
         They are counted by turns of the loop and not by the clock: a service that stood still has not been listening.
         """
         silent = 0
-        while silent < SILENT_BEATS:
-            await asyncio.sleep(BEAT_S)
+        while silent < SILENT_HEARTBEATS:
+            await asyncio.sleep(HEARTBEAT_S)
             silent = 0 if self.has_heard else silent + 1
             self.has_heard = False
 

@@ -58,7 +58,7 @@ HELLO_PATIENCE_S = 5.0
 CLOSE_PATIENCE_S = 1.0
 # Between two looks for news.
 LOOK_S = 0.2
-BEAT = encoded({"beat": True})
+HEARTBEAT = encoded({"heartbeat": True})
 # The process writes where the agent does.
 LOG = Path("/dev/stderr")
 # Exit code of a training whose process could not be started.
@@ -127,14 +127,14 @@ class AgentTraining:
         """Whether a leader is connected."""
         return self._leader is not None
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Tell the leader that the agent lives, and ask it to renew the lease; end the process when that is over."""
         if self._lease.is_over:
             logger.warning("the lease of a training is over")
             self.end()
             self.over.set()
             return
-        self._send(BEAT)
+        self._send(HEARTBEAT)
         if self._spec is not None and self.is_connected:
             number = self._lease.ask()
             if number is not None:
@@ -240,7 +240,7 @@ class AgentTraining:
             self._send(encoded({"refused": str(error)}))
             return
         self._send(encoded({"ready": {}}))
-        self.beat()
+        self.send_heartbeat()
 
     def _prepared(self, order: TrainOrder) -> TrainingSpec:
         """Check what the node has, and write what the process reads. Raises `CannotServe`."""
@@ -300,11 +300,6 @@ class AgentTraining:
             os.close(writer)
             os.close(reader)
 
-    def _exit_code(self) -> int | None:
-        if self._worker is None:
-            return NOT_STARTED if self._is_unstartable else None
-        return self._worker.exit_code()
-
     # Its files.
 
     async def _tell_news(self, frame: Frame) -> None:
@@ -312,7 +307,11 @@ class AgentTraining:
         loop = asyncio.get_running_loop()
         latest = loop.time() + float(frame["wait_s"])
         while True:
-            exit_code = self._exit_code()  # before reading: nothing is written after it
+            # Asked before reading: a process that has ended writes nothing more.
+            if self._worker is not None:
+                exit_code = self._worker.exit_code()
+            else:
+                exit_code = NOT_STARTED if self._is_unstartable else None
             lines, step = await self._threads.run(self._look, int(frame["offset"]))
             is_new = lines or exit_code is not None or step > int(frame["step"])
             if is_new or loop.time() > latest:

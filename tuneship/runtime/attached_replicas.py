@@ -48,7 +48,7 @@ class AttachedReplica(ReplicaHandle):
 
     @property
     def busy(self) -> int:
-        """Requests in flight there, those of others by its last beat."""
+        """Requests in flight there, those of others by its last heartbeat."""
         return self._link.in_flight + self._link.others
 
     async def unload(self, adapter: str) -> None:
@@ -86,14 +86,11 @@ class AttachedReplicas(LiveReplicas):
             if one.name not in known:
                 task = asyncio.create_task(self._attach_to(one))
                 self._attaching[one.name] = task
-                task.add_done_callback(lambda _, name=one.name: self._end_attaching(name))
+                task.add_done_callback(lambda _, name=one.name: self._attaching.pop(name, None))
+                task.add_done_callback(lambda _: self._changed.set())
 
     def _attached(self) -> list[AttachedReplica]:
         return [replica for replica in self._replicas if isinstance(replica, AttachedReplica)]
-
-    def _end_attaching(self, name: str) -> None:
-        self._attaching.pop(name, None)
-        self._changed.set()
 
     async def _attach_to(self, listed: ListedReplica) -> None:
         try:
@@ -157,7 +154,11 @@ class AttachedReplicas(LiveReplicas):
         """Wait for `width` replicas at the leader, and for one elsewhere. Raises `NoReplica` after a failed start."""
         orders, base = self._orders, self._base
         failed, has_told = orders.failures(base), False
-        while not self._has_enough(width):
+        while True:
+            # The number that is wanted may change meanwhile.
+            least = max(1, min(width, orders.wanted.get(base, width))) if orders.leads else 1
+            if len(self.live) >= least:
+                return
             if orders.leads:
                 orders.want_at_least(base, width)
             if not has_told:
@@ -169,12 +170,6 @@ class AttachedReplicas(LiveReplicas):
                 raise NoReplica(orders.failed[base].error)
             self._changed.clear()
             await wait_for_event(self._changed, LOOK_S)
-
-    def _has_enough(self, width: int) -> bool:
-        live = len(self.live)
-        if not self._orders.leads:
-            return live > 0
-        return live >= max(1, min(width, self._orders.wanted.get(self._base, width)))
 
     async def _end_hung(self, replica: ReplicaHandle) -> None:
         """Have a replica that does not answer replaced, where this process leads."""

@@ -19,12 +19,17 @@ class BaseDigests:
 
     def of(self, base: Path) -> str:
         """Return the digest of a directory. Reads all weights when they are new; raises `OSError`."""
-        files = _files(base)
+        files = sorted(file for pattern in PATTERNS for file in base.glob(pattern))
+        if not files:
+            raise FileNotFoundError(f"{base} is no base model")
         stats = [file.stat() for file in files]
         state = tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in stats)
         known = self._known.get(base)
         if known is None or known[0] != state:
-            known = self._known[base] = (state, _digest(files))
+            total = hashlib.sha256()
+            for file in files:
+                total.update(f"{file.name} {sha256_of(file)}\n".encode())
+            known = self._known[base] = (state, total.hexdigest())
         return known[1]
 
 
@@ -37,17 +42,3 @@ def check_base(base: Path, digest: str) -> None:
         raise CannotServe(text) from error
     if own != digest:
         raise CannotServe(f"the base model {base.name} of the node is another one")
-
-
-def _files(base: Path) -> list[Path]:
-    files = sorted(file for pattern in PATTERNS for file in base.glob(pattern))
-    if not files:
-        raise FileNotFoundError(f"{base} is no base model")
-    return files
-
-
-def _digest(files: list[Path]) -> str:
-    total = hashlib.sha256()
-    for file in files:
-        total.update(f"{file.name} {sha256_of(file)}\n".encode())
-    return total.hexdigest()

@@ -86,20 +86,18 @@ def _name(text: str) -> x509.Name:
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: Ed25519PrivateKey, begin: datetime, end: datetime
 ) -> x509.CertificateBuilder:
+    public = key.public_key()
+    # Not a random number: the authority's certificate must always be the same.
+    number = int.from_bytes(hashlib.sha256(public.public_bytes_raw()).digest()[:16]) | 1
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
-        # Not a random number: the authority's certificate must always be the same.
-        .serial_number(int.from_bytes(hashlib.sha256(_public(key)).digest()[:16]) | 1)
+        .public_key(public)
+        .serial_number(number)
         .not_valid_before(begin)
         .not_valid_after(end)
     )
-
-
-def _public(key: Ed25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes_raw()
 
 
 def _use(context: ssl.SSLContext, key: Ed25519PrivateKey, certificate: x509.Certificate) -> None:

@@ -70,8 +70,12 @@ class RayJobs:
             )
 
     async def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Submit a job. Raises `CannotLaunch`."""
-        await self._delete_ended()
+        """Submit a job, and delete the entries of those that have ended. Raises `CannotLaunch`."""
+        # Ray gets slow with many entries. They are not deleted as soon as a job has ended, as Ray would write the
+        # entry once more when it notices the end itself.
+        for ended, status in await self._own_jobs(self._clusters[0]):
+            if status in ENDED:
+                await self._call(self._clusters[0], "DELETE", f"{JOBS}{ended}", may_miss=True)
         job = self._job
         command = shlex.join([*job.command, *arguments, "--ports", job.ports])
         # Ray sets the address of its head there. `exec` makes Ray's own process the parent, whose end
@@ -88,8 +92,9 @@ class RayJobs:
 
     async def state(self, name: str) -> AgentState:
         """Read the state and the log of a job. Raises `CannotLaunch`."""
-        status = await self._status(self._clusters[0], name)
-        if status in ENDED or status is None:
+        job = await self._call(self._clusters[0], "GET", f"{JOBS}{name}", may_miss=True)
+        status = None if job is None else str(job["status"])
+        if status in ENDED or status is None:  # it has ended, or Ray does not know it
             return AgentState(has_ended=True)
         if status == "PENDING":
             return AgentState()
@@ -117,15 +122,6 @@ class RayJobs:
                     raise
                 logger.warning("agents on %s are left to themselves: %s", cluster.url, error)
 
-    async def _delete_ended(self) -> None:
-        """Delete the entries of jobs that have ended: Ray gets slow with many.
-
-        Not as soon as a job has ended, as Ray would write its entry once more when it notices that itself.
-        """
-        for name, status in await self._own_jobs(self._clusters[0]):
-            if status in ENDED:
-                await self._call(self._clusters[0], "DELETE", f"{JOBS}{name}", may_miss=True)
-
     async def _own_jobs(self, cluster: RayCluster) -> list[tuple[str, str]]:
         """Names and states of the jobs of this installation."""
         jobs = await self._call(cluster, "GET", JOBS)
@@ -134,11 +130,6 @@ class RayJobs:
 
     async def _stop(self, cluster: RayCluster, name: str) -> None:
         await self._call(cluster, "POST", f"{JOBS}{name}/stop", may_miss=True)
-
-    async def _status(self, cluster: RayCluster, name: str) -> str | None:
-        """The state of a job; None where Ray does not know it."""
-        job = await self._call(cluster, "GET", f"{JOBS}{name}", may_miss=True)
-        return None if job is None else str(job["status"])
 
     async def _call(
         self,

@@ -148,17 +148,17 @@ def test_as_many_as_wanted_are_started_and_the_newest_leave(cell: Play) -> None:
             await until_async(lambda: len(cell.group.live) == 1)
             for agent in cell.launcher.agents.values():
                 for _ in range(3):
-                    agent.relay.beat()
+                    agent.relay.send_heartbeat()
             assert cell.launcher.live == three  # they still have requests
             cell.engines.may_answer.set()
             assert [await one.read_all() for one in asked] == [[5, 6]] * 3
 
-            def beaten() -> bool:
+            def others_have_left() -> bool:
                 for agent in cell.launcher.agents.values():
-                    agent.relay.beat()
+                    agent.relay.send_heartbeat()
                 return len(cell.states()) == 1
 
-            await until_async(beaten)
+            await until_async(others_have_left)
             assert {*cell.states()} == {next(iter(cell.launcher.agents))} == cell.launcher.live
 
     cell(act)

@@ -15,7 +15,7 @@ from tests.support.agents import (
     ORDER,
     PlayedAgent,
     access,
-    hurry_beats,
+    hurry_heartbeats,
     played_agent,
     silent_after,
 )
@@ -326,11 +326,13 @@ def test_another_program_at_its_address_is_not_spoken_to(
 FACTS = {"pid": 1, "parameters": 1, "context_length": 1, "vocabulary": 1, "dtype": "f"}
 
 
-@pytest.mark.parametrize("said", [[], [HELLO], [HELLO, {"ready": FACTS}, {"beat": {"others": 0}}]])
+@pytest.mark.parametrize(
+    "said", [[], [HELLO], [HELLO, {"ready": FACTS}, {"heartbeat": {"others": 0}}]]
+)
 def test_an_agent_that_falls_silent_is_lost(
     monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
 ) -> None:
-    hurry_beats(monkeypatch)
+    hurry_heartbeats(monkeypatch)
 
     async def run() -> None:
         server, address = await silent_after(*said)
@@ -348,10 +350,10 @@ def test_an_agent_that_falls_silent_is_lost(
     asyncio.run(run())
 
 
-def test_a_beat_keeps_a_quiet_agent(
+def test_a_heartbeat_keeps_a_quiet_agent(
     engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurry_beats(monkeypatch)
+    hurry_heartbeats(monkeypatch)
 
     async def act(agent: PlayedAgent) -> None:
         link = await agent.lead()
@@ -359,7 +361,7 @@ def test_a_beat_keeps_a_quiet_agent(
 
         def tick() -> bool:
             nonlocal ticks
-            agent.relay.beat()
+            agent.relay.send_heartbeat()
             ticks += 1
             return ticks > 20
 
@@ -466,20 +468,22 @@ def test_a_request_for_an_adapter_that_the_leader_has_unloaded_comes_back_as_los
     playing(engines, tmp_path, act)
 
 
-def test_beats_say_how_busy_others_keep_the_replica(engines: PlayedEngines, tmp_path: Path) -> None:
+def test_heartbeats_say_how_busy_others_keep_the_replica(
+    engines: PlayedEngines, tmp_path: Path
+) -> None:
     async def act(agent: PlayedAgent) -> None:
         leader, other = await agent.lead(), await agent.attach()
         engines.may_answer.clear()
         generations = [other.generate(REQUEST), other.generate(REQUEST)]
         await running(engines, 2)
-        agent.relay.beat()
-        await until_async(lambda: leader.beats == other.beats == 1)
+        agent.relay.send_heartbeat()
+        await until_async(lambda: leader.heartbeats == other.heartbeats == 1)
         assert (leader.others, other.others) == (2, 0)
         engines.may_answer.set()
         for one in generations:
             await one.read_all()
-        agent.relay.beat()
-        await until_async(lambda: leader.beats == 2)
+        agent.relay.send_heartbeat()
+        await until_async(lambda: leader.heartbeats == 2)
         assert leader.others == 0
 
     playing(engines, tmp_path, act)

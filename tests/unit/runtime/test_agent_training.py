@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import HELLO, access, hurry_beats, silent_after
+from tests.support.agents import HELLO, access, hurry_heartbeats, silent_after
 from tests.support.engines import PlayedEngines
 from tests.support.tiny_model import build_tiny_model
 from tests.support.training_nodes import TrainingNode, order_for
@@ -191,11 +191,11 @@ def test_nothing_starts_before_the_lease_is_renewed_and_all_ends_with_it(
             assert node.engines.trainers == []
             now += ASK_EVERY_S
             node.may_go_on = True
-            node.agent.beat()
+            node.agent.send_heartbeat()
             trainer = await node.trainer()
             now += LEASE_S + 0.1
             assert trainer.code is None
-            node.agent.beat()
+            node.agent.send_heartbeat()
             assert trainer.code == -signal.SIGKILL
             assert node.agent.over.is_set()
             await link.aclose()
@@ -229,7 +229,7 @@ def test_a_leader_that_comes_back_reads_on(
 def test_a_node_that_dies_before_it_is_ready_is_given_up(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurry_beats(monkeypatch)
+    hurry_heartbeats(monkeypatch)
 
     async def renew(_: int) -> bool:
         raise AssertionError("it asks for no lease")

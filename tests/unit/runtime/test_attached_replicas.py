@@ -144,7 +144,7 @@ def test_the_requests_of_others_count(engines: PlayedEngines, tmp_path: Path) ->
         other = await stage.agents[0].attach()
         theirs = [other.generate(REQUEST) for _ in range(3)]
         await until_async(lambda: len(engines.replicas[0].running) == 3)
-        stage.agents[0].relay.beat()
+        stage.agents[0].relay.send_heartbeat()
         await until_async(lambda: stage.group.live[0].busy == 3)
         ours = [await stage.group.generate(None, REQUEST) for _ in range(3)]
         assert [one.link.in_flight for one in stage.group.live] == [0, 3]

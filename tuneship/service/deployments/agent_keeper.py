@@ -278,10 +278,10 @@ class AgentKeeper:
         loop, link = asyncio.get_running_loop(), kept.link
         deadline = loop.time() + DRAIN_S
         await asyncio.sleep(NOTICED_AFTER_S)
-        # Its beats say how many requests of others it has; the first one may be from before.
-        seen = link.beats if link is not None else 0
+        # Its heartbeats say how many requests of others it has; the first one may be from before.
+        seen = link.heartbeats if link is not None else 0
         while link is not None and not link.is_lost and loop.time() < deadline:
-            if link.beats > seen + 1 and not link.others:
+            if link.heartbeats > seen + 1 and not link.others:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         if kept.task is not None:
