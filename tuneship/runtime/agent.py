@@ -3,10 +3,10 @@
 With `--kind train` it runs one training instead (`agent_training.py`).
 
 It prints where it listens and the digest of its certificate, serves the services that have a certificate of the
-authority it was told to trust, and starts the replica that their leader orders as a process of its own, isolated like
-those of a service. It holds no credentials and knows no database. It ends with its parent, unless it was told not to,
-with its replica, when the leader tells it to, and when no service was connected for ten minutes or as long as it was
-told.
+authority that it trusts, and starts the replica that their leader orders as a process of its own, isolated like those
+of a service. It holds no credentials and knows no database. It ends with its parent, unless its options say otherwise,
+with its replica, when the leader orders it, and when no service was connected for ten minutes or as long as its options
+say.
 """
 
 import argparse

@@ -34,7 +34,7 @@ from tuneship.serving.replica_client import (
 
 # A node that is gone answers nothing.
 CONNECT_PATIENCE_S = 5.0
-# An agent that was told to stop disconnects at once.
+# An agent that was ordered to stop disconnects at once.
 STOP_PATIENCE_S = 2.0
 SILENT = f"the agent was silent for {SILENT_HEARTBEATS * HEARTBEAT_S:g} s"
 
@@ -135,7 +135,7 @@ class AgentLink(ReplicaLine):
         ids: Iterator[str],
         end: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        """Call `open_agent` instead. `end`: called after the agent was told to stop; None: it is not told to."""
+        """Call `open_agent` instead. `end`: called after the agent was ordered to stop; None: it is not."""
         super().__init__(reader, writer, facts, ANSWER_TIMEOUT_S, ids)
         self._end = end
         self._silence = Silence()

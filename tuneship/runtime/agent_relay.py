@@ -91,7 +91,7 @@ class AgentRelay:
         self._epoch = 0
         self._connections: dict[str, ServiceConnection] = {}
         self._waiting: list[ServiceConnection] = []
-        """Those that will be told how the replica started."""
+        """Those that wait to hear how the replica started."""
         self._transfers: dict[str, Path] = {}
         self._loaded: set[str] = set()
         """The adapters that the replica has."""
@@ -100,7 +100,7 @@ class AgentRelay:
         self._also_loading: dict[str, list[tuple[str, bytes]]] = {}
         """By request that loads an adapter: the other requests for the same one, with their messages."""
         self._order: ServeOrder | None = None
-        self._told: Frame | None = None
+        self._outcome: Frame | None = None
         self._to_replica: asyncio.StreamWriter | None = None
         self._replica: asyncio.Task[None] | None = None
         self._threads = Threads("files of an adapter", 1)
@@ -113,7 +113,7 @@ class AgentRelay:
         return bool(self._connections)
 
     def send_heartbeat(self) -> None:
-        """Tell all services that the agent lives, and each how many requests of others are in flight."""
+        """Let all services know that the agent lives, and each how many requests of others are in flight."""
         total = sum(len(connection.in_flight) for connection in self._connections.values())
         for connection in self._connections.values():
             others = total - len(connection.in_flight)
@@ -164,7 +164,7 @@ class AgentRelay:
         greeting = {"version": self._version, "prefix": connection.prefix}
         connection.send(encoded({"hello": greeting}))
         if connection.role == GATEWAY:
-            self._tell(connection)
+            self._announce(connection)
         return connection
 
     async def _obey(self, connection: ServiceConnection, frame: Frame, line: bytes) -> None:
@@ -180,7 +180,7 @@ class AgentRelay:
                 self._order = order
                 self._replica = asyncio.create_task(self._run_replica(order))
             if order == self._order:
-                self._tell(connection)
+                self._announce(connection)
             else:
                 connection.send(encoded({"refused": "the agent serves something else"}))
         elif operation == "stop":
@@ -265,21 +265,21 @@ class AgentRelay:
 
     # The replica.
 
-    def _tell(self, connection: ServiceConnection) -> None:
-        """Tell a service how the replica started, as soon as that is known."""
-        if self._told is None:
+    def _announce(self, connection: ServiceConnection) -> None:
+        """Answer a service with how the replica started, as soon as that is known."""
+        if self._outcome is None:
             self._waiting.append(connection)
         else:
-            connection.send(encoded(self._told))
+            connection.send(encoded(self._outcome))
 
     async def _run_replica(self, order: ServeOrder) -> None:
-        """Start the replica, tell how that went, and pass on what it sends until it ends; then the agent ends too."""
+        """Start the replica, announce how that went, and pass on what it sends until it ends; then the agent ends too."""
         try:
-            told, reader = await self._started(order)
-            self._told = told
+            outcome, reader = await self._started(order)
+            self._outcome = outcome
             while self._waiting:
-                self._waiting.pop().send(encoded(told))
-            if "ready" in told and reader is not None:
+                self._waiting.pop().send(encoded(outcome))
+            if "ready" in outcome and reader is not None:
                 async for line in _lines(reader):
                     self._pass_on(line)
         finally:

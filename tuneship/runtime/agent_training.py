@@ -128,7 +128,7 @@ class AgentTraining:
         return self._leader is not None
 
     def send_heartbeat(self) -> None:
-        """Tell the leader that the agent lives, and ask it to renew the lease; end the process when that is over."""
+        """Send the leader a sign of life, and ask it to renew the lease; end the process when that is over."""
         if self._lease.is_over:
             logger.warning("the lease of a training is over")
             self.end()
@@ -199,7 +199,7 @@ class AgentTraining:
             case "renewed":
                 self._renew(int(frame["number"]))
             case "news":
-                task = asyncio.create_task(self._tell_news(frame))
+                task = asyncio.create_task(self._answer_with_news(frame))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case "hold":
@@ -302,7 +302,7 @@ class AgentTraining:
 
     # Its files.
 
-    async def _tell_news(self, frame: Frame) -> None:
+    async def _answer_with_news(self, frame: Frame) -> None:
         """Answer as soon as there is something that the leader does not know, or when it has waited long enough."""
         loop = asyncio.get_running_loop()
         latest = loop.time() + float(frame["wait_s"])

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # The agent reads the whole base model before it is ready, and tests the isolation.
 READY_S = 600.0
 ANSWER_S = 15.0
-# An agent that was told to stop answers when the process is gone.
+# An agent that was ordered to stop answers when the process is gone.
 STOP_S = 4.0
 
 
@@ -38,7 +38,7 @@ class TrainingAgentLost(Exception):
 
 @dataclass(frozen=True)
 class AgentNews:
-    """The progress of a training, as its agent tells it."""
+    """The progress of a training, as its agent reports it."""
 
     lines: str
     """Complete progress lines."""

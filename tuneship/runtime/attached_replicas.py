@@ -1,7 +1,7 @@
 """The replicas of one base model that the leader of a cluster has started on agents: this member attaches to them.
 
-Which there are is told to the group (`follow`); it connects to each as one of several services. How many there shall be
-it passes on, and only the leader's word counts (`replica_orders.py`).
+`follow` lists them; the group connects to each as one of several services. How many there shall be it passes on, and only
+the leader's word counts (`replica_orders.py`).
 """
 
 import asyncio
@@ -153,7 +153,7 @@ class AttachedReplicas(LiveReplicas):
     async def _ensure_live(self, width: int) -> None:
         """Wait for `width` replicas at the leader, and for one elsewhere. Raises `NoReplica` after a failed start."""
         orders, base = self._orders, self._base
-        failed, has_told = orders.failures(base), False
+        failed, has_asked = orders.failures(base), False
         while True:
             # The number that is wanted may change meanwhile.
             least = max(1, min(width, orders.wanted.get(base, width))) if orders.leads else 1
@@ -161,9 +161,9 @@ class AttachedReplicas(LiveReplicas):
                 return
             if orders.leads:
                 orders.want_at_least(base, width)
-            if not has_told:
+            if not has_asked:
                 orders.on_need()
-                has_told = True
+                has_asked = True
             if orders.failures(base) > failed:
                 if self.live:
                     return

@@ -37,5 +37,5 @@ class FailedStarts:
         return FailedStarts(self.total + 1, self.in_a_row + 1, error, until)
 
     def with_success(self) -> "FailedStarts":
-        """Begin anew with short pauses."""
+        """Begin again with short pauses."""
         return FailedStarts(self.total)

@@ -252,8 +252,8 @@ def _add_scores(
     """Take the log probabilities of `count` new tokens, behind those of the prompt that the first event repeats."""
     if request.logprobs is None and request.prompt_logprobs is None:
         return
-    told = choice["logprobs"]
-    scores = zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
+    given = choice["logprobs"]
+    scores = zip(given["tokens"], given["token_logprobs"], given["top_logprobs"], strict=True)
     entries = list(scores)
     if request.prompt_logprobs is not None and not generation.prompt_scores:
         length = len(request.tokens)
