@@ -1,11 +1,11 @@
 """Messages between services and the agent of a replica, over TLS: those of `replica_client.py`, and these around them.
 
 Like those, they are JSON objects, one a line. A service says `hello` (role, epoch, protocol) and learns with which
-prefix the ids of its requests must begin, or that it is `refused`. A `leader`, of whom the one with the highest epoch decides, orders
-the agent to `serve` a base model, to `unload` an adapter, and to `stop`; a `gateway` only asks. When the replica is
-ready, all hear it. The agent sends a `heartbeat` every second, however long a step of the model takes, with the
-number of requests of the `others`. Whether an adapter is `loaded` can be asked; its files come in pieces (`file`)
-before its `load`. A request for one that the leader has `unloaded` meanwhile comes back as lost.
+prefix the ids of its requests must begin, or that it is `refused`. A `leader`, of whom the one with the highest epoch
+decides, orders the agent to `serve` a base model, to `unload` an adapter, and to `stop`; a `gateway` only asks. When
+the replica is ready, all hear it. The agent sends a `heartbeat` every second, however long a step of the model takes,
+with the number of requests of the `others`. Whether an adapter is `loaded` can be asked; its files come in pieces
+(`file`) before its `load`. A request for one that the leader has `unloaded` meanwhile comes back as lost.
 """
 
 import re

@@ -273,7 +273,7 @@ class AgentRelay:
             connection.send(encoded(self._outcome))
 
     async def _run_replica(self, order: ServeOrder) -> None:
-        """Start the replica, announce how that went, and pass on what it sends until it ends; then the agent ends too."""
+        """Start the replica, announce how that went, and pass on what it sends until it and the agent end."""
         try:
             outcome, reader = await self._started(order)
             self._outcome = outcome

@@ -1,7 +1,7 @@
 """The replicas of one base model that the leader of a cluster has started on agents: this member attaches to them.
 
-`follow` lists them; the group connects to each as one of several services. How many there shall be it passes on, and only
-the leader's word counts (`replica_orders.py`).
+`follow` lists them; the group connects to each as one of several services. How many there shall be it passes on, and
+only the leader's word counts (`replica_orders.py`).
 """
 
 import asyncio
