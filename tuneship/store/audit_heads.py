@@ -66,24 +66,21 @@ class Heads:
             "signature": self._key.sign(text).hex(),
         }
         if not self._last:
-            self._drop_cut_line()
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.touch(mode=0o600)
+            content = self.file.read_bytes()
+            # A last line that a crash or a full disk cut short was never a head.
+            whole = content.rfind(b"\n") + 1
+            cut = content[whole : whole + len(LINE_START)]
+            if not LINE_START.startswith(cut):  # the setting names a file that is not ours to cut
+                raise HeadsDamaged(f"{self.file} ends with something that is not a signed head")
+            os.truncate(self.file, whole)
         # Until the whole line is on disk, the next append must look for a cut line again.
         self._last = 0
         with self.file.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
             flush_open(stream)
         self._last = head.seq
-
-    def _drop_cut_line(self) -> None:
-        """Remove a last line that a crash or a full disk cut short: it was never a head."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.touch(mode=0o600)
-        content = self.file.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        cut = content[whole : whole + len(LINE_START)]
-        if not LINE_START.startswith(cut):  # the setting names a file that is not ours to cut
-            raise HeadsDamaged(f"{self.file} ends with something that is not a signed head")
-        os.truncate(self.file, whole)
 
     def read(self) -> Iterator[Head]:
         """Iterate over the heads, oldest first; none if there is no file. Raises `HeadsDamaged`.

@@ -165,12 +165,9 @@ def copy_rows(source: sa.Connection, target: sa.Connection) -> None:
         with source.execution_options(yield_per=ROWS_PER_BATCH).execute(sa.select(table)) as result:
             for batch in result.mappings().partitions():
                 target.execute(sa.insert(table), [dict(row) for row in batch])
-    if target.dialect.name == "postgresql":
-        _advance_sequences(target)
-
-
-def _advance_sequences(target: sa.Connection) -> None:
-    """Let PostgreSQL number new rows after the copied ones, which its sequences have not counted."""
+    if target.dialect.name != "postgresql":
+        return
+    # New rows are numbered after the copied ones, which the sequences have not counted.
     for table in tables.METADATA.sorted_tables:
         for column in table.primary_key:
             name = sa.func.pg_get_serial_sequence(table.name, column.name)

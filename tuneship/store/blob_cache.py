@@ -98,20 +98,18 @@ class BlobCache:
         flush(file)
         target = self.root / key
         with self._turn("move"):
-            self._make_room(file.stat().st_size)
+            files = [(one.stat(), one) for one in self.root.glob("*/*/*")]
+            total = file.stat().st_size + sum(found.st_size for found, _ in files)
+            # Those that were used longest ago make room.
+            for found, path in sorted(files, key=lambda one: one[0].st_mtime_ns):
+                if total <= self._maximum_bytes:
+                    break
+                if _remove_unused(path):
+                    total -= found.st_size
+                    with suppress(OSError):  # the object has other files
+                        path.parent.rmdir()
             target.parent.mkdir(mode=0o700, exist_ok=True)
             file.replace(target)
-
-    def _make_room(self, size: int) -> None:
-        files = [(one.stat(), one) for one in self.root.glob("*/*/*")]
-        total = size + sum(found.st_size for found, _ in files)
-        for found, path in sorted(files, key=lambda one: one[0].st_mtime_ns):
-            if total <= self._maximum_bytes:
-                return
-            if _remove_unused(path):
-                total -= found.st_size
-                with suppress(OSError):  # the object has other files
-                    path.parent.rmdir()
 
     @contextmanager
     def _turn(self, name: str) -> Generator[None]:

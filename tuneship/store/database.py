@@ -258,7 +258,12 @@ class Database:
                 config.attributes["metadata"] = tables.METADATA
                 before = revision_of(connection)
                 command.upgrade(config, "head")
-                _note_compatibility(connection)
+                # Alembic's own number does not say which earlier versions can work with the schema.
+                if not _has_compatibility(connection):
+                    added = "alter table alembic_version add column works_with text"
+                    connection.execute(sa.text(added))
+                noted = sa.text("update alembic_version set works_with = :oldest")
+                connection.execute(noted, {"oldest": WORKS_WITH})
         finally:
             self._release()
         if before is not None:
@@ -340,14 +345,6 @@ def known_revision(connection: sa.Connection) -> str | None:
 def _has_compatibility(connection: sa.Connection) -> bool:
     columns = sa.inspect(connection).get_columns("alembic_version")
     return any(column["name"] == "works_with" for column in columns)
-
-
-def _note_compatibility(connection: sa.Connection) -> None:
-    """Note, beside Alembic's own number, which earlier versions can work with the schema."""
-    if not _has_compatibility(connection):
-        connection.execute(sa.text("alter table alembic_version add column works_with text"))
-    statement = sa.text("update alembic_version set works_with = :oldest")
-    connection.execute(statement, {"oldest": WORKS_WITH})
 
 
 def url_of(chosen: SecretStr | None, data_dir: Path) -> str:

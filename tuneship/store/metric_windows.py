@@ -133,7 +133,12 @@ def _merge_stored(
 
     `minutes` collects the new numbers of minutes, which the rows of their hours, written later, hold as well.
     """
-    stored = _stored(connection, keys)
+    query = sa.select(*KEY, table.c.window, table.c.minutes).where(sa.tuple_(*KEY).in_(keys))
+    # Nobody else changes these rows before the transaction ends.
+    stored: dict[StoredWindowKey, tuple[bytes, bytes | None]] = {
+        StoredWindowKey(*row[: len(KEY)]): (row.window, row.minutes)
+        for row in connection.execute(_locked(query))
+    }
     index = {key: number for number, key in enumerate(keys)}
     both = columns.joined(windows, columns.from_stored([window for window, _ in stored.values()]))
     groups = np.array([*range(len(keys)), *(index[key] for key in stored)], np.int64)
@@ -157,17 +162,6 @@ def _merge_stored(
             name: sa.bindparam(f"at_{name}") for name in StoredWindowKey._fields
         }
         connection.execute(sa.insert(table).values(**names), new)
-
-
-def _stored(
-    connection: sa.Connection, keys: Sequence[StoredWindowKey]
-) -> dict[StoredWindowKey, tuple[bytes, bytes | None]]:
-    """The columns `window` and `minutes` of the rows that exist, which nobody changes before the transaction ends."""
-    query = sa.select(*KEY, table.c.window, table.c.minutes).where(sa.tuple_(*KEY).in_(keys))
-    return {
-        StoredWindowKey(*row[: len(KEY)]): (row.window, row.minutes)
-        for row in connection.execute(_locked(query))
-    }
 
 
 def _locked(query: "sa.Select[Any]") -> "sa.Select[Any]":
