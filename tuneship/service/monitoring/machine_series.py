@@ -20,7 +20,18 @@ def add_machine(
 ) -> None:
     """Add the series of the machine; `together` has the generations of all tenants."""
     scrape.add(metrics.BUILD, 1, version("tuneship"))
-    _add_traffic(scrape, parts, together)
+    for operation, tally in sorted(parts.request_counts.by_operation(None).items()):
+        for status, count in sorted(tally.statuses.items()):
+            scrape.add(metrics.ALL_REQUESTS, count, operation, status)
+    for outcome, count in outcomes(together):
+        scrape.add(metrics.ALL_GENERATIONS, count, outcome)
+    scrape.add(metrics.ALL_TOKENS, together.input_tokens, "input")
+    scrape.add(metrics.ALL_TOKENS, together.output_tokens, "output")
+    for metric, count in zip(metrics.ALL_EMBEDDINGS, embeddings(together), strict=True):
+        scrape.add(metric, count)
+    scrape.add_sketch(metrics.ALL_DURATION, together.latencies, together.latency_sum_ms)
+    scrape.add_sketch(metrics.ALL_FIRST_TOKEN, together.first_tokens, together.first_token_sum_ms)
+    scrape.add(metrics.ALL_IN_FLIGHT, parts.in_flight.total())
     add_states(
         scrape,
         (metrics.ALL_JOBS, metrics.ALL_DEPLOYMENTS),
@@ -36,21 +47,6 @@ def add_machine(
     scrape.add(metrics.FREE_MEMORY, free_memory())
     scrape.add(metrics.FREE_DISK, shutil.disk_usage(parts.settings.data_dir).free)
     _add_replicas(scrape, parts)
-
-
-def _add_traffic(scrape: Scrape, parts: Parts, together: MetricWindow) -> None:
-    for operation, tally in sorted(parts.request_counts.by_operation(None).items()):
-        for status, count in sorted(tally.statuses.items()):
-            scrape.add(metrics.ALL_REQUESTS, count, operation, status)
-    for outcome, count in outcomes(together):
-        scrape.add(metrics.ALL_GENERATIONS, count, outcome)
-    scrape.add(metrics.ALL_TOKENS, together.input_tokens, "input")
-    scrape.add(metrics.ALL_TOKENS, together.output_tokens, "output")
-    for metric, count in zip(metrics.ALL_EMBEDDINGS, embeddings(together), strict=True):
-        scrape.add(metric, count)
-    scrape.add_sketch(metrics.ALL_DURATION, together.latencies, together.latency_sum_ms)
-    scrape.add_sketch(metrics.ALL_FIRST_TOKEN, together.first_tokens, together.first_token_sum_ms)
-    scrape.add(metrics.ALL_IN_FLIGHT, parts.in_flight.total())
 
 
 def _add_replicas(scrape: Scrape, parts: Parts) -> None:

@@ -1,6 +1,6 @@
 """The samples of one scrape, in the form that `prometheus_client` renders."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -56,9 +56,6 @@ class Scrape(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All samples, by metric."""
-        return self._collected()
-
-    def _collected(self) -> Iterator[Metric]:
         yield from self._families.values()
         for other in self._others:
             yield from other.collect()

@@ -17,8 +17,6 @@ from tuneship.service.monitoring import metric_list as metrics
 from tuneship.service.monitoring.metric_list import MetricKind
 from tuneship.service.monitoring.scrape import Scrape
 from tuneship.store import state_counts, tables
-from tuneship.store.queries import Row
-from tuneship.store.state_counts import WebhookBacklog
 
 REQUEST_EDGES = tuple(map(str, EDGES_S))
 # Rows of deleted deployments stay, so their number would only ever grow.
@@ -29,7 +27,13 @@ SHOWN_DEPLOYMENT_STATES = tuple(
 
 def add_tenant(scrape: Scrape, parts: Parts, connection: sa.Connection, client_id: str) -> Totals:
     """Add the series of a tenant; returns the totals that were read for it."""
-    _add_requests(scrape, parts, client_id)
+    for operation, tally in sorted(parts.request_counts.by_operation(client_id).items()):
+        for status, count in sorted(tally.statuses.items()):
+            scrape.add(metrics.REQUESTS, count, operation, status)
+        counts = list(accumulate(tally.cells))
+        scrape.add_histogram(
+            metrics.REQUEST_DURATION, REQUEST_EDGES, counts, tally.seconds, operation
+        )
     deployments = state_counts.deployments_of(connection, client_id)
     endpoints = state_counts.endpoints_of(connection, client_id)
     totals = parts.recorder.totals({row["id"] for row in deployments})
@@ -38,7 +42,11 @@ def add_tenant(scrape: Scrape, parts: Parts, connection: sa.Connection, client_i
         if target[1] in known_endpoints:
             _add_generations(scrape, total, target)
     for row in deployments:
-        _add_deployment(scrape, parts, row)
+        in_flight, identifier = parts.in_flight, row["id"]
+        scrape.add(metrics.IN_FLIGHT, in_flight.accepted(identifier), identifier)
+        scrape.add(metrics.QUEUED, in_flight.queued(identifier), identifier)
+        scrape.add(metrics.REPLICAS, row["current_replicas"], identifier)
+        scrape.add(metrics.HEALTHY, row["health"] == "healthy", identifier)
     for row in endpoints:
         for member in row["members"]:
             scrape.add(metrics.TRAFFIC, member["traffic_percentage"], row["id"], member["id"])
@@ -48,18 +56,12 @@ def add_tenant(scrape: Scrape, parts: Parts, connection: sa.Connection, client_i
         state_counts.by_status(connection, tables.jobs, client_id),
         state_counts.by_status(connection, tables.deployments, client_id),
     )
-    _add_webhooks(scrape, state_counts.webhook_backlogs(connection, client_id), parts.clock())
+    backlogs, now = state_counts.webhook_backlogs(connection, client_id), parts.clock()
+    for one in backlogs:
+        scrape.add(metrics.PENDING, one.pending, one.webhook_id)
+        scrape.add(metrics.OLDEST, age_s(one.oldest, now), one.webhook_id)
+        scrape.add(metrics.ACTIVE, one.is_active, one.webhook_id)
     return totals
-
-
-def _add_requests(scrape: Scrape, parts: Parts, client_id: str) -> None:
-    for operation, tally in sorted(parts.request_counts.by_operation(client_id).items()):
-        for status, count in sorted(tally.statuses.items()):
-            scrape.add(metrics.REQUESTS, count, operation, status)
-        counts = list(accumulate(tally.cells))
-        scrape.add_histogram(
-            metrics.REQUEST_DURATION, REQUEST_EDGES, counts, tally.seconds, operation
-        )
 
 
 def outcomes(total: MetricWindow) -> Iterable[tuple[str, int]]:
@@ -90,14 +92,6 @@ def _add_generations(scrape: Scrape, total: MetricWindow, target: tuple[str, str
     scrape.add_sketch(metrics.FIRST_TOKEN, first_tokens, total.first_token_sum_ms, *target)
 
 
-def _add_deployment(scrape: Scrape, parts: Parts, row: Row) -> None:
-    in_flight, identifier = parts.in_flight, row["id"]
-    scrape.add(metrics.IN_FLIGHT, in_flight.accepted(identifier), identifier)
-    scrape.add(metrics.QUEUED, in_flight.queued(identifier), identifier)
-    scrape.add(metrics.REPLICAS, row["current_replicas"], identifier)
-    scrape.add(metrics.HEALTHY, row["health"] == "healthy", identifier)
-
-
 def add_states(
     scrape: Scrape,
     kinds: tuple[MetricKind, MetricKind],
@@ -109,13 +103,6 @@ def add_states(
         scrape.add(kinds[0], jobs.get(job_state, 0), job_state)
     for state in SHOWN_DEPLOYMENT_STATES:
         scrape.add(kinds[1], deployments.get(state, 0), state)
-
-
-def _add_webhooks(scrape: Scrape, backlogs: list[WebhookBacklog], now: datetime) -> None:
-    for one in backlogs:
-        scrape.add(metrics.PENDING, one.pending, one.webhook_id)
-        scrape.add(metrics.OLDEST, age_s(one.oldest, now), one.webhook_id)
-        scrape.add(metrics.ACTIVE, one.is_active, one.webhook_id)
 
 
 def age_s(moment: datetime | None, now: datetime) -> float:
