@@ -80,16 +80,13 @@ class DeploymentKeeper:
             if row["is_forced"]:
                 self._parts.in_flight.end_all(row["id"])
         if self._leadership.leads:
-            self._settle_all(unsettled)
+            self._retries.keep_only({row["id"] for row in unsettled})
+            for row in unsettled:
+                if row["id"] not in self._working and not self._retries.is_waiting(row["id"]):
+                    task = asyncio.create_task(self._settle(row))
+                    self._working[row["id"]] = task
+                    task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
         self._health_checks.start_when_due()
-
-    def _settle_all(self, unsettled: Sequence[DeploymentRow]) -> None:
-        self._retries.keep_only({row["id"] for row in unsettled})
-        for row in unsettled:
-            if row["id"] not in self._working and not self._retries.is_waiting(row["id"]):
-                task = asyncio.create_task(self._settle(row))
-                self._working[row["id"]] = task
-                task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
 
     def _rows(self, condition: sa.ColumnElement[bool]) -> list[DeploymentRow]:
         with self._parts.database.read() as connection:

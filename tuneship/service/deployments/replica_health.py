@@ -205,27 +205,17 @@ class HealthChecks:
             await group.probe(PROBE_TIMEOUT_S)
             # A deployment that came since the rows were read has asked for replicas, which must stay.
             if group.ready_calls == requests:
-                await self._unload_deleted(path, group, watched, deleted)
+                needed = {one.model for one in watched}
+                for row in deleted:
+                    model: str = row["model_name"]
+                    base = self._parts.catalogue.get(model.split(":")[1])
+                    is_here = base is not None and base.path == path and model not in needed
+                    # Its last requests are answered first.
+                    if is_here and not self._parts.in_flight.count(row["id"]):
+                        await group.unload(model)
                 await self._update(path, group, watched)
         except Exception:  # the next check tries again
             logger.exception("the health check of a base model failed")
-
-    async def _unload_deleted(
-        self,
-        path: Path,
-        group: ReplicaGroup,
-        watched: Sequence[WatchedDeployment],
-        deleted: Sequence[Row],
-    ) -> None:
-        """Unload the models of a base model that no deployment needs any more."""
-        needed = {one.model for one in watched}
-        for row in deleted:
-            model: str = row["model_name"]
-            base = self._parts.catalogue.get(model.split(":")[1])
-            is_here = base is not None and base.path == path and model not in needed
-            # Its last requests are answered first.
-            if is_here and not self._parts.in_flight.count(row["id"]):
-                await group.unload(model)
 
     async def _update(
         self, path: Path, group: ReplicaGroup, watched: Sequence[WatchedDeployment]

@@ -87,13 +87,13 @@ class SharedDemand:
     def _present(self) -> dict[str, Any]:
         """The demand of the last seconds by deployment, as it is published."""
         self._recent.append(self._in_flight.take_all_demand(self._clock()))
-        names = {name for demands in self._recent for name in demands}
-        return {name: self._values_of(name) for name in names}
-
-    def _values_of(self, name: str) -> list[float]:
-        last = self._recent[-1].get(name, Demand())
-        peak = max(demands[name].in_flight for demands in self._recent if name in demands)
-        return [peak, last.waiting, last.waited.total_seconds(), self._in_flight.count(name)]
+        present: dict[str, list[float]] = {}
+        for name in {name for demands in self._recent for name in demands}:
+            last = self._recent[-1].get(name, Demand())
+            peak = max(demands[name].in_flight for demands in self._recent if name in demands)
+            waited_s, now = last.waited.total_seconds(), self._in_flight.count(name)
+            present[name] = [peak, last.waiting, waited_s, now]
+        return present
 
     def _publish(self, demand: Mapping[str, Any]) -> None:
         with self._database.write_beside() as connection:

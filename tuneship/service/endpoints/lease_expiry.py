@@ -8,7 +8,7 @@ held by another writer delays no lease of a job.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from tuneship.service.common.background_retries import BackgroundRetries
@@ -74,18 +74,15 @@ class LeaseKeeper:
         clients = {client for endpoint_id, client in lapsed.items() if endpoint_id not in waiting}
         for client_id in sorted(clients):
             try:
-                self._end_lapsed_of(client_id, now, waiting)
+                with self._parts.database.write(client_id, first=True) as connection:
+                    ended = endpoint_records.revert_lapsed(connection, client_id, now, waiting)
+                for endpoint_id, error in ended.items():
+                    if error is None:
+                        logger.warning("lease lapsed, split reverted: %s", endpoint_id)
+                    else:
+                        self._retries.add(endpoint_id, error)
             except Exception:  # one tenant's rows may be held; the next poll tries them again
                 logger.exception("lapsed leases of a tenant could not be ended")
-
-    def _end_lapsed_of(self, client_id: str, now: datetime, waiting: Collection[str]) -> None:
-        with self._parts.database.write(client_id, first=True) as connection:
-            ended = endpoint_records.revert_lapsed(connection, client_id, now, waiting)
-        for endpoint_id, error in ended.items():
-            if error is None:
-                logger.warning("lease lapsed, split reverted: %s", endpoint_id)
-            else:
-                self._retries.add(endpoint_id, error)
 
     def _renew_held(self, now: datetime) -> None:
         if now < self._renew_at:
