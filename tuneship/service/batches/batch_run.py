@@ -134,7 +134,12 @@ class BatchRun:
                 try:
                     await self._answer_all(requests)
                 finally:
-                    await self._end_requests()
+                    # Where the work breaks off, whoever goes on from the row sends these again.
+                    begun = (one.task for one in self._begun)
+                    tasks = [task for task in begun if task is not None and not task.done()]
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
         await self._finish()
 
     def _open(self) -> BinaryIO:
@@ -235,13 +240,6 @@ class BatchRun:
             change_state, self._parts, self._batch, before, expired_at=now
         )
         return True
-
-    async def _end_requests(self) -> None:
-        """Cancel the requests in flight where the work breaks off: whoever goes on from the row sends them again."""
-        tasks = [one.task for one in self._begun if one.task is not None and not one.task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _finish(self) -> None:
         """Make the files of a batch whose requests are all answered, and end it."""

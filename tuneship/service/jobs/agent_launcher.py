@@ -210,7 +210,11 @@ class NodeTraining(FolderTraining):
     async def _copy_lines(self, link: AgentTrainingLink, news: AgentNews) -> None:
         if '"kind": "completed"' in news.lines:
             # The line says that the adapter is there.
-            await self._copy_adapter(link)
+            _, files = await link.hold(ADAPTER)
+            arriving, final = self.folder / "arriving", self.folder / OUTPUT / ADAPTER
+            await self.threads.run(_make_empty, arriving)
+            await link.fetch(ADAPTER, files, arriving)
+            await self.threads.run(_replace, arriving, final)
         content = news.lines.encode()
         await self.threads.run(self._append, content)
         self._offset += len(content)
@@ -219,13 +223,6 @@ class NodeTraining(FolderTraining):
         with (self.folder / PROGRESS_FILE).open("ab") as file:
             file.truncate(self._offset)  # what a full disk has let through of an earlier try
             file.write(content)
-
-    async def _copy_adapter(self, link: AgentTrainingLink) -> None:
-        _, files = await link.hold(ADAPTER)
-        arriving, final = self.folder / "arriving", self.folder / OUTPUT / ADAPTER
-        await self.threads.run(_make_empty, arriving)
-        await link.fetch(ADAPTER, files, arriving)
-        await self.threads.run(_replace, arriving, final)
 
     async def _copy_checkpoint(self, link: AgentTrainingLink) -> None:
         step, files = await link.hold(CHECKPOINT)

@@ -107,7 +107,16 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
     """Store a line that is no step. Lines of an unknown kind, of a newer training, are ignored."""
     claim, kind = attempt.claim, line["kind"]
     if kind == "started":
-        _store_start(connection, attempt, line, now)
+        resumed_from: int = line["resumed_from_step"] or 0
+        attempt.first_step = resumed_from
+        attempt.last_step = max(attempt.last_step, resumed_from)
+        attempt.furthest_step = job_records.last_step_of(connection, claim.job_id)
+        totals = {name: line[name] for name in ("total_steps", "total_epochs")}
+        leases.write(connection, claim, updated_at=now, **totals)
+        text = f"training {line['training_examples']} examples in {line['total_steps']} steps"
+        if resumed_from:
+            text += f", from step {resumed_from} on"
+        job_records.add_log(connection, claim.job_id, now, "info", text)
     elif kind == "pace":
         leases.write(connection, claim, **{name: line[name] for name in PACE})
     elif kind == "epoch":
@@ -129,16 +138,3 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
         job_records.add_log_once(connection, claim.job_id, now, "info", text)
     elif kind in ENDS:
         attempt.end = line
-
-
-def _store_start(connection: sa.Connection, attempt: Attempt, line: Line, now: datetime) -> None:
-    resumed_from: int = line["resumed_from_step"] or 0
-    attempt.first_step = resumed_from
-    attempt.last_step = max(attempt.last_step, resumed_from)
-    attempt.furthest_step = job_records.last_step_of(connection, attempt.claim.job_id)
-    totals = {name: line[name] for name in ("total_steps", "total_epochs")}
-    leases.write(connection, attempt.claim, updated_at=now, **totals)
-    text = f"training {line['training_examples']} examples in {line['total_steps']} steps"
-    if resumed_from:
-        text += f", from step {resumed_from} on"
-    job_records.add_log(connection, attempt.claim.job_id, now, "info", text)
