@@ -58,7 +58,19 @@ def _events(run: TrackedRun) -> Iterator[Event]:
         hparams_pb(settings, trial_id=run.job_id, start_time_secs=run.started_at.timestamp()),
         run.started_at,
     )
-    yield _event(text_pb("tuneship/run", _table(run)), run.started_at)
+
+    rows: dict[str, object] = {"job": run.job_id, "status": run.status, "model": run.model or "-"}
+    rows |= run.parameters
+    for one in run.datasets:
+        rows[f"{one.context} {one.id}"] = f"{one.examples} examples, {one.digest}"
+    if run.release is not None:
+        rows |= {"release": run.release.run_key, "outcome": run.release.outcome}
+        rows["reason"] = run.release.reason
+        rows |= {f"gate {name}": state for name, state in run.release.gates.items()}
+    lines = [f"| {name} | `{value}` |" for name, value in rows.items()]
+    table = "\n".join(["| what | value |", "|---|---|", *lines])
+    yield _event(text_pb("tuneship/run", table), run.started_at)
+
     for name, step, value, at in run.points():
         yield _event(scalar_pb(name, value), at, step)
     if run.release is None:
@@ -80,19 +92,6 @@ def _events(run: TrackedRun) -> Iterator[Event]:
 
 def _event(summary: Summary, at: datetime, step: int = 0) -> Event:
     return Event(wall_time=at.timestamp(), step=step, summary=summary)
-
-
-def _table(run: TrackedRun) -> str:
-    rows: dict[str, object] = {"job": run.job_id, "status": run.status, "model": run.model or "-"}
-    rows |= run.parameters
-    for one in run.datasets:
-        rows[f"{one.context} {one.id}"] = f"{one.examples} examples, {one.digest}"
-    if run.release is not None:
-        rows |= {"release": run.release.run_key, "outcome": run.release.outcome}
-        rows["reason"] = run.release.reason
-        rows |= {f"gate {name}": state for name, state in run.release.gates.items()}
-    lines = [f"| {name} | `{value}` |" for name, value in rows.items()]
-    return "\n".join(["| what | value |", "|---|---|", *lines])
 
 
 def tracker(target: TrackingTarget) -> TensorboardTracker:

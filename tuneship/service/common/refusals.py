@@ -63,19 +63,6 @@ def _field(problem: Any, *, known: bool = True) -> str | None:
     return path if path is None else path + named.get("below", "")
 
 
-def _detail(problem: Any) -> ErrorDetail:
-    field = _field(problem)
-    # pydantic writes "Input should be ...": the API's messages begin with "must".
-    text = str(problem["msg"]).removeprefix("Value error, ")
-    text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
-    text = text.replace("must be a valid", "must be a")
-    kind: str = problem["type"]
-    code = "wrong_type" if kind.endswith("_type") else "invalid_value"
-    if kind in NOT_SUPPORTED:
-        return ErrorDetail(field, kind, text)
-    return ErrorDetail(field, "out_of_range" if kind in OUT_OF_RANGE else code, text)
-
-
 def refusal(error: ValidationError) -> ApiError:
     """The API's error for pydantic's: a request that cannot be read (400) comes before a refused value (422)."""
     problems = error.errors(include_url=False, include_input=False)
@@ -89,8 +76,17 @@ def refusal(error: ValidationError) -> ApiError:
     problems.sort(key=lambda problem: problem["type"] not in NOT_SUPPORTED)
     details: dict[str | None, ErrorDetail] = {}
     for problem in problems:
-        detail = _detail(problem)
-        details.setdefault(detail.field, detail)
+        field, kind = _field(problem), problem["type"]
+        # pydantic writes "Input should be ...": the API's messages begin with "must".
+        text = str(problem["msg"]).removeprefix("Value error, ")
+        text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
+        text = text.replace("must be a valid", "must be a")
+        code = "wrong_type" if kind.endswith("_type") else "invalid_value"
+        if kind in NOT_SUPPORTED:
+            code = kind
+        elif kind in OUT_OF_RANGE:
+            code = "out_of_range"
+        details.setdefault(field, ErrorDetail(field, code, text))
     first = next(iter(details.values()))
     return ValidationRefused(
         f"{first.field or 'the request'} {first.message}",

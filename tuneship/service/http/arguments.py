@@ -78,7 +78,9 @@ def query_arguments(
             fields.setdefault(name, []).extend(value.split(","))
         elif dict in kinds:
             members: dict[str, str] = fields.setdefault(name, {})
-            member = _bracketed(name, bracket + key)
+            member = key[:-1]
+            if not member or key[-1] != "]" or "[" in member or "]" in member:
+                raise refused(name, f"must be sent as {name}[key]=value")
             if member in members:
                 raise refused(name, "must name each key once")
             members[member] = value
@@ -88,14 +90,6 @@ def query_arguments(
             fields[name] = _scalar(kinds, name, value)
     model = validated(operation.query_model, fields)
     return {name: getattr(model, name) for name in parameters}
-
-
-def _bracketed(name: str, text: str) -> str:
-    """The key in `[key]`."""
-    key = text[1:-1]
-    if len(text) < 3 or text[-1] != "]" or "[" in key or "]" in key:
-        raise refused(name, f"must be sent as {name}[key]=value")
-    return key
 
 
 @cache

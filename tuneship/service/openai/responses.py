@@ -227,7 +227,16 @@ class _Events:
         if isinstance(frame.data, GeneratedText):
             return _frames(self._piece(frame.data))
         if isinstance(frame.data, Generation):
-            return _frames(self._end(frame.data))
+            ended = _ended(self._begun, frame.data, int(self._context.now.timestamp()))
+            opened = [] if self._has_message or self._call is not None else self._open_message()
+            events = [*opened, *self._close(ended.status)]
+            is_incomplete = ended.status == "incomplete"
+            end = ResponseStateEvent(
+                type="response.incomplete" if is_incomplete else "response.completed",
+                sequence_number=next(self._numbers),
+                response=ended,
+            )
+            return _frames([*events, end])
         if isinstance(frame.data, BrokenOff):
             error = openai_refusal(error_from_answer(500, frame.data.model_dump()))
             failed: dict[str, Any] = {
@@ -288,22 +297,6 @@ class _Events:
             TextDoneEvent(text=self._text, **self._place()),
             ContentPartEvent(type="response.content_part.done", part=part, **self._place()),
             self._item_event("response.output_item.done", message),
-        ]
-
-    def _end(self, generation: Generation) -> list[ResponseEvent]:
-        now = int(self._context.now.timestamp())
-        ended = _ended(self._begun, generation, now)
-        opened = [] if self._has_message or self._call is not None else self._open_message()
-        return [
-            *opened,
-            *self._close(ended.status),
-            ResponseStateEvent(
-                type="response.incomplete"
-                if ended.status == "incomplete"
-                else "response.completed",
-                sequence_number=next(self._numbers),
-                response=ended,
-            ),
         ]
 
     def _item_event(self, kind: Any, item: OutputMessage | OutputCall) -> OutputItemEvent:
