@@ -28,7 +28,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.support.postgres_cluster import SETTINGS, Cluster, programs
+from tests.support.postgres_cluster import DURABLE, Cluster, programs
 from tuneship.service.access.data_keys import Keyring
 from tuneship.store import audit, job_records, list_counters, outbox, tables
 from tuneship.store import queries as rows
@@ -40,7 +40,6 @@ CHAIN, KEYRING = Chain(b"c" * 32), Keyring(b"k" * 32)
 # More than any tenant gets, since what is measured is not the refusal.
 QUOTA = 1_000_000
 BLOCK = 1 << 16
-DURABLE = {**SETTINGS, "fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 
 @dataclass(frozen=True)
