@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import sqlalchemy as sa
 
+from tests.support.job_rows import queued_job
 from tests.support.postgres_cluster import DURABLE, Cluster, programs
 from tuneship.service.access.data_keys import Keyring
 from tuneship.store import audit, job_records, list_counters, outbox, tables
@@ -174,12 +174,7 @@ def work(order: Order) -> dict[str, tuple[int, int]]:
 def create(database: Database, tenant: str, order: Order) -> None:
     """Write what the creation of a job writes, in one transaction."""
     now, identifier = datetime.now(UTC), new_id("ft")
-    row: dict[str, Any] = {
-        "id": identifier, "client_id": tenant, "created_at": now, "updated_at": now, "tags": {},
-        "base_model": "b", "dataset_id": "ds", "fine_tuning_method": "lora", "model_name": "m",
-        "status": "queued", "hyperparameters": {}, "validation_frequency": 0.1,
-        "compute_config": {}, "security_settings": {},
-    }  # fmt: skip
+    row = queued_job(identifier, client_id=tenant, created_at=now, updated_at=now)
     with database.write(None if order.is_global else tenant) as connection:
         is_own = (tables.jobs.c.client_id == tenant) & (tables.jobs.c.status == "queued")
         if rows.count(connection, tables.jobs, is_own) >= QUOTA:

@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tests.support.in_process import Service
+from tests.support.job_rows import long_queue
 from tests.support.postgres_cluster import Cluster
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.common.leadership import SoleService
@@ -122,22 +123,8 @@ def observation(deployment: str, endpoint: str) -> Observation:
 
 def measure_claims(database: Database) -> None:
     """Print how long it takes to find and claim the next job of a long queue."""
-    dice, waiting = random.Random(1), list[dict[str, Any]]()
-    for number in range(JOBS):
-        came = START + timedelta(milliseconds=number)
-        # Some tenants have many jobs, some have few.
-        tenant = number if number < TENANTS else int(TENANTS * dice.random() ** 2)
-        waiting.append(
-            {
-                "id": f"ft_{number:06}", "client_id": f"tenant{tenant}", "created_at": came,
-                "updated_at": came, "tags": {}, "base_model": "b", "dataset_id": "ds",
-                "fine_tuning_method": "lora", "model_name": "m", "status": "queued",
-                "hyperparameters": {}, "validation_frequency": 0.1, "compute_config": {},
-                "security_settings": {},
-            }
-        )  # fmt: skip
     with database.write() as connection:
-        connection.execute(sa.insert(tables.jobs), waiting)
+        connection.execute(sa.insert(tables.jobs), [*long_queue(JOBS, TENANTS)])
         connection.execute(sa.text("analyze jobs"))
     began = START + timedelta(hours=1)
     with database.read() as connection:
