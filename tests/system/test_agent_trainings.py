@@ -86,6 +86,12 @@ class AgentJob:
         except FileNotFoundError:
             return False
 
+    def has_ended(self) -> bool:
+        return self.client.jobs.get(self.id).status in ENDED
+
+    def computes_again_or_has_ended(self) -> bool:
+        return self.has_reported("step", attempt=2) or self.has_ended()
+
     def started(self, attempt: int) -> None:
         """Wait until an attempt has begun to compute."""
         until(lambda: self.has_reported("started", attempt))
@@ -116,9 +122,12 @@ MOMENTS: dict[str, Callable[[AgentJob], object]] = {
 def test_a_training_goes_on_when_its_agent_is_killed(
     job: AgentJob, expected: dict[str, Any], moment: str
 ) -> None:
-    until(lambda: MOMENTS[moment](job) or job.client.jobs.get(job.id).status in ENDED)
+    until(lambda: MOMENTS[moment](job) or job.has_ended())
     assert job.service.workers("tuneship.training") == []
     job.kill_agent()
+    killed = time.monotonic()
+    until(job.computes_again_or_has_ended)
+    print(f"killed at {moment}: goes on after {time.monotonic() - killed:.1f} s")  # noqa: T201
     assert results(job.service, ended_job(job.client, job.id)) == expected
     if moment == "checkpoint":
         assert job.resumed_steps()

@@ -6,6 +6,7 @@ The agents, their replicas and the service are killed while clients ask.
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,10 @@ def test_they_answer_as_the_services_own_processes_do(tmp_path: Path) -> None:
         until(lambda: not is_alive(agent) and not is_alive(replica))
 
 
+def p99(spans: list[float]) -> float:
+    return sorted(spans)[len(spans) * 99 // 100]
+
+
 class Askers:
     """Clients that ask a deployment all the time; every other one reads its answer as a stream."""
 
@@ -85,6 +90,8 @@ class Askers:
         self._service, self._deployment = service, deployment
         self._is_over = threading.Event()
         self.answers = Counter[str]()
+        self.spans = list[tuple[float, float]]()
+        """When each request for a whole answer was sent, and how many seconds it took."""
         self.broken = Counter[str]()
         """Codes of the errors with which streams have ended."""
 
@@ -111,7 +118,9 @@ class Askers:
     def _ask(self) -> None:
         client = self._service.client()
         while not self._is_over.is_set():
+            sent = time.monotonic()
             self.answers[client.deployments.generate(self._deployment, PROMPT).completion] += 1
+            self.spans.append((sent, time.monotonic() - sent))
 
     def _stream(self) -> None:
         client = self._service.client()
@@ -137,6 +146,8 @@ def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(
         expected = client.deployments.generate(deployment, PROMPT).completion
         askers = Askers(service, deployment)
         with askers.at_work():
+            until(lambda: len(askers.spans) > 4 * CLIENTS)
+            first = time.monotonic()
             for number in range(kills):
                 agents = until(lambda: (found := agents_of(service))[1:] and found)
                 victim = agents[0] if number % 2 else children(agents[0])[0]
@@ -149,5 +160,11 @@ def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(
                         and len(agents_of(service)) == 2
                     )
                 )
+        calm = [span for sent, span in askers.spans if sent + span < first]
+        later = [span for sent, span in askers.spans if sent > first]
+        print(  # noqa: T201 - the figures of the run
+            f"{kills} kills, p99 {p99(later):.2f} s, before the first one {p99(calm):.2f} s, "
+            f"{askers.answers.total()} answers, streams that broke off: {dict(askers.broken)}"
+        )
         assert set(askers.answers) == {expected}
         assert set(askers.broken) <= {"internal_error"}
