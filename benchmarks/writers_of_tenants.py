@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import sqlalchemy as sa
 
-from tests.support.postgres_cluster import SETTINGS, Cluster, programs
+from tests.support.job_rows import queued_job
+from tests.support.postgres_cluster import DURABLE, Cluster, programs
 from tuneship.service.access.data_keys import Keyring
 from tuneship.store import audit, job_records, list_counters, outbox, tables
 from tuneship.store import queries as rows
@@ -40,7 +40,6 @@ CHAIN, KEYRING = Chain(b"c" * 32), Keyring(b"k" * 32)
 # More than any tenant gets, since what is measured is not the refusal.
 QUOTA = 1_000_000
 BLOCK = 1 << 16
-DURABLE = {**SETTINGS, "fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 
 @dataclass(frozen=True)
@@ -175,12 +174,7 @@ def work(order: Order) -> dict[str, tuple[int, int]]:
 def create(database: Database, tenant: str, order: Order) -> None:
     """Write what the creation of a job writes, in one transaction."""
     now, identifier = datetime.now(UTC), new_id("ft")
-    row: dict[str, Any] = {
-        "id": identifier, "client_id": tenant, "created_at": now, "updated_at": now, "tags": {},
-        "base_model": "b", "dataset_id": "ds", "fine_tuning_method": "lora", "model_name": "m",
-        "status": "queued", "hyperparameters": {}, "validation_frequency": 0.1,
-        "compute_config": {}, "security_settings": {},
-    }  # fmt: skip
+    row = queued_job(identifier, client_id=tenant, created_at=now, updated_at=now)
     with database.write(None if order.is_global else tenant) as connection:
         is_own = (tables.jobs.c.client_id == tenant) & (tables.jobs.c.status == "queued")
         if rows.count(connection, tables.jobs, is_own) >= QUOTA:

@@ -33,6 +33,8 @@ SETTINGS = {
     "max_connections": "400",
     "shared_buffers": "64MB",
 }
+# For measurements: a server that loses nothing.
+DURABLE = {**SETTINGS, "fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 TEMPLATE = "tuneship_template"
 
 

@@ -4,8 +4,10 @@ What is computed twice must be equal to the last bit, so each result is compared
 """
 
 import os
+import random
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 
 from tests.support.opened import opened
 from tests.support.processes import Serve, ended_job, rows_file, served, start_job
+from tests.support.repeats import repeats
 from tests.support.waiting import children, is_alive, until
-from tuneship.contract.jobs import Job
+from tuneship.contract.jobs import ENDED, Job
 from tuneship.store import tables
 from tuneship.store.database import Database, sqlite_url
 from tuneship.training.spec import PROGRESS_FILE
@@ -22,6 +25,8 @@ from tuneship.training.spec import PROGRESS_FILE
 pytestmark = pytest.mark.slow
 AGENT = "tuneship.runtime.agent"
 EPOCHS = 3
+# The time that a whole job takes on an agent, more or less.
+UNDISTURBED_S = 12.0
 
 
 def results(service: Serve, job: Job) -> dict[str, Any]:
@@ -57,16 +62,39 @@ class AgentJob:
 
     def at_work(self) -> tuple[int, int]:
         """Wait until a checkpoint of the first attempt has arrived; return the agent and its process."""
-        folder = self.service.data_dir / "work" / self.id / "checkpoints"
-        until(lambda: folder.is_dir() and [*folder.glob("step-*")])
+        until(self.checkpoints)
         (agent,) = [pid for pid in self.service.workers(AGENT) if children(pid)]
         (trainer,) = children(agent)
         return agent, trainer
 
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that have arrived at the service."""
+        return [*(self.service.data_dir / "work" / self.id / "checkpoints").glob("step-*")]
+
+    def kill_agent(self) -> None:
+        """Kill the agent, if it still runs, and wait until its process is gone, too."""
+        for agent in self.service.workers(AGENT):
+            trainers = children(agent)
+            os.kill(agent, signal.SIGKILL)
+            until(lambda trainers=trainers: not any(is_alive(pid) for pid in trainers))
+
+    def has_reported(self, kind: str, attempt: int = 1) -> bool:
+        """Whether a line of this kind has arrived from an attempt."""
+        file = self.service.data_dir / "work" / self.id / f"attempt-{attempt}" / PROGRESS_FILE
+        try:
+            return f'"kind": "{kind}"' in file.read_text()
+        except FileNotFoundError:
+            return False
+
+    def has_ended(self) -> bool:
+        return self.client.jobs.get(self.id).status in ENDED
+
+    def computes_again_or_has_ended(self) -> bool:
+        return self.has_reported("step", attempt=2) or self.has_ended()
+
     def started(self, attempt: int) -> None:
         """Wait until an attempt has begun to compute."""
-        file = self.service.data_dir / "work" / self.id / f"attempt-{attempt}" / PROGRESS_FILE
-        until(lambda: file.is_file() and '"kind": "started"' in file.read_text())
+        until(lambda: self.has_reported("started", attempt))
 
     def resumed_steps(self) -> list[str]:
         logs = self.client.jobs.logs(self.id).logs
@@ -79,20 +107,47 @@ def job(rows: Path, tmp_path: Path) -> Iterator[AgentJob]:
         yield AgentJob(service, rows)
 
 
-def test_a_training_goes_on_from_its_checkpoint_when_its_agent_is_killed(
-    job: AgentJob, expected: dict[str, Any]
+# What has happened to a job when its agent is killed, in this order.
+MOMENTS: dict[str, Callable[[AgentJob], object]] = {
+    "claimed": lambda job: job.service.workers(AGENT),
+    "at the node": lambda job: any(children(pid) for pid in job.service.workers(AGENT)),
+    "begun": lambda job: job.has_reported("started"),
+    "in an epoch": lambda job: job.has_reported("step"),
+    "checkpoint": lambda job: job.checkpoints(),
+    "completed": lambda job: job.has_reported("completed"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_training_goes_on_when_its_agent_is_killed(
+    job: AgentJob, expected: dict[str, Any], moment: str
 ) -> None:
-    agent, trainer = job.at_work()
+    until(lambda: MOMENTS[moment](job) or job.has_ended())
     assert job.service.workers("tuneship.training") == []
-    os.kill(agent, signal.SIGKILL)
-    until(lambda: not is_alive(trainer))
+    job.kill_agent()
+    killed = time.monotonic()
+    until(job.computes_again_or_has_ended)
+    print(f"killed at {moment}: goes on after {time.monotonic() - killed:.1f} s")  # noqa: T201
     assert results(job.service, ended_job(job.client, job.id)) == expected
-    assert job.resumed_steps()
+    if moment == "checkpoint":
+        assert job.resumed_steps()
     until(lambda: job.service.workers(AGENT) == [])
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(54))
+def test_a_training_goes_on_when_its_agent_is_killed_at_any_moment(
+    job: AgentJob, expected: dict[str, Any], seed: int
+) -> None:
+    until(lambda: job.service.workers(AGENT))
+    time.sleep(random.Random(seed).uniform(0.0, UNDISTURBED_S))  # noqa: S311 - a fault, not a secret
+    job.kill_agent()
+    assert results(job.service, ended_job(job.client, job.id)) == expected
+
+
+@pytest.mark.parametrize("turn", repeats(each_commit=1, soak=20))
 def test_an_agent_and_a_process_that_stand_still_are_gone_when_the_next_attempt_computes(
-    job: AgentJob, expected: dict[str, Any]
+    job: AgentJob, expected: dict[str, Any], turn: int
 ) -> None:
     agent, trainer = job.at_work()
     for pid in (agent, trainer):
@@ -104,9 +159,9 @@ def test_an_agent_and_a_process_that_stand_still_are_gone_when_the_next_attempt_
     assert job.resumed_steps()
 
 
-@pytest.mark.soak
+@pytest.mark.parametrize("turn", repeats(each_commit=0, soak=20))
 def test_a_process_ends_by_itself_when_its_agent_stands_still(
-    job: AgentJob, expected: dict[str, Any]
+    job: AgentJob, expected: dict[str, Any], turn: int
 ) -> None:
     agent, trainer = job.at_work()
     os.kill(agent, signal.SIGSTOP)

@@ -6,8 +6,11 @@ The agents, their replicas and the service are killed while clients ask.
 import os
 import signal
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,14 +27,14 @@ from tests.support.waiting import children, is_alive, until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.embeddings import Embed
-from tuneship.contract.generation import Generate
+from tuneship.contract.errors import ApiError
+from tuneship.contract.generation import Generate, Generation
 
 pytestmark = pytest.mark.slow
 AGENT = "tuneship.runtime.agent"
 PROMPT = Generate(prompt="What is case 7?", max_tokens=8, temperature=0)
 TEXT = Embed(input=["What is case 7?"])
-CLIENTS = 8
-KILLS = 2
+CLIENTS = 32
 
 
 def agents_of(service: Serve) -> list[int]:
@@ -76,37 +79,92 @@ def test_they_answer_as_the_services_own_processes_do(tmp_path: Path) -> None:
         until(lambda: not is_alive(agent) and not is_alive(replica))
 
 
-def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(tmp_path: Path) -> None:
-    with served(tmp_path / "data", agents="local") as service:
+def p99(spans: list[float]) -> float:
+    return sorted(spans)[len(spans) * 99 // 100]
+
+
+class Askers:
+    """Clients that ask a deployment all the time; every other one reads its answer as a stream."""
+
+    def __init__(self, service: Serve, deployment: str) -> None:
+        self._service, self._deployment = service, deployment
+        self._is_over = threading.Event()
+        self.answers = Counter[str]()
+        self.spans = list[tuple[float, float]]()
+        """When each request for a whole answer was sent, and how many seconds it took."""
+        self.broken = Counter[str]()
+        """Codes of the errors with which streams have ended."""
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let them ask meanwhile. Raises what any of them was answered that it did not expect."""
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            asking = [
+                threads.submit(self._stream if number % 2 else self._ask)
+                for number in range(CLIENTS)
+            ]
+            try:
+                yield
+            finally:
+                self._is_over.set()
+            for one in asking:
+                one.result()
+
+    def more(self) -> None:
+        """Wait until they have got more answers."""
+        before = self.answers.total()
+        until(lambda: self.answers.total() > before + 2 * CLIENTS)
+
+    def _ask(self) -> None:
+        client = self._service.client()
+        while not self._is_over.is_set():
+            sent = time.monotonic()
+            self.answers[client.deployments.generate(self._deployment, PROMPT).completion] += 1
+            self.spans.append((sent, time.monotonic() - sent))
+
+    def _stream(self) -> None:
+        client = self._service.client()
+        while not self._is_over.is_set():
+            try:
+                *_, last = client.deployments.stream(self._deployment, PROMPT)
+            except ApiError as error:
+                self.broken[error.code] += 1
+            else:
+                assert isinstance(last, Generation)
+                self.answers[last.completion] += 1
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.soak)])
+def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(
+    tmp_path: Path, kills: int
+) -> None:
+    """A stream that has begun may end with the error that the contract names for this."""
+    unlimited = {"generate_requests_per_minute": "0"}
+    with served(tmp_path / "data", agents="local", **unlimited) as service:
         client = service.client()
         deployment = replicated(client, "tuneship-tiny", 2)
         expected = client.deployments.generate(deployment, PROMPT).completion
-        is_over = threading.Event()
-        answers = Counter[str]()
-
-        def ask() -> None:
-            own = service.client()
-            while not is_over.is_set():
-                answers[own.deployments.generate(deployment, PROMPT).completion] += 1
-
-        with ThreadPoolExecutor(CLIENTS) as threads:
-            asking = [threads.submit(ask) for _ in range(CLIENTS)]
-            try:
-                for number in range(KILLS):
-                    agents = until(lambda: (found := agents_of(service))[1:] and found)
-                    before = answers.total()
-                    victim = agents[0] if number % 2 else children(agents[0])[0]
-                    os.kill(victim, signal.SIGKILL)
-                    until(lambda victim=victim: not is_alive(victim))
-                    until(lambda before=before: answers.total() > before + 2 * CLIENTS)
-                    until(
-                        lambda: (
-                            client.deployments.get(deployment).current_replicas == 2
-                            and len(agents_of(service)) == 2
-                        )
+        askers = Askers(service, deployment)
+        with askers.at_work():
+            until(lambda: len(askers.spans) > 4 * CLIENTS)
+            first = time.monotonic()
+            for number in range(kills):
+                agents = until(lambda: (found := agents_of(service))[1:] and found)
+                victim = agents[0] if number % 2 else children(agents[0])[0]
+                os.kill(victim, signal.SIGKILL)
+                until(lambda victim=victim: not is_alive(victim))
+                askers.more()
+                until(
+                    lambda: (
+                        client.deployments.get(deployment).current_replicas == 2
+                        and len(agents_of(service)) == 2
                     )
-            finally:
-                is_over.set()
-            for one in asking:
-                one.result()  # every request was answered
-        assert set(answers) == {expected}
+                )
+        calm = [span for sent, span in askers.spans if sent + span < first]
+        later = [span for sent, span in askers.spans if sent > first]
+        print(  # noqa: T201 - the figures of the run
+            f"{kills} kills, p99 {p99(later):.2f} s, before the first one {p99(calm):.2f} s, "
+            f"{askers.answers.total()} answers, streams that broke off: {dict(askers.broken)}"
+        )
+        assert set(askers.answers) == {expected}
+        assert set(askers.broken) <= {"internal_error"}

@@ -41,28 +41,37 @@ async def passed(member: SharedRateLimits, client: str, kind: str = "control") -
     return not window.exceeded
 
 
+@pytest.mark.parametrize(
+    ("windows", "number"),
+    [
+        (3, 2),
+        pytest.param(10, 16, marks=pytest.mark.slow),
+        pytest.param(100, 16, marks=pytest.mark.soak),
+    ],
+)
 def test_all_members_together_pass_the_limit_exactly(
-    members: list[SharedRateLimits], database: Database, clock: Clock
+    members: list[SharedRateLimits], database: Database, clock: Clock, windows: int, number: int
 ) -> None:
+    clients = [f"client{place}" for place in range(number)]
+
     async def ask(number: int, client: str) -> bool:
         return await passed(members[number % len(members)], client)
 
     async def round_robin() -> dict[str, int]:
-        clients = ["alice", "bob"]
         results = {
             client: await asyncio.gather(*(ask(number, client) for number in range(3 * LIMIT)))
             for client in clients
         }
         return {client: sum(results[client]) for client in clients}
 
-    async def three_windows() -> list[dict[str, int]]:
+    async def one_after_the_other() -> list[dict[str, int]]:
         found: list[dict[str, int]] = []
-        for _ in range(3):
+        for _ in range(windows):
             found.append(await round_robin())
             clock.now += timedelta(seconds=WINDOW_S)
         return found
 
-    assert asyncio.run(three_windows()) == 3 * [{"alice": LIMIT, "bob": LIMIT}]
+    assert asyncio.run(one_after_the_other()) == windows * [dict.fromkeys(clients, LIMIT)]
     with database.read() as connection:
         taken = set(connection.scalars(sa.select(tables.rate_windows.c.taken)))
     assert taken == {LIMIT}

@@ -4,8 +4,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from tests.unit.store.test_store import NOW, add_job, claim
+from tests.support.job_rows import NOW, long_queue
+from tests.unit.store.test_store import add_job, claim
 from tuneship.contract.jobs import JobStatus
 from tuneship.store import job_leases, job_queue, tables
 from tuneship.store import queries as rows
@@ -43,6 +45,21 @@ def test_a_tenant_with_many_jobs_does_not_hold_up_the_others(database: Database)
     at = [NOW + timedelta(seconds=10 + number) for number in range(7)]
     assert [started(database, one) for one in at] == forecast
     assert claim(database, at[-1]) is None
+
+
+@pytest.mark.slow
+def test_ten_thousand_jobs_of_a_hundred_tenants_start_in_the_order_of_turns(
+    database: Database,
+) -> None:
+    with database.write() as connection:
+        connection.execute(sa.insert(tables.jobs), [*long_queue(10_000, 100)])
+    came = NOW + timedelta(minutes=1)
+    forecast = line(database, came)
+    assert len(forecast) == 10_000
+    claimed = [claim(database, came + timedelta(milliseconds=number)) for number in range(300)]
+    assert [job["id"] for job in claimed if job is not None] == forecast[:300]
+    turns = [{job["client_id"] for job in claimed[n : n + 100] if job} for n in (0, 100)]
+    assert [len(tenants) for tenants in turns] == [100, 100]
 
 
 def test_of_tenants_with_as_many_running_the_one_that_waited_longest_is_next(

@@ -1,12 +1,13 @@
 """Leases refuse writes of an earlier owner, and an idempotency key gives one answer."""
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from tests.support.job_rows import NOW, queued_job
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.contract.jobs import JobStatus
 from tuneship.store import idempotency, job_queue, tables
@@ -15,21 +16,12 @@ from tuneship.store import queries as rows
 from tuneship.store.database import Database
 from tuneship.store.job_leases import LEASE, JobLease, LeaseLost
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
 pytestmark = pytest.mark.both_databases
 
 
 def add_job(database: Database, job_id: str = "ft_1", **values: Any) -> None:
-    row: dict[str, Any] = {
-        "id": job_id, "client_id": "alice", "created_at": NOW, "updated_at": NOW, "tags": {},
-        "base_model": "b", "dataset_id": "ds_1", "fine_tuning_method": "lora", "model_name": "m",
-        "status": JobStatus.QUEUED, "hyperparameters": {}, "validation_frequency": 0.1,
-        "compute_config": {}, "security_settings": {},
-    }  # fmt: skip
     with database.write() as connection:
-        rows.insert(connection, tables.jobs, row | values)
+        rows.insert(connection, tables.jobs, queued_job(job_id, **values))
 
 
 def claim(database: Database, now: datetime) -> rows.Row | None:
