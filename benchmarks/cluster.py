@@ -14,7 +14,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
@@ -39,7 +40,7 @@ from tuneship.store.read_cache import MAX_AGE_S
 
 BASE = "tuneship-tiny"
 WRITERS, TRIES, PAUSE_S = 32, 2, 0.5
-# Writes that begin so long before a kill count as undisturbed, and so long after it as around it.
+# Writes so long before a kill count as undisturbed; those that it meets, or that begin so long after it, as around it.
 QUIET_S, AROUND_S = 5.0, 10.0
 # A key that a killed member held stays reserved for a minute.
 RESERVED_S = 30.0
@@ -51,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--changes", type=int, default=30)
     parser.add_argument("--lapses", type=int, default=10)
     chosen = parser.parse_args()
@@ -111,20 +112,29 @@ def measure_kills(members: Members, kills: int) -> None:
         raise SystemExit(f"of the acknowledged writes {lost} are lost, {doubled} doubled")
     print(f"checked: {len(writers.acknowledged):,} writes, none lost, none doubled")
     print(f"another member leads after a kill: {spread(takeovers_s, 's')}, {kills} kills")
-    within(writers, "undisturbed writes", lambda at: any(0 < k - at < QUIET_S for k in killed_at))
-    within(
-        writers, "writes around a kill", lambda at: any(0 < at - k < AROUND_S for k in killed_at)
-    )
-    print(f"creates that failed with {TRIES} tries: {len(writers.failures)}")
+    calm = [
+        one
+        for one in writers.acknowledged
+        if any(one.ended < at < one.began + QUIET_S for at in killed_at)
+    ]
+    around = [
+        one
+        for one in writers.acknowledged
+        if any(one.began - AROUND_S < at < one.ended for at in killed_at)
+    ]
+    print(f"undisturbed creates of {WRITERS} clients: {durations(calm)}")
+    print(f"creates around a kill: {durations(around)}")
+    kept = sum(duration_ms(one) > RESERVED_S * 1000 for one in around)
+    print(f"creates that waited for the key that the killed member had reserved: {kept}")
+    codes = Counter(getattr(one, "code", type(one).__name__) for one in writers.failures)
+    print(f"creates that failed with {TRIES} tries: {len(writers.failures)} {dict(codes)}")
 
 
-def within(writers: MemberWriters, name: str, is_then: Callable[[float], bool]) -> None:
-    """Print how long the writes took that began at some moments."""
-    found = [one for one in writers.acknowledged if is_then(one.began)]
-    slow = [one for one in found if duration_ms(one) > RESERVED_S * 1000]
-    spans = [duration_ms(one) for one in found]
-    text = f"median {median(spans):.0f} ms, p99 {quantiles(spans, n=100)[-1]:.0f} ms"
-    print(f"{name}: {len(found)}, {text}, {len(slow)} of them waited for their key, up to a minute")
+def durations(writes: Sequence[AcknowledgedWrite]) -> str:
+    """The number of some writes, and how long they took."""
+    spans = [duration_ms(one) for one in writes]
+    p99 = quantiles(spans, n=100)[-1]
+    return f"{len(spans)}, median {median(spans):.0f} ms, p99 {p99:.0f} ms, at most {max(spans):.0f} ms"
 
 
 def duration_ms(write: AcknowledgedWrite) -> float:
