@@ -108,11 +108,15 @@ class RateLimits:
         return RateWindow(limit, before.remaining - 1, before.reset, False, before.retry_after)
 
     def _window(self, kind: str, caller: str, limit: int) -> RateWindow:
+        reset, retry_after = self._end(kind, caller)
+        end, number = self._counts.get((kind, caller), (reset, 0))
+        remaining = limit - number if end == reset else limit
+        return RateWindow(limit, remaining, reset, remaining == 0, retry_after)
+
+    def _end(self, kind: str, caller: str) -> tuple[int, int]:
+        """Epoch second at which the present window of a caller ends, and the whole seconds until then."""
         now = self._clock().timestamp()
         # Each caller's windows begin at a second of its own, so that not all come back together.
         offset = zlib.crc32(f"{kind} {caller}".encode()) % WINDOW_S
         reset = (math.floor(now - offset) // WINDOW_S + 1) * WINDOW_S + offset
-        end, number = self._counts.get((kind, caller), (reset, 0))
-        remaining = limit - number if end == reset else limit
-        retry_after = max(1, math.ceil(reset - now))
-        return RateWindow(limit, remaining, reset, remaining == 0, retry_after)
+        return reset, max(1, math.ceil(reset - now))
