@@ -50,7 +50,7 @@ def test_a_real_model_is_downloaded_added_tuned_and_served(
         asked = Generate(prompt=question, max_tokens=8, temperature=0)
         answer = client.deployments.generate(tuned, asked)
         assert answer.completion
-        assert answer.model == job.fine_tuned_model
+        assert answer.deployment_id == tuned
     finally:
         service.stop()
 

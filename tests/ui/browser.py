@@ -166,18 +166,21 @@ class Browser:
         return True
 
     def submit(self, get_result: Callable[[], Any]) -> Any:
-        """Press `Submit` and wait for its result; press again if the page shows that it failed."""
-        pressed_at = [0.0]
+        """Press `Submit` and wait for its result; press again if the page shows that it failed, or nothing comes."""
+        pressed_at, is_refused = 0.0, False
 
         def press_or_look() -> Any:
-            if pressed_at[0] and (found := get_result()):
+            nonlocal pressed_at, is_refused
+            if pressed_at and (found := get_result()):
                 return found
-            if not pressed_at[0] or (self._refuses() and _since(pressed_at[0]) > AGAIN_AFTER_S):
+            # Remembered, since notices fade; on a busy machine one may do so before anybody looks.
+            is_refused = is_refused or self._refuses()
+            patience_s = AGAIN_AFTER_S if is_refused else 3 * AGAIN_AFTER_S
+            if not pressed_at or _since(pressed_at) > patience_s:
                 self.settle()
-                self._click(
-                    "Submit"
-                )  # without waiting: a late success may already have closed the form
-                pressed_at[0] = time.monotonic()
+                # Without waiting: a late success may already have closed the form.
+                self._click("Submit")
+                pressed_at, is_refused = time.monotonic(), False
             return get_result() or None
 
         return self.wait(press_or_look)
