@@ -19,7 +19,7 @@ from tests.system.kill_matrix.gate import POINTS, Point
 from tests.system.kill_matrix.place import Release
 from tests.system.kill_matrix.prefect_place import PATIENCE_S, Worker
 
-pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.long]
 Script = subprocess.Popen[bytes]
 STOPPED_WITHIN_S = 300.0
 
