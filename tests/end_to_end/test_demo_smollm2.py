@@ -18,6 +18,7 @@ ROWS = 24
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_real_model_is_downloaded_added_tuned_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

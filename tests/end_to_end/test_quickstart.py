@@ -12,7 +12,7 @@ from tests.end_to_end.conftest import ROOT, SURROUNDINGS
 from tuneship.client import Client
 from tuneship.settings import PipelineSettings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 EXAMPLES = ROOT / "examples"
 
 

@@ -23,7 +23,7 @@ from tests.support.waiting import free_port
 
 __all__ = ["start"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "tuneship/project/"

@@ -22,7 +22,7 @@ from tuneship.store import tables
 from tuneship.store.database import Database, sqlite_url
 from tuneship.training.spec import PROGRESS_FILE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 AGENT = "tuneship.runtime.agent"
 EPOCHS = 3
 # The time that a whole job takes on an agent, more or less.

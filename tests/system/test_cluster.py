@@ -42,7 +42,7 @@ from tuneship.contract.errors import TuneshipError
 from tuneship.store.database import HEAD
 from tuneship.store.read_cache import MAX_AGE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 
 BASE = "tuneship-tiny"
 EPOCHS = 20
