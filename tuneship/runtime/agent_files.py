@@ -30,6 +30,14 @@ def read_piece(file: Path, offset: int) -> bytes:
         return opened.read(PIECE_BYTES)
 
 
+def write_piece(file: Path, offset: int, content: bytes) -> None:
+    """Write a piece to its place in a file that is there. Raises `OSError`."""
+    # Not at the end: a thread that goes on for a caller who was cancelled must not lengthen the file of the next one.
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(content)
+
+
 def is_file_name(text: str) -> bool:
     """Whether a name names a file in a folder, and leads nowhere else."""
     return text not in ("", ".", "..") and Path(text).name == text

@@ -21,7 +21,6 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_files import append_piece, is_file_name, read_piece
 from tuneship.runtime.agent_protocol import (
     LEADER,
-    PIECE_BYTES,
     PROTOCOL,
     CannotServe,
     NotUnderstood,
@@ -323,9 +322,7 @@ class AgentTraining:
         """Complete lines from the offset on, and the step of the newest checkpoint."""
         step = latest_step(self._folder / CHECKPOINTS)
         try:
-            with (self._attempt / PROGRESS_FILE).open("rb") as file:
-                file.seek(offset)
-                piece = file.read(PIECE_BYTES)
+            piece = read_piece(self._attempt / PROGRESS_FILE, offset)
         except FileNotFoundError:
             return "", step
         return piece[: piece.rfind(b"\n") + 1].decode(), step

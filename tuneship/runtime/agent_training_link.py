@@ -12,7 +12,7 @@ from typing import Any
 
 from tuneship.host.durable import flush
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_files import append_piece, send_pieces, sorted_files
+from tuneship.runtime.agent_files import send_pieces, sorted_files, write_piece
 from tuneship.runtime.agent_link import AgentAccess, connected
 from tuneship.runtime.agent_protocol import LEADER, AgentAddress
 from tuneship.runtime.agent_sockets import Silence, encoded
@@ -141,7 +141,7 @@ class AgentTrainingLink:
                 piece = b64decode(answer["content"])
                 if not piece:
                     raise TrainingAgentLost("a file of the agent is shorter than it was")
-                await self._threads.run(append_piece, target, piece)
+                await self._threads.run(write_piece, target, offset, piece)
                 offset += len(piece)
             await self._threads.run(flush, target)
 

@@ -1,7 +1,6 @@
 """The rows of a job: evaluations, messages that are logged once, and pages after a position of its stream."""
 
 import sqlite3
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,17 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
+from tests.support.job_rows import NOW, queued_job
 from tuneship.contract.jobs import JobStatus
 from tuneship.store import job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.database import Database, sqlite_url
 
 pytestmark = pytest.mark.both_databases
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def add_job(connection: sa.Connection, job_id: str) -> None:
-    row: dict[str, Any] = {
-        "id": job_id, "client_id": "a", "created_at": NOW, "updated_at": NOW, "tags": {},
-        "base_model": "m", "dataset_id": "ds_1", "fine_tuning_method": "lora", "model_name": "m",
-        "status": JobStatus.RUNNING, "hyperparameters": {}, "validation_frequency": 0.1,
-        "compute_config": {}, "security_settings": {},
-    }  # fmt: skip
+    row = queued_job(job_id, client_id="a", status=JobStatus.RUNNING)
     rows.insert(connection, tables.jobs, row)
 
 
