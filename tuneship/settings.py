@@ -464,11 +464,9 @@ def service_variables(settings: ClientSettings) -> dict[str, str]:
         "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
         "TUNESHIP_CLIENT_ID": settings.client_id,
     }
-    return (
-        variables
-        if settings.ca_file is None
-        else variables | {"TUNESHIP_CA_FILE": str(settings.ca_file)}
-    )
+    if settings.ca_file is not None:
+        variables["TUNESHIP_CA_FILE"] = str(settings.ca_file)
+    return variables
 
 
 def use_service(settings: ClientSettings) -> None:
