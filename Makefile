@@ -5,6 +5,8 @@ PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
 BENCH_SECONDS = 1200
+# Images of containers often set this: every process of the demo and of the tests would then compile all of tuneship.
+PYTHONDONTWRITEBYTECODE =
 # Tests of one file stay together: they share a service or a Prefect server. `tests/conftest.py` orders the files.
 PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder --durations=10
 PURE = contract gates metrics traffic client
