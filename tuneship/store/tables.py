@@ -350,6 +350,9 @@ idempotency: "TypedTable[IdempotencyRow]" = TypedTable(
     sa.Column("status", sa.Integer),
     sa.Column("location", sa.Text),
     sa.Column("body", sa.LargeBinary),
+    sa.Column(
+        "member", sa.BigInteger
+    ),  # that works on it (`member_sessions.py`), 0: a service alone
     sa.Index("ix_idempotency_created_at", "created_at"),
 )
 
