@@ -42,7 +42,7 @@ from tuneship.store.write_queue import TurnTimedOut, WriteQueues
 HEAD = "0018"
 # The oldest schema whose services can go on when the database has the newest one. A migration that only adds what they
 # do not need (nullable columns, columns with a server default, tables, indexes) leaves it as it is; others raise it.
-WORKS_WITH = "0017"
+WORKS_WITH = "0018"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6
