@@ -254,7 +254,7 @@ def _build(
         isolates=isolates,
         clock=role.clock,
         notifier=role.notifier,
-        metrics_shard=role.metrics_shard,
+        member_number=role.number,
         timing=timing,
         training_agents=training_agents(settings, secret, runtime, isolates=isolates),
         tracing=tracing_of(settings),

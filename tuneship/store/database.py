@@ -39,10 +39,10 @@ from tuneship.store.read_cache import ReadCache, SharedReadCache
 from tuneship.store.write_queue import TurnTimedOut, WriteQueues
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0017"
+HEAD = "0018"
 # The oldest schema whose services can go on when the database has the newest one. A migration that only adds what they
 # do not need (nullable columns, columns with a server default, tables, indexes) leaves it as it is; others raise it.
-WORKS_WITH = "0017"
+WORKS_WITH = "0018"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from tuneship.host.thread_pools import Threads
+from tuneship.store import member_sessions
 from tuneship.store.database import Database
 
 CHANNEL = "tuneship"
@@ -32,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class News:
-    """Publishes and listens for one member, while `run` runs."""
+    """Publishes and listens for one member, while `run` runs; as long as it listens, the member is there."""
 
-    def __init__(self, database: Database) -> None:
-        """Start with nothing published and without subscribers."""
+    def __init__(self, database: Database, number: int) -> None:
+        """Start with nothing published and without subscribers; `number` is the member's."""
         self._engine = database.engine
+        self._number = number
         self._name = uuid4().hex
         self._subscribers: list[Subscriber] = []
         self._lock = threading.Lock()
@@ -84,6 +86,7 @@ class News:
 
     def _listen(self, connection: Any) -> None:
         connection.execute(f"listen {CHANNEL}")
+        member_sessions.hold(connection, self._number)
         self._pass_on([ANYTHING])  # what was published before is not known
         while not self._stopped.is_set():
             for message in connection.notifies(timeout=LISTEN_S):

@@ -282,6 +282,7 @@ class IdempotencyRow(TypedDict):
     status: int | None
     location: str | None
     body: bytes | None
+    member: int | None
 
 
 class MetricWindowRow(TypedDict):

@@ -350,6 +350,9 @@ idempotency: "TypedTable[IdempotencyRow]" = TypedTable(
     sa.Column("status", sa.Integer),
     sa.Column("location", sa.Text),
     sa.Column("body", sa.LargeBinary),
+    sa.Column(
+        "member", sa.BigInteger
+    ),  # that works on it (`member_sessions.py`), 0: a service alone
     sa.Index("ix_idempotency_created_at", "created_at"),
 )
 
@@ -363,7 +366,7 @@ metric_windows: "TypedTable[MetricWindowRow]" = TypedTable(
     # Whose counts they are: a member of a cluster has a number of its own, and 0 is of a service alone, or of all.
     sa.Column("shard", sa.BigInteger, primary_key=True, server_default="0"),
     sa.Column("window", sa.LargeBinary, nullable=False),  # encoded by `metrics/columns.py`
-    sa.Column("minutes", sa.LargeBinary),  # an hour's 60 records without their sketches
+    sa.Column("minutes", sa.LargeBinary),  # an hour's 60 records without sketches; null: a member's
     sa.Index("ix_metric_windows_width_start", "width", "start"),
     # Finds the hours of members that are to be put together.
     sa.Index(
