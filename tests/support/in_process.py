@@ -133,7 +133,12 @@ class Service:
         is_member = lease_s is not None
         if self.settings.database_url is None and not (data_dir / SQLITE_FILE).exists():
             new_sqlite(data_dir / SQLITE_FILE)
-        self.database = Database(url_of(self.settings.database_url, data_dir), is_shared=is_member)
+        self.database = Database(
+            url_of(self.settings.database_url, data_dir),
+            is_shared=is_member,
+            listen_url=self.settings.listen_url,
+            connections=self.settings.database_connections,
+        )
         self.role = alone()
         if lease_s is not None:
             self.role = member(self.database, data_dir.name, lease_s)
