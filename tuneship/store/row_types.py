@@ -382,6 +382,16 @@ class AgentRow(TypedDict):
     certificate: str | None
 
 
+class FailedStartsRow(TypedDict):
+    """How the starts of replicas of a base model have gone."""
+
+    base: str
+    total: int
+    in_a_row: int
+    error: str
+    paused_until: datetime
+
+
 class MemberDemandRow(TypedDict):
     """The demand at a member of a cluster, by deployment."""
 

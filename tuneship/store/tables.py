@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         DeploymentRow,
         EndpointRow,
         EventRow,
+        FailedStartsRow,
         IdempotencyRow,
         InstallationRow,
         JobLogRow,
@@ -475,6 +476,17 @@ agents: "TypedTable[AgentRow]" = TypedTable(
     sa.Column("host", sa.Text),
     sa.Column("port", sa.BigInteger),
     sa.Column("certificate", sa.Text),  # SHA-256
+)
+
+# How the starts of replicas have gone, by base model (`agent_records.py`); only the leader writes here.
+failed_starts: "TypedTable[FailedStartsRow]" = TypedTable(
+    "failed_starts",
+    METADATA,
+    _text("base", primary_key=True),
+    _whole("total"),
+    _whole("in_a_row"),
+    _text("error"),  # of the last one
+    _moment("paused_until"),
 )
 
 # The requests of each member of a cluster (`member_demand.py`). Unlogged, like `rate_windows`: every member writes its
