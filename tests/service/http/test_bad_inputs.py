@@ -1,8 +1,10 @@
 """Every case of `bad_inputs.yaml` is answered as it says, and changes nothing."""
 
 import gzip
+import io
 import json
 import re
+import tarfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,8 @@ import httpx
 import pytest
 import yaml
 
+from tests.support.conversion import ADAPTER, ARCHIVE
+from tests.support.files import tar_of
 from tests.support.in_process import LINES, jsonl, split
 from tests.support.world import LINE, TURNS, World
 
@@ -85,8 +89,40 @@ FILES: dict[str, bytes] = {
     "no_user": jsonl({"messages": [{"role": "assistant", "content": "b"}]}),
     "no_answer": _talk({"role": "tool", "content": "b"}),
     "no_turns": jsonl({"messages": []}),
-    "html": LINE,
-    "two": LINE,
+}
+
+
+def _adapter(**changed: bytes | None) -> bytes:
+    """The archive of an adapter with other files; None takes one away."""
+    files = ADAPTER | {f"adapter_{name}": content for name, content in changed.items()}
+    return tar_of({name: content for name, content in files.items() if content is not None})
+
+
+def _with_link(name: str) -> bytes:
+    """An archive in which one file is a link to a file of the machine that reads it."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        link = tarfile.TarInfo(name)
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return whole.getvalue()
+
+
+ARCHIVES = {
+    "no_tar": b"x" * 2000,
+    "empty_tar": b"",
+    "gzip_tar": gzip.compress(ARCHIVE),
+    "cut_tar": ARCHIVE[:1800],
+    "weightless": _adapter(**{"model.safetensors": None}),
+    "no_configuration": _adapter(**{"config.json": None}),
+    "pickle": _adapter(**{"model.safetensors": None, "model.bin": b"\x80"}),
+    "weights_twice": tar_of({**ADAPTER, "again/adapter_model.safetensors": b"x"}),
+    "linked_weights": _with_link("adapter_model.safetensors"),
+    "configuration_of_lists": _adapter(**{"config.json": b"[[]]"}),
+    "configuration_not_utf8": _adapter(**{"config.json": b"\xff"}),
+    "broken_template": tar_of({**ADAPTER, "chat_template.jinja": b"{% for"}),
+    "nameless": _adapter(**{"config.json": b"{}"}),
+    "another_base": _adapter(**{"config.json": b'{"base_model_name_or_path":"../../etc"}'}),
 }
 
 
@@ -139,15 +175,18 @@ def content_of(world: World, case: dict[str, Any]) -> Any:
 
 
 def form_of(world: World, case: dict[str, Any]) -> dict[str, Any]:
-    fields = {"name": "new", "format": "instruction"} | world.words(case["form"])
+    is_import = case["send"] == "POST /v1/models"
+    smallest = {"name": "new"} if is_import else {"name": "new", "format": "instruction"}
+    fields = smallest | world.words(case["form"])
     if case["send"].endswith("validate"):
         del fields["name"]
     data = {key: value for key, value in fields.items() if value != "<absent>"}
     if fields.get("file") == "<absent>":
         return {"files": {key: (None, value) for key, value in data.items()}}
     name = case.get("file", "good")
-    media = "text/html" if name == "html" else "application/jsonl"
-    part = ("file", ("../../x", FILES.get(name, GOOD), media))
+    content = ARCHIVES.get(name, ARCHIVE) if is_import else FILES.get(name, GOOD)
+    own_media = "application/x-tar" if is_import else "application/jsonl"
+    part = ("file", ("../../x", content, "text/html" if name == "html" else own_media))
     return {"data": data, "files": [part, part] if name == "two" else [part]}
 
 
