@@ -7,7 +7,7 @@ one tenant holds an advisory lock by the tenant's name, and one for all tenants 
 that, the threads of a service queue among themselves (`write_queue.py`). Readers never wait. Several services work on
 one Postgres only as members of a cluster (`claim`), and what only its leader may write is fenced (`leader_lease.py`).
 
-A pooler may stand before Postgres that lends its connections for single transactions (docs/decisions/076). Nothing then
+A pooler may stand before Postgres that lends its connections for single transactions (docs/decisions/074). Nothing then
 relies on a session, but for the claim and the news, which have connections past it.
 
 SQLite runs with WAL and `synchronous=FULL`, so every change that a client has seen confirmed survives a power failure.
