@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.support.engines import PlayedEngines
+from tests.support.waiting import until_async
 from tuneship.runtime import agent_link, agent_sockets
+from tuneship.runtime.agent import AgentConnections
 from tuneship.runtime.agent_link import AgentAccess, AgentLink, open_agent
 from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
 from tuneship.runtime.agent_relay import AgentRelay
@@ -93,11 +95,15 @@ def hurry_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
 
 
-async def _end(relay: AgentRelay, server: asyncio.Server) -> None:
+async def _end(relay: AgentRelay, server: asyncio.Server, connections: AgentConnections) -> None:
     """Disconnect everybody when the agent shall end, and listen no more, as the program does."""
     await relay.over.wait()
     server.close()
     await relay.close()
+    await connections.cut()
+    # Those whose handshake was under way; from Python 3.12 on `wait_closed` waits for them.
+    await server.wait_closed()
+    await until_async(lambda: not getattr(server, "_active_count", 0))
 
 
 @asynccontextmanager
@@ -114,8 +120,9 @@ async def played_agent(
         return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
 
     relay = AgentRelay(folder / "files", version, start)
-    server, address = await listening(relay.serve)
-    ending = asyncio.create_task(_end(relay, server))
+    connections = AgentConnections(relay)
+    server, address = await listening(connections.serve)
+    ending = asyncio.create_task(_end(relay, server, connections))
     try:
         yield PlayedAgent(relay, address, folder)
     finally:

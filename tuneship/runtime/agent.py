@@ -52,7 +52,7 @@ SERVE = "serve"
 LOG = Path("/dev/stderr")
 
 
-class OpenConnections:
+class AgentConnections:
     """The connections of services to the agent, none of which is left when the agent ends."""
 
     def __init__(self, relay: AgentRelay | AgentTraining) -> None:
@@ -60,9 +60,13 @@ class OpenConnections:
         self._relay = relay
         self._open: set[asyncio.StreamWriter] = set()
         self._ended = asyncio.Event()
+        self._is_over = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one until it ends."""
+        if self._is_over:  # its handshake was under way when the agent stopped to listen
+            writer.transport.abort()
+            return
         self._open.add(writer)
         try:
             await self._relay.serve(reader, writer)
@@ -72,6 +76,7 @@ class OpenConnections:
 
     async def cut(self) -> None:
         """Cut those that are still open, because their services do not answer."""
+        self._is_over = True
         await self._wait_for_all(CLOSED_S)  # some have just been closed
         if self._open:
             logger.warning("the agent ends and cuts connections on which nobody answers")
@@ -156,7 +161,7 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
             loop.add_signal_handler(number, relay.over.set)
         with listener(options.host or own_address(options.towards), options.ports) as sock:
             address = AgentAddress(sock.getsockname()[0], sock.getsockname()[1], digest)
-            connections = OpenConnections(relay)
+            connections = AgentConnections(relay)
             server = await asyncio.start_server(
                 connections.serve, sock=sock, ssl=context, limit=MAX_REQUEST_BYTES
             )
