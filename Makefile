@@ -5,8 +5,13 @@ PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
 BENCH_SECONDS = 1200
+# Images of containers often set this: every process of the demo and of the tests would then compile all of tuneship.
+PYTHONDONTWRITEBYTECODE =
 # Tests of one file stay together: they share a service or a Prefect server. `tests/conftest.py` orders the files.
 PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder --durations=10
+# Worker processes for two cores. What `make test-all` adds waits for other processes half of its time.
+WORKERS = 4
+WAITING_WORKERS = 6
 PURE = contract gates metrics traffic client
 TESTS = tests
 EVERY_CHANGE = (not slow and not soak) or essential
@@ -39,13 +44,13 @@ down-cluster: $(VENV)/cluster.stamp ## end what `make up-cluster` started
 	@$(BIN)/python -m deployments.cluster down
 
 test: $(VENV)/dev.stamp coverage ## what every change must pass: the fast tests and one of each kind of the slow ones
-	$(PYTEST) -n 3 -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)
+	$(PYTEST) -n $(WORKERS) -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)
 
 test-all: $(VENV)/dev.stamp ## every other test but `make soak`
-	$(PYTEST) -n 3 -m "slow and not soak and not essential" $(TESTS)
+	$(PYTEST) -n $(WAITING_WORKERS) -m "slow and not soak and not essential" $(TESTS)
 
 coverage: $(VENV)/dev.stamp ## the tests of the pure packages, with their branch coverage; a part of `make test`
-	$(PYTEST) -n 3 -m "$(EVERY_CHANGE)" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
+	$(PYTEST) -n $(WORKERS) -m "$(EVERY_CHANGE)" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
 	  --cov-fail-under=95 $(PURE:%=tests/unit/%)
 
 soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills, new examples

@@ -42,8 +42,6 @@ BASE = "tuneship-tiny"
 WRITERS, TRIES, PAUSE_S = 32, 2, 0.5
 # Writes so long before a kill count as undisturbed; those that it meets, or that begin so long after it, as around it.
 QUIET_S, AROUND_S = 5.0, 10.0
-# A key that a killed member held stays reserved for a minute.
-RESERVED_S = 30.0
 LEASE_S = 1
 
 
@@ -124,8 +122,6 @@ def measure_kills(members: Members, kills: int) -> None:
     ]
     print(f"undisturbed creates of {WRITERS} clients: {durations(calm)}")
     print(f"creates around a kill: {durations(around)}")
-    kept = sum(duration_ms(one) > RESERVED_S * 1000 for one in around)
-    print(f"creates that waited for the key that the killed member had reserved: {kept}")
     codes = Counter(getattr(one, "code", type(one).__name__) for one in writers.failures)
     print(f"creates that failed with {TRIES} tries: {len(writers.failures)} {dict(codes)}")
 

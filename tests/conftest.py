@@ -6,6 +6,7 @@ files in the checkout. Every run generates the same examples, so a failure comes
 `make soak` generates new ones.
 """
 
+import gc
 import os
 import signal
 import tempfile
@@ -54,6 +55,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     counts = Counter(item.path for item in items)
     long = {item.path for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: (item.path not in long, -counts[item.path]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exclude from garbage collection what the test files have imported, which takes a second to look through."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

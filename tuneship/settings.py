@@ -115,6 +115,19 @@ class ServiceSettings(BaseSettings):
     database_url: SecretStr | None = Field(
         default=None, description="SQLAlchemy URL; default: SQLite in the data directory."
     )
+    database_listen_url: SecretStr | None = Field(
+        default=None,
+        description="The same Postgres without the pooler that database_url leads through, for the connections that "
+        "need a session: what members tell each other, and the claim of a service.",
+    )
+    database_connections: Annotated[
+        int,
+        Field(
+            ge=8,
+            le=1000,
+            description="Connections to Postgres at the same time; urgent work, news and the claim have up to 11 more.",
+        ),
+    ] = 72
     cluster: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
@@ -278,6 +291,12 @@ class ServiceSettings(BaseSettings):
         return self.master_key_file or self.data_dir / "master.key"
 
     @property
+    def listen_url(self) -> str | None:
+        """The URL of the database past a pooler; None without one."""
+        url = self.database_listen_url
+        return url.get_secret_value() if url else None
+
+    @property
     def notice_s(self) -> float:
         """Seconds of notice before the drain."""
         if self.drain_notice_s is not None:
@@ -294,6 +313,18 @@ class ServiceSettings(BaseSettings):
             )
         if self.blob_url and (place.scheme not in ("s3", "gs", "az") or not place.netloc):
             raise ValueError("blob_url must begin with s3://, gs:// or az:// and name a bucket")
+        return self
+
+    @model_validator(mode="after")
+    def _check_listen_url(self) -> "ServiceSettings":
+        if self.database_listen_url is None:
+            return self
+        for name in ("database_listen_url", "database_url"):
+            url: SecretStr | None = getattr(self, name)
+            if url is None or not url.get_secret_value().startswith("postgresql"):
+                raise ValueError(
+                    f"database_listen_url is for a Postgres, and {name} does not begin with postgresql"
+                )
         return self
 
     @model_validator(mode="after")

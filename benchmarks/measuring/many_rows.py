@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from tests.support.in_process import Service
 from tests.support.job_rows import long_queue
+from tests.support.members import LEASE_S
 from tests.support.postgres_cluster import Cluster
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.common.leadership import SoleService
@@ -39,7 +40,8 @@ def measure(postgres: Cluster) -> None:
     """Measure all, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         url = postgres.new_database()
-        with Service(Path(folder), database_url=url, maximum_deployments=DEPLOYMENTS) as service:
+        settings: dict[str, Any] = {"database_url": url, "maximum_deployments": DEPLOYMENTS}
+        with Service(Path(folder), lease_s=LEASE_S, **settings) as service:
             deployments = deploy_many(service)
             service.rest()
             measure_checks(service)

@@ -133,7 +133,12 @@ class Service:
         is_member = lease_s is not None
         if self.settings.database_url is None and not (data_dir / SQLITE_FILE).exists():
             new_sqlite(data_dir / SQLITE_FILE)
-        self.database = Database(url_of(self.settings.database_url, data_dir), is_shared=is_member)
+        self.database = Database(
+            url_of(self.settings.database_url, data_dir),
+            is_shared=is_member,
+            listen_url=self.settings.listen_url,
+            connections=self.settings.database_connections,
+        )
         self.role = alone()
         if lease_s is not None:
             self.role = member(self.database, data_dir.name, lease_s)
@@ -158,7 +163,7 @@ class Service:
             convert=self.conversion,
             clock=self.clock,
             notifier=self.role.notifier,
-            metrics_shard=self.role.metrics_shard,
+            member_number=self.role.number,
             timing=timing or ServiceTiming(),
             training_agents=training_agents,
             tracing=tracing_of(self.settings),
@@ -313,6 +318,15 @@ class Service:
         for threads in self.supervisor.threads:
             await threads.finish(120)
         await self._finish_threads()
+
+    def vanish(self) -> None:
+        """End what shows the other members of a cluster that this one is there; it goes on without knowing."""
+        self.run(self._vanish())
+
+    async def _vanish(self) -> None:
+        for task in self._role_tasks:
+            task.cancel()
+        await asyncio.gather(*self._role_tasks, return_exceptions=True)
 
     def halt(self) -> None:
         """Stop all background work, so that another service may take over the folder; calls still work."""

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -68,14 +69,22 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="tuneship-postgres-"))
         if self._owner:
             os.chown(self.folder, self._owner["user"], self._owner["group"])
+        program, *options = self._maker()
         subprocess.run(
-            [
-                str(programs / "initdb"), "--pgdata", str(self.folder / "data"), "--no-sync",
-                "--username=tuneship", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8",
-            ],
+            [str(programs / program), "--pgdata", str(self.folder / "data"), "--no-sync", *options],
             check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self._owner,
         )  # fmt: skip
         self.start()
+
+    def _maker(self) -> tuple[str, ...]:
+        """The program that makes the files of the server, and its options."""
+        return (
+            "initdb",
+            "--username=tuneship",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C.UTF-8",
+        )
 
     def start(self) -> None:
         options = [f"-c{name}={value}" for name, value in self._settings.items()]
@@ -106,6 +115,15 @@ class Cluster:
     def stop(self) -> None:
         """Stop the server at once, without waiting for open sessions."""
         self.process.send_signal(signal.SIGINT)
+        self.process.wait(120)
+
+    def kill(self) -> None:
+        """End all of its processes at once, as a loss of the machine would."""
+        number = self.process.pid
+        sessions = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        for one in (number, *map(int, sessions)):
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
         self.process.wait(120)
 
     def remove(self) -> None:
@@ -161,6 +179,21 @@ class Cluster:
         )
         while refuses and self.run(end_sessions):  # a session that was being opened appears later
             time.sleep(0.02)
+
+
+class Standby(Cluster):
+    """A server that follows another one and answers readers, until it is promoted."""
+
+    def __init__(self, programs: Path, primary: Cluster) -> None:
+        self._primary = primary
+        super().__init__(programs)
+
+    def _maker(self) -> tuple[str, ...]:
+        primary = ("--host", str(self._primary.folder), "--username=tuneship")
+        return "pg_basebackup", *primary, "--write-recovery-conf", "--checkpoint=fast"
+
+    def promote(self) -> None:
+        self.run("select pg_promote()")
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,8 @@ def restore(folder: Folder, data_dir: DataDir = None) -> None:
             url = url_of(settings.database_url, settings.data_dir)
             manifest = complete_backup(folder)
             blobs = blobs_of(settings)
-            target = RestoreTarget(settings.data_dir, url, heads, settings.master_key, blobs)
+            places = (settings.data_dir, url, heads, settings.master_key, blobs)
+            target = RestoreTarget(*places, settings.listen_url)
             with prepared(folder, manifest, target) as made:
                 settle(made, target, checked_master_key(folder, made, target))
     except SQLAlchemyError as error:  # its own text may hold the URL

@@ -68,6 +68,21 @@ class Columns:
         """The number of windows."""
         return len(self.facts)
 
+    def part(self, first: int, last: int) -> "Columns":
+        """The rows from `first` to the one before `last`."""
+        rows = slice(first, last)
+        records, callers = (
+            slice(lengths[:first].sum(), lengths[:last].sum())
+            for lengths in (self.lengths, self.caller_lengths)
+        )
+        return Columns(
+            self.facts[rows],
+            self.sketches[records],
+            self.lengths[rows],
+            self.callers[callers],
+            self.caller_lengths[rows],
+        )
+
     def encoded(self) -> list[bytes]:
         """The stored bytes of each window."""
         ends, lasts = np.cumsum(self.lengths), np.cumsum(self.caller_lengths)

@@ -73,7 +73,10 @@ class AttachedReplicas(LiveReplicas):
     # Attaching.
 
     def follow(self, listed: Collection[ListedReplica]) -> None:
-        """Attach to the replicas that are listed, as soon as they answer, and drain all others."""
+        """Attach to the replicas that are listed, as soon as they answer, and drain all others.
+
+        Called again when the leader has news, also that it could not start one.
+        """
         names = {one.name for one in listed}
         self._remove_dead()
         for replica in self._attached():
@@ -88,6 +91,7 @@ class AttachedReplicas(LiveReplicas):
                 self._attaching[one.name] = task
                 task.add_done_callback(lambda _, name=one.name: self._attaching.pop(name, None))
                 task.add_done_callback(lambda _: self._changed.set())
+        self._changed.set()  # a start may have failed
 
     def _attached(self) -> list[AttachedReplica]:
         return [replica for replica in self._replicas if isinstance(replica, AttachedReplica)]
@@ -148,7 +152,7 @@ class AttachedReplicas(LiveReplicas):
 
     @property
     def _start_refusal(self) -> str:
-        return self._orders.refusal(self._base) if self._orders.leads else ""
+        return self._orders.refusal(self._base)
 
     async def _ensure_live(self, width: int) -> None:
         """Wait for `width` replicas at the leader, and for one elsewhere. Raises `NoReplica` after a failed start."""

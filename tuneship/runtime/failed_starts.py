@@ -1,4 +1,7 @@
-"""Starts of replicas of one base model that have failed, and the pause before the next one: longer each time."""
+"""Starts of replicas of one base model that have failed, and the pause before the next one: longer each time.
+
+The process that starts replicas counts them; others hear of them from it.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -20,10 +23,20 @@ class FailedStarts:
     until: float = 0.0
     """No start is tried before, by the loop's clock."""
 
+    @classmethod
+    def heard(cls, total: int, in_a_row: int, error: str, pause_s: float) -> "FailedStarts":
+        """As another process tells it, which tries no start for the next `pause_s` seconds."""
+        return cls(total, in_a_row, error, asyncio.get_running_loop().time() + pause_s)
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until a start may be tried; not positive where one may be."""
+        return self.until - asyncio.get_running_loop().time()
+
     @property
     def is_pausing(self) -> bool:
         """Whether no start is tried now."""
-        return asyncio.get_running_loop().time() < self.until
+        return self.pause_s > 0
 
     @property
     def refusal(self) -> str:

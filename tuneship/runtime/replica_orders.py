@@ -59,9 +59,10 @@ class ReplicaOrders:
         """Why no replica of a base model is started now; empty where one may be."""
         return self._failed_of(base).refusal
 
-    def note_failure(self, base: Path, error: str) -> None:
-        """Note that a start has failed: the next one is tried after a pause, longer each time."""
-        self.failed[base] = self._failed_of(base).with_failure(error)
+    def note_failure(self, base: Path, error: str) -> FailedStarts:
+        """Note that a start has failed: the next one is tried after a pause, longer each time. Returns how they go."""
+        failed = self.failed[base] = self._failed_of(base).with_failure(error)
+        return failed
 
     def note_success(self, base: Path) -> None:
         """Note that a start has succeeded."""

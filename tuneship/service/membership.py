@@ -20,10 +20,10 @@ from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.streaming import Notifier, SharedNotifier
 from tuneship.store.database import Database
 from tuneship.store.leader_lease import LEASE_S
-from tuneship.store.metric_windows import WHOLE
+from tuneship.store.member_sessions import ALONE
 from tuneship.store.news import ANYTHING, ROWS, News
 
-SHARDS = 2**62
+NUMBERS = 2**62
 
 
 def _always() -> bool:
@@ -49,8 +49,8 @@ class Membership:
     """Takes what is to be called, on any thread, when another member has changed something."""
     tasks: Sequence[BackgroundTask] = ()
     """Its background work."""
-    metrics_shard: int = WHOLE
-    """The shard of stored metrics that it writes."""
+    number: int = ALONE
+    """The number of this process: of the metrics that it stores, and of the keys that it works on."""
 
 
 def alone() -> Membership:
@@ -60,7 +60,9 @@ def alone() -> Membership:
 
 def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membership:
     """One of several services on a database; `owner` names it. Raises SQLAlchemy's errors."""
-    clock, news = DatabaseClock(database), News(database)
+    # Drawn at each start from so many that nobody, not even this member before a restart, has the same one.
+    number = secrets.randbelow(NUMBERS) + 1
+    clock, news = DatabaseClock(database), News(database, number)
     notifier, cache = SharedNotifier(news.publish), database.share_cache(lambda: news.publish(ROWS))
 
     def hear(topics: Collection[str]) -> None:
@@ -81,6 +83,5 @@ def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membersh
         is_fit=lambda: clock.is_good,
         on_change=lambda wake: news.subscribe(lambda _topics: wake()),
         tasks=(leadership, reading, news),
-        # Drawn at each start from so many that nobody, not even this member before a restart, has the same one.
-        metrics_shard=secrets.randbelow(SHARDS) + 1,
+        number=number,
     )

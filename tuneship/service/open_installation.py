@@ -71,7 +71,7 @@ def has_installation(settings: ServiceSettings) -> bool:
     """Whether a service has run on the data directory or with the database. Raises as `open_for_command` does."""
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
-    return installation.look(url).is_used or settings.master_key.is_file()
+    return installation.look(settings.listen_url or url).is_used or settings.master_key.is_file()
 
 
 def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> Installation:
@@ -81,7 +81,7 @@ def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> 
     """
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
-    found = installation.look(url)
+    found = installation.look(settings.listen_url or url)
     check_ownership(settings.data_dir, url, found)
     if not found.is_used and not settings.master_key.is_file():
         raise NoInstallation(
@@ -90,7 +90,7 @@ def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> 
     secret, blobs = read_secret(settings.master_key), blobs_of(settings)
     if reads_files:
         blobs.check(found.id, writes=False)
-    database = Database(url, migrates=False)
+    database = Database(settings.listen_url or url, migrates=False)
     try:
         with database.read() as connection:
             check_key(connection, secret)
@@ -110,14 +110,14 @@ def open_for_service(
     """
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
-    found = installation.look(url)
+    found = installation.look(settings.listen_url or url)
     _check_cluster(found, None)
     check_ownership(settings.data_dir, url, found)
     blobs = blobs_of(settings)
     blobs.check(found.id)
     read = read_secret if found.is_used else read_or_make_secret
     secret = read(settings.master_key)
-    database = Database(url)
+    database = _database(settings, url)
     try:
         database.claim()
         # Outside of the transaction that writes, since the store of files may be far away.
@@ -150,14 +150,14 @@ def open_for_member(
     Times are the database's. Raises as `open_for_service` does, and `OtherCluster`.
     """
     url = url_of(settings.database_url, settings.data_dir)
-    found = installation.look(url)
+    found = installation.look(settings.listen_url or url)
     _check_cluster(found, cluster)
     check_membership(settings.data_dir, url, found)
     blobs = blobs_of(settings)
     blobs.check(found.id)
     # Never made here: each member would have one of its own.
     secret = read_secret(settings.master_key)
-    database = Database(url, is_shared=True)
+    database = _database(settings, url, is_shared=True)
     try:
         database.claim(alone=False)
         with database.read() as connection:
@@ -173,13 +173,23 @@ def open_for_member(
             installation.join_cluster(connection, _key_check(secret), cluster)
             if accept_clock:
                 installation.set_time(connection, now)
-        _check_cluster(installation.look(url), cluster)  # another one may have come first
+        # Another cluster may have come first.
+        _check_cluster(installation.look(settings.listen_url or url), cluster)
         record_ownership(settings.data_dir, url, row["id"], None)
         blobs.claim(row["id"], known)
     except BaseException:
         database.close()
         raise
     return Installation(database, secret, blobs, None if accept_clock else row["newest_time"])
+
+
+def _database(settings: ServiceSettings, url: str, *, is_shared: bool = False) -> Database:
+    return Database(
+        url,
+        is_shared=is_shared,
+        listen_url=settings.listen_url,
+        connections=settings.database_connections,
+    )
 
 
 def _check_cluster(found: FoundDatabase, cluster: str | None) -> None:

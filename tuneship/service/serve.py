@@ -24,7 +24,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import sqlalchemy as sa
 import uvicorn
 
 from tuneship.events.addresses import AddressRules
@@ -92,7 +91,7 @@ from tuneship.store import endpoint_records, idempotency
 from tuneship.store import job_leases as leases
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.database import IN_USE, Database, url_of
+from tuneship.store.database import IN_USE, Database, ports_of, url_of
 from tuneship.store.ownership import name_of, work_in
 from tuneship.store.quarantine import PASSING, left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
@@ -106,7 +105,6 @@ SPARE_THREADS = 32
 # The interval after which a computing thread lets the event loop run. Python's five milliseconds,
 # times the number of computing threads, would delay every answer.
 SWITCH_INTERVAL_S = 0.0005
-POSTGRES_PORT = 5432
 FOLDERS = ("blobs", "scratch", "work", "logs", "base_models")
 FORGET_EVERY_S = 1.0
 NOTE_TIME_EVERY_S = 60.0
@@ -197,8 +195,9 @@ def address_rules(settings: ServiceSettings, own_port: int) -> AddressRules:
     """The addresses that webhooks may reach: never the service itself or its database."""
     ports = {own_port}
     if settings.database_url is not None:
-        database = sa.make_url(settings.database_url.get_secret_value())
-        ports.add(database.port or POSTGRES_PORT)
+        ports |= ports_of(settings.database_url.get_secret_value())
+    if settings.listen_url is not None:
+        ports |= ports_of(settings.listen_url)
     return AddressRules(
         settings.webhook_allow_cidrs,
         frozenset(host.lower() for host in settings.webhook_allow_http_hosts),
@@ -254,7 +253,7 @@ def _build(
         isolates=isolates,
         clock=role.clock,
         notifier=role.notifier,
-        metrics_shard=role.metrics_shard,
+        member_number=role.number,
         timing=timing,
         training_agents=training_agents(settings, secret, runtime, isolates=isolates),
         tracing=tracing_of(settings),

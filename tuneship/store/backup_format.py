@@ -40,7 +40,13 @@ OWN_FILE = re.compile(r"(rows|audit-heads)-[^/\0]+\.(sqlite|jsonl)")
 ROWS_PER_BATCH = 500
 # Their rows are about processes that run now. In a copy of the database, e.g. where a restore is rehearsed, they would
 # lead the services to the agents of the installation that was backed up.
-OF_THE_MOMENT = {tables.agents, tables.leader_leases, tables.member_demands, tables.rate_windows}
+OF_THE_MOMENT = {
+    tables.agents,
+    tables.failed_starts,
+    tables.leader_leases,
+    tables.member_demands,
+    tables.rate_windows,
+}
 
 
 class BackupFault(StartupError):

@@ -7,6 +7,9 @@ one tenant holds an advisory lock by the tenant's name, and one for all tenants 
 that, the threads of a service queue among themselves (`write_queue.py`). Readers never wait. Several services work on
 one Postgres only as members of a cluster (`claim`), and what only its leader may write is fenced (`leader_lease.py`).
 
+A pooler may stand before Postgres that lends its connections for single transactions (docs/decisions/074). Nothing then
+relies on a session, but for the claim and the news, which have connections past it.
+
 SQLite runs with WAL and `synchronous=FULL`, so every change that a client has seen confirmed survives a power failure.
 """
 
@@ -14,10 +17,11 @@ import copy
 import logging
 import time
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import sqlalchemy as sa
 from pydantic import SecretStr
@@ -39,10 +43,10 @@ from tuneship.store.read_cache import ReadCache, SharedReadCache
 from tuneship.store.write_queue import TurnTimedOut, WriteQueues
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0017"
+HEAD = "0019"
 # The oldest schema whose services can go on when the database has the newest one. A migration that only adds what they
 # do not need (nullable columns, columns with a server default, tables, indexes) leaves it as it is; others raise it.
-WORKS_WITH = "0017"
+WORKS_WITH = "0018"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6
@@ -61,6 +65,13 @@ TENANT_LOCKS = 0x7475_6E65
 CLAIM_TIMEOUT_S = 15.0
 # A member of a cluster that stands still inside a transaction is ended after this time, since others wait for it.
 IDLE_TIMEOUT_MS = 10_000
+POSTGRES_PORT = 5432
+# How many connections are kept open, and how many there may be at most: by default more than the service has threads.
+KEPT_CONNECTIONS, MOST_CONNECTIONS = 8, 72
+# Of urgent work, which has few threads.
+URGENT_CONNECTIONS = 8
+# How long the first news may take that proves that news is delivered, even on a busy machine.
+NEWS_TIMEOUT_S = 30.0
 
 # Called first in a write transaction; it raises where this process may not write.
 Fence = Callable[[sa.Connection], None]
@@ -81,6 +92,16 @@ class UnknownDatabase(StartupError):
     """The URL does not name a database that the service can use."""
 
 
+class PoolerInBetween(StartupError):
+    """A pooler answers where Postgres itself is needed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: name the server itself in TUNESHIP_DATABASE_LISTEN_URL, beside the pooler in "
+            "TUNESHIP_DATABASE_URL (docs/cluster.md)"
+        )
+
+
 class OtherSchema(StartupError):
     """The tables belong to another version of tuneship."""
 
@@ -95,6 +116,8 @@ class Database:
         migrates: bool = True,
         claim_timeout_s: float = CLAIM_TIMEOUT_S,
         is_shared: bool = False,
+        listen_url: str | None = None,
+        connections: int = MOST_CONNECTIONS,
     ) -> None:
         """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be up to date already.
 
@@ -102,13 +125,18 @@ class Database:
         `claim_timeout_s`: how long to wait for another service to leave the database. `is_shared`: other members of a
         cluster work on it, too; Postgres only. They may go on while it is migrated if their version works with the new
         schema.
+        `listen_url`: leads to the same database past a pooler, which `url` then may lead through. `connections`: the
+        most at the same time, those of urgent work not counted; on Postgres.
         Raises `UnknownDatabase`; `OtherSchema`; `DatabaseInUse` if it must be migrated while a service uses it; and
         `sqlalchemy.exc.OperationalError` if the database does not answer.
         """
-        idle_ms = IDLE_TIMEOUT_MS if is_shared else None
-        self.engine = engine_of(url, idle_ms)
+        settings = _session_settings(IDLE_TIMEOUT_MS if is_shared else None)
+        # A pooler gives the next transaction another session: each one then begins with these settings.
+        at_start, at_begin = (settings, {}) if listen_url is None else ({}, settings)
+        self.engine = engine_of(url, at_start, connections)
         # Urgent transactions have connections of their own, since all others may be in use.
-        self._first_engine = engine_of(url, idle_ms)
+        self._first_engine = engine_of(url, at_start, min(URGENT_CONNECTIONS, connections))
+        self.session_engine = self.engine if listen_url is None else engine_of(listen_url)
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
         self._claim_timeout_s = claim_timeout_s
@@ -119,7 +147,7 @@ class Database:
                 event.listen(engine, "connect", _prepare_sqlite)
                 event.listen(engine, "begin", _begin_sqlite)
             else:
-                event.listen(engine, "begin", _begin_postgres)
+                event.listen(engine, "begin", _begin_postgres(at_begin))
         try:
             revision = self._revision()
             if revision is None or int(revision) < int(HEAD):
@@ -219,20 +247,44 @@ class Database:
 
         For SQLite the lock on the data directory does this. A restarted Postgres has forgotten the claim; it protects
         against starting a second service by mistake, and against migrating under a running service.
-        Raises `DatabaseInUse` while another service is there that does not share.
+        Raises `DatabaseInUse` while another service is there that does not share, and `PoolerInBetween`.
         """
         if self.is_sqlite or self._claimed is not None:
             return
-        connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        connection = self.session_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            self._check_session(connection)
+            self._lock_service(connection, alone=alone)
+        except BaseException:
+            connection.close()
+            raise
+        self._claimed = connection
+
+    def _check_session(self, connection: sa.Connection) -> None:
+        """Prove that this is a session of the database that all others work on. Raises `PoolerInBetween`."""
+        # A lock of a session would otherwise stay with a connection of the pooler, whoever gets it next.
+        driver: Any = connection.connection.driver_connection
+        channel = f"tuneship_{uuid4().hex}"
+        driver.execute(f"listen {channel}")
+        with self.write_beside() as other:
+            timeout = other.execute(sa.text("select current_setting('lock_timeout')")).scalar_one()
+            other.execute(sa.select(sa.func.pg_notify(channel, "")))
+        if timeout != f"{LOCK_TIMEOUT_MS // 1000}s":
+            raise PoolerInBetween("a pooler keeps the settings of connections from the database")
+        if not list(driver.notifies(timeout=NEWS_TIMEOUT_S, stop_after=1)):
+            raise PoolerInBetween(
+                "what is notified over one connection to the database is not heard on another"
+            )
+        driver.execute(f"unlisten {channel}")
+
+    def _lock_service(self, connection: sa.Connection, *, alone: bool) -> None:
         lock = sa.func.pg_try_advisory_lock if alone else sa.func.pg_try_advisory_lock_shared
         query = sa.select(lock(SERVICE_LOCK))
         deadline = time.monotonic() + self._claim_timeout_s
         while not connection.execute(query).scalar_one():
             if time.monotonic() > deadline:
-                connection.close()
                 raise DatabaseInUse
             time.sleep(0.1)
-        self._claimed = connection
 
     def _migrate(self, *, beside_others: bool) -> None:
         """Migrate; unless `beside_others`, while no service uses the database. Raises `DatabaseInUse`."""
@@ -305,7 +357,7 @@ class Database:
     def close(self) -> None:
         """Close every connection; one that a thread still uses is closed when the thread gives it back."""
         self._release()
-        for engine in (self.engine, self._first_engine):
+        for engine in {self.engine, self._first_engine, self.session_engine}:
             # It goes back to the pool that `dispose` leaves behind, which nothing closes any more.
             event.listen(engine, "checkin", _close_late)
             engine.dispose()
@@ -357,44 +409,72 @@ def sqlite_url(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
-def engine_of(url: str, idle_timeout_ms: int | None = None) -> sa.Engine:
+def parsed_url(url: str) -> sa.URL:
+    """The parts of a SQLAlchemy URL. Raises `UnknownDatabase`, which does not repeat it."""
+    try:
+        return sa.make_url(url)
+    except (ArgumentError, ValueError):  # its message holds the URL, and so the password
+        raise UnknownDatabase("the database URL is not one that SQLAlchemy reads") from None
+
+
+def ports_of(url: str) -> set[int]:
+    """The ports of the servers that a URL of Postgres names."""
+    parsed = parsed_url(url)
+    _, options = parsed.get_dialect()().create_connect_args(parsed)
+    ports = str(options.get("port", "")).split(",")
+    return {int(port or POSTGRES_PORT) for port in ports}
+
+
+def engine_of(
+    url: str, settings: Mapping[str, str] | None = None, connections: int = MOST_CONNECTIONS
+) -> sa.Engine:
     """Make an engine, which neither connects nor changes the database yet. Raises `UnknownDatabase`.
 
-    `idle_timeout_ms`: after how long Postgres ends a transaction in which nothing happens.
+    `settings`: of every session in Postgres; None: the usual ones. If it is empty, e.g. behind a pooler, nothing is
+    kept in sessions. `connections`: the most at the same time.
     """
+    settings = _session_settings() if settings is None else settings
+    name = parsed_url(url).get_backend_name()
+    if name not in ("sqlite", "postgresql"):
+        raise UnknownDatabase("the database URL must begin with sqlite or postgresql+psycopg")
     try:
-        name = sa.make_url(url).get_backend_name()
-        if name not in ("sqlite", "postgresql"):
-            raise UnknownDatabase("the database URL must begin with sqlite or postgresql+psycopg")
-        options: dict[str, Any] = {}
-        if name == "postgresql":
-            idle = (
-                ""
-                if idle_timeout_ms is None
-                else f" -c idle_in_transaction_session_timeout={idle_timeout_ms}"
-            )
-            options = {
-                "connect_timeout": CONNECT_SECONDS,
-                # Without these two, a connection to a server that was cut off would wait for many minutes.
-                "tcp_user_timeout": NETWORK_TIMEOUT_MS,
-                "keepalives_idle": NETWORK_TIMEOUT_MS // 1000,
-                "options": f"-c lock_timeout={LOCK_TIMEOUT_MS} -c timezone=UTC{idle}",
-            }
         return sa.create_engine(
             url,
             pool_pre_ping=name
             != "sqlite",  # replaces connections that a restarted server has closed
-            pool_size=8,
-            max_overflow=64,  # more than the service has threads
+            pool_size=min(KEPT_CONNECTIONS, connections),
+            max_overflow=max(0, connections - KEPT_CONNECTIONS),
             hide_parameters=True,  # errors, which are logged, must not hold values
-            connect_args=options,
+            connect_args=_postgres_options(settings) if name == "postgresql" else {},
         )
-    except ArgumentError:  # its message holds the URL, and so the password
+    except ArgumentError:  # of a driver that nobody knows; its message holds the URL, too
         raise UnknownDatabase("the database URL is not one that SQLAlchemy reads") from None
     except ModuleNotFoundError as error:
         raise UnknownDatabase(
             f"this database needs `pip install 'tuneship[postgres]'` (missing: {error.name})"
         ) from None
+
+
+def _session_settings(idle_timeout_ms: int | None = None) -> dict[str, str]:
+    """The settings of a session. `idle_timeout_ms`: after it Postgres ends a transaction that does nothing."""
+    settings = {"lock_timeout": str(LOCK_TIMEOUT_MS), "timezone": "UTC"}
+    if idle_timeout_ms is not None:
+        settings["idle_in_transaction_session_timeout"] = str(idle_timeout_ms)
+    return settings
+
+
+def _postgres_options(settings: Mapping[str, str]) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "connect_timeout": CONNECT_SECONDS,
+        # Without these two, a connection to a server that was cut off would wait for many minutes.
+        "tcp_user_timeout": NETWORK_TIMEOUT_MS,
+        "keepalives_idle": NETWORK_TIMEOUT_MS // 1000,
+    }
+    if settings:
+        options["options"] = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    else:
+        options["prepare_threshold"] = None  # prepared statements belong to a session
+    return options
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -422,10 +502,18 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _begin_postgres(connection: sa.Connection) -> None:
-    locks = connection.get_execution_options().get("tuneship_locks")
-    if locks is not None:
-        connection.exec_driver_sql(f"select {locks}")
+def _begin_postgres(settings: Mapping[str, str]) -> Callable[[sa.Connection], None]:
+    """What begins a transaction: it has these settings until its end, and takes its locks."""
+    set_all = [f"set_config('{name}', '{value}', true)" for name, value in settings.items()]
+
+    def begin(connection: sa.Connection) -> None:
+        locks = connection.get_execution_options().get("tuneship_locks")
+        # Postgres calls them in this order, so the timeout holds for the locks.
+        calls = set_all if locks is None else [*set_all, locks]
+        if calls:
+            connection.exec_driver_sql(f"select {', '.join(calls)}")
+
+    return begin
 
 
 def _locks(tenant: str | None) -> str:

@@ -7,10 +7,12 @@ from typing import cast
 import sqlalchemy as sa
 
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
+from tuneship.store import member_sessions
+from tuneship.store.member_sessions import ALONE
 from tuneship.store.row_types import IdempotencyRow
 from tuneship.store.tables import idempotency
 
-# How long a request may work on a key before a repeated request takes it over.
+# How long a request may work on a key before a repeated request takes it over. One whose member is gone has no time.
 LOCK = timedelta(seconds=60)
 # How long the tries of one request, which a client only numbers, may lie apart.
 TRIES_WITHIN = timedelta(minutes=10)
@@ -45,10 +47,11 @@ class Key:
 
 @dataclass(frozen=True)
 class Hold:
-    """The right to work on a key until `lease_until`, which also distinguishes this holder from later ones."""
+    """The right of a member to work on a key until `lease_until`; both distinguish this holder from later ones."""
 
     key: Key
     lease_until: datetime
+    member: int
 
 
 def _row(key: Key) -> sa.ColumnElement[bool]:
@@ -59,12 +62,15 @@ def _held(hold: Hold) -> sa.ColumnElement[bool]:
     return (
         _row(hold.key)
         & (idempotency.c.lease_until == hold.lease_until)
+        & (idempotency.c.member == hold.member)
         & idempotency.c.body.is_(None)
     )
 
 
-def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | Hold:
-    """Lock the key, or return the answer that is stored for it.
+def begin(
+    connection: sa.Connection, key: Key, now: datetime, member: int = ALONE
+) -> StoredAnswer | Hold:
+    """Lock the key for a member of a cluster, or for a service alone, or return the answer that is stored for it.
 
     Raises `ValidationRefused` if the key was used for another request, and `InvalidRequestError` (409, retryable) while
     the first request is still in flight.
@@ -77,10 +83,10 @@ def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | 
             raise ValidationRefused("Idempotency-Key was used for another request")
         if row["body"] is not None and row["status"] is not None:
             return StoredAnswer(row["status"], row["location"], row["body"])
-        if row["lease_until"] > now:
+        if row["lease_until"] > now and not _is_left(connection, row["member"]):
             raise _busy()
 
-    # No row, an expired one, or the lock of a request that took too long.
+    # No row, an expired one, or the lock of a request that took too long, or whose member is gone.
     connection.execute(sa.delete(idempotency).where(_row(key)))
     connection.execute(
         sa.insert(idempotency).values(
@@ -89,12 +95,20 @@ def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | 
             fingerprint=key.fingerprint,
             created_at=now,
             lease_until=now + LOCK,
+            member=member,
         )
     )
-    return Hold(key, now + LOCK)
+    return Hold(key, now + LOCK, member)
 
 
-def begin_try(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | Hold | None:
+def _is_left(connection: sa.Connection, member: int | None) -> bool:
+    """Whether the member that holds a key is gone. Nobody knows of a service alone, or of an earlier version's."""
+    return bool(member) and member_sessions.is_gone(connection, member)
+
+
+def begin_try(
+    connection: sa.Connection, key: Key, now: datetime, member: int = ALONE
+) -> StoredAnswer | Hold | None:
     """As `begin` for a numbered try: the first one of a request begins it again.
 
     None: a request that looks the same is still being worked on, and this one is not its repetition.
@@ -104,7 +118,7 @@ def begin_try(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswe
         is_over &= idempotency.c.created_at < now - TRIES_WITHIN
     connection.execute(sa.delete(idempotency).where(is_over))
     try:
-        return begin(connection, key, now)
+        return begin(connection, key, now, member)
     except InvalidRequestError:
         if key.retry:
             raise
@@ -122,8 +136,8 @@ def _busy() -> InvalidRequestError:
 def finish(connection: sa.Connection, hold: Hold, answer: StoredAnswer) -> None:
     """Store the answer; call it in the transaction that makes the resource.
 
-    Raises `InvalidRequestError` (409) if the lock expired and another request took the key: only one of two slow
-    requests may make a resource.
+    Raises `InvalidRequestError` (409) if another request took the key, since the lock expired or this member seemed to
+    be gone: only one of the two may make a resource.
     """
     result = connection.execute(
         sa.update(idempotency)

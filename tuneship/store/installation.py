@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import cast
 
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
-from tuneship.store.database import engine_of, known_revision
+from tuneship.store.database import PoolerInBetween, engine_of, known_revision
 from tuneship.store.identifiers import new_id
 from tuneship.store.row_types import InstallationRow
 from tuneship.store.tables import api_keys, installation
@@ -33,7 +34,7 @@ class FoundDatabase:
 def look(url: str) -> FoundDatabase:
     """Inspect a database without changing or creating it.
 
-    Raises `UnknownDatabase`, `OtherSchema` and SQLAlchemy's errors.
+    Raises `UnknownDatabase`, `OtherSchema`, `PoolerInBetween` and SQLAlchemy's errors.
     """
     engine = engine_of(url)
     try:
@@ -53,6 +54,12 @@ def look(url: str) -> FoundDatabase:
             names = [name for name in ("id", "starts", "cluster") if name in columns]
             row = connection.execute(sa.select(*(installation.c[name] for name in names))).first()
             return FoundDatabase(is_used, *row) if row else FoundDatabase(is_used)
+    except OperationalError as error:
+        if "unsupported startup parameter" in str(error.orig):
+            raise PoolerInBetween(
+                "a pooler refuses our settings of connections to the database"
+            ) from None
+        raise
     finally:
         engine.dispose()
 

@@ -1,6 +1,7 @@
 """The lease by which one of several processes on a database leads them, and the fence around what the leader writes.
 
-Each taking of the lease begins a new epoch, a number that only grows. Every transaction of a leader first locks the row
+Each taking of the lease begins a new epoch, a number that only grows: also when a failover of the database has lost the
+last of them, since it is at least the time in milliseconds. Every transaction of a leader first locks the row
 that holds the epoch (`check_epoch`), so a process that has lost the lease without noticing, e.g. because it stood
 still, can write nothing after its successor has begun. All times are the database's. Postgres only.
 """
@@ -17,6 +18,7 @@ ROLE = "supervisor"
 IDLE_TIMEOUT_MS = 2_000
 
 NOW = sa.func.clock_timestamp()
+MILLISECONDS = sa.cast(sa.extract("epoch", NOW) * 1000, sa.BigInteger)
 
 
 class LeadershipLost(Exception):
@@ -42,7 +44,7 @@ def take(connection: sa.Connection, owner: str, lease_s: float) -> int | None:
     begin = (
         sa.update(leaders)
         .where(leaders.c.role == ROLE)
-        .values(owner=owner, epoch=leaders.c.epoch + 1)
+        .values(owner=owner, epoch=sa.func.greatest(leaders.c.epoch + 1, MILLISECONDS))
         .returning(leaders.c.epoch)
     )
     epoch = connection.execute(begin).scalar_one()

@@ -1,8 +1,8 @@
 """Stores windows of one second, one minute and one hour: a write updates all three, a read uses the widest that fit.
 
 A row is a window of one series: a deployment's traffic through one endpoint, or all of its traffic (`EVERY`). The row
-of an hour also holds the numbers of its sixty minutes, so that a month by the minute is 720 rows. The encoding is in
-`tuneship/metrics/columns.py`.
+of an hour also holds the numbers of its sixty minutes, unless it is a member's, so that a month by the minute is 720
+rows. The encoding is in `tuneship/metrics/columns.py`.
 
 Each member of a cluster writes rows of its own, its *shard*, so that members store at the same time without waiting for
 each other. Readers merge the rows of all shards. The leader merges the hours that are over into the shard of a service
@@ -10,14 +10,16 @@ alone (`fold`), so that old ones are no more rows than in one service. An observ
 width, whoever is killed: a member's rows are locked while it, or the leader, reads and replaces them.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from tuneship.metrics import columns
 from tuneship.metrics.columns import FACTS, Columns, Records, Whole
@@ -52,6 +54,19 @@ class StoredWindowKey(NamedTuple):
     shard: int
 
 
+class WrittenWindow(NamedTuple):
+    """A row as it is written: its key, the window, and the minutes of an hour."""
+
+    key: StoredWindowKey
+    window: bytes
+    minutes: bytes | None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the row holds beside its key."""
+        return {"window": self.window, "minutes": self.minutes}
+
+
 @dataclass(frozen=True)
 class WindowSource:
     """The series that is read: all traffic of a deployment, or its traffic through one endpoint."""
@@ -70,7 +85,10 @@ class WindowSource:
         )
 
 
+# By the key of an hour: what has changed of its minutes, by their number.
+ChangedMinutes = defaultdict[StoredWindowKey, dict[int, bytes]]
 KEY = [table.c[name] for name in StoredWindowKey._fields]
+VALUES = [table.c.window, table.c.minutes]
 
 
 def oldest(width: int, now: float) -> int:
@@ -89,52 +107,41 @@ def store(
     The given windows are not changed, so that they can be stored again if the transaction is rolled back. Windows that
     are too old to be kept are not written.
     """
-    finer = {
-        StoredWindowKey(key.deployment_id, key.endpoint_id, SECOND, key.start, shard): window
+    # Each window counts twice: for the series of its endpoint, and for the one of all traffic.
+    targets = [
+        (StoredWindowKey(key.deployment_id, endpoint_id, SECOND, key.start, shard), window)
         for key, window in windows.items()
         if not window.is_empty
-    }
-    minutes: dict[StoredWindowKey, bytes] = {}
+        for endpoint_id in {key.endpoint_id, EVERY}
+    ]
+    given = columns.from_windows([window for _, window in targets])
+    minutes: ChangedMinutes = defaultdict(dict)
     for width in WIDTHS:
-        # Each width is summed from the one below; one pass merges a window into its endpoint's series and into EVERY.
-        wider: dict[StoredWindowKey, MetricWindow] = {}
-        fresh: dict[StoredWindowKey, MetricWindow] = {}
-        for key, window in finer.items():
-            start = key.start // width * width
-            _merge_into(wider, key._replace(width=width, start=start), window)
-        for key, window in wider.items():
-            if key.start >= oldest(width, now):
-                for endpoint_id in {key.endpoint_id, EVERY}:
-                    _merge_into(fresh, key._replace(endpoint_id=endpoint_id), window)
-        finer = wider
-
-        keys = sorted(fresh)
+        wider = [key._replace(width=width, start=key.start // width * width) for key, _ in targets]
+        keys = sorted({key for key in wider if key.start >= oldest(width, now)})
+        index = {key: number for number, key in enumerate(keys)}
+        # Windows that are too old are put together behind all others, and left there.
+        groups = np.array([index.get(key, len(keys)) for key in wider], np.int64)
+        _, fresh = columns.grouped(given, groups)
         for first in range(0, len(keys), WINDOWS_PER_QUERY):
             batch = keys[first : first + WINDOWS_PER_QUERY]
-            more = columns.from_windows([fresh[key] for key in batch])
+            more = fresh.part(first, first + len(batch))
             _merge_stored(connection, batch, more, minutes)
-
-
-def _merge_into(
-    windows: dict[StoredWindowKey, MetricWindow], key: StoredWindowKey, more: MetricWindow
-) -> None:
-    if key not in windows:
-        windows[key] = MetricWindow()
-    windows[key].merge(more)
 
 
 def _merge_stored(
     connection: sa.Connection,
     keys: Sequence[StoredWindowKey],
     windows: Columns,
-    minutes: dict[StoredWindowKey, bytes],
+    minutes: ChangedMinutes,
 ) -> None:
     """Read the stored windows of `keys`, merge `windows`, one for each, into them, and write them.
 
-    `minutes` collects the new numbers of minutes, which the rows of their hours, written later, hold as well.
+    `minutes` collects the new numbers of minutes. The rows of their hours, written later, hold them as well, except
+    those of a member: to write these sixty records again and again would be most of the work.
     """
-    query = sa.select(*KEY, table.c.window, table.c.minutes).where(sa.tuple_(*KEY).in_(keys))
     # Nobody else changes these rows before the transaction ends.
+    query = sa.select(*KEY, *VALUES).where(_is_among(connection, keys))
     stored: dict[StoredWindowKey, tuple[bytes, bytes | None]] = {
         StoredWindowKey(*row[: len(KEY)]): (row.window, row.minutes)
         for row in connection.execute(_locked(query))
@@ -144,40 +151,97 @@ def _merge_stored(
     groups = np.array([*range(len(keys)), *(index[key] for key in stored)], np.int64)
     _, merged = columns.grouped(both, groups)
 
-    old: list[dict[str, object]] = []
-    new: list[dict[str, object]] = []
+    old: list[WrittenWindow] = []
+    new: list[WrittenWindow] = []
     for key, encoded in zip(keys, merged.encoded(), strict=True):
-        values: dict[str, object] = {"window": encoded, "minutes": None}
+        of_hour = None
         if key.width == MINUTE:
-            minutes[key] = encoded[: FACTS.itemsize]
-        if key.width == HOUR:
-            values["minutes"] = _with_minutes(stored.get(key, (b"", None))[1], key, minutes)
-        bound = {f"at_{name}": value for name, value in key._asdict().items()}
-        (old if key in stored else new).append(bound | values)
+            hour = key._replace(width=HOUR, start=key.start // HOUR * HOUR)
+            minutes[hour][(key.start - hour.start) // MINUTE] = encoded[: FACTS.itemsize]
+        if key.width == HOUR and key.shard == WHOLE:
+            of_hour = _with_minutes(stored.get(key, (b"", None))[1], minutes[key])
+        (old if key in stored else new).append(WrittenWindow(key, encoded, of_hour))
     if old:
-        at = [table.c[name] == sa.bindparam(f"at_{name}") for name in StoredWindowKey._fields]
-        connection.execute(sa.update(table).where(*at), old)
+        _replace(connection, old)
     if new:
-        names: dict[str, Any] = {
-            name: sa.bindparam(f"at_{name}") for name in StoredWindowKey._fields
-        }
-        connection.execute(sa.insert(table).values(**names), new)
+        _insert(connection, new)
 
 
 def _locked(query: "sa.Select[Any]") -> "sa.Select[Any]":
     # Always in the order of the keys, so that two who lock the same rows do not wait for each other.
-    return query.order_by(*KEY).with_for_update()
+    return query.order_by(*KEY).with_for_update(of=table)
 
 
-def _with_minutes(
-    stored: bytes | None, hour: StoredWindowKey, minutes: Mapping[StoredWindowKey, bytes]
-) -> bytes:
-    """The sixty records of an hour, with those of the minutes in `minutes` replaced."""
+def _is_among(connection: sa.Connection, keys: Sequence[StoredWindowKey]) -> sa.ColumnElement[bool]:
+    """Condition for the rows of these keys."""
+    if connection.dialect.name == "sqlite":
+        return sa.tuple_(*KEY).in_(keys)
+    # With a parameter for each value Postgres takes longer to plan the query than to carry it out.
+    given = _record_set(KEY, [key._asdict() for key in keys])
+    return sa.and_(*(column == given.c[column.name] for column in KEY))
+
+
+def _record_set(
+    names: "Sequence[sa.ColumnClause[Any]]", rows: Sequence[Mapping[str, Any]]
+) -> sa.TableValuedAlias:
+    """Rows that are one parameter of a statement of Postgres."""
+    given = sa.cast(sa.bindparam(None, orjson.dumps(rows).decode(), sa.Text), postgresql.JSON)
+    found = [sa.column(column.name, column.type) for column in names]
+    return sa.func.json_to_recordset(given).table_valued(*found).render_derived(with_types=True)
+
+
+def _insert(connection: sa.Connection, rows: Sequence[WrittenWindow]) -> None:
+    """Insert rows. Raises `IntegrityError` where somebody else was faster."""
+    if connection.dialect.name == "sqlite":
+        values = [row.key._asdict() | row.values for row in rows]
+        connection.execute(sa.insert(table), values)
+    else:
+        connection.execute(sa.insert(table).from_select([*KEY, *VALUES], _query(rows)))
+
+
+def _replace(connection: sa.Connection, rows: Sequence[WrittenWindow]) -> None:
+    """Replace what rows hold that are there and locked."""
+    if connection.dialect.name == "sqlite":
+        at = [column == sa.bindparam(f"at_{column.name}") for column in KEY]
+        values = [
+            {f"at_{name}": value for name, value in row.key._asdict().items()} | row.values
+            for row in rows
+        ]
+        connection.execute(sa.update(table).where(*at), values)
+    else:
+        given = _query(rows).subquery()
+        at = [column == given.c[column.name] for column in KEY]
+        values = {column.name: given.c[column.name] for column in VALUES}
+        connection.execute(sa.update(table).where(*at).values(**values))
+
+
+def _query(rows: Sequence[WrittenWindow]) -> "sa.Select[Any]":
+    """Rows that Postgres is sent in three parameters: their keys, all windows, and all minutes."""
+    places: list[dict[str, Any]] = []
+    window_at = minutes_at = 1
+    for row in rows:
+        place = {"window_at": window_at, "window_bytes": len(row.window)}
+        if row.minutes is not None:
+            place |= {"minutes_at": minutes_at, "minutes_bytes": len(row.minutes)}
+            minutes_at += len(row.minutes)
+        places.append(row.key._asdict() | place)
+        window_at += len(row.window)
+    names = ("window_at", "window_bytes", "minutes_at", "minutes_bytes")
+    given = _record_set([*KEY, *(sa.column(name, sa.Integer) for name in names)], places)
+    windows = b"".join([row.window for row in rows])
+    minutes = b"".join([row.minutes or b"" for row in rows])
+    return sa.select(
+        *(given.c[column.name] for column in KEY),
+        sa.func.substring(windows, given.c.window_at, given.c.window_bytes).label("window"),
+        sa.func.substring(minutes, given.c.minutes_at, given.c.minutes_bytes).label("minutes"),
+    )
+
+
+def _with_minutes(stored: bytes | None, changed: Mapping[int, bytes]) -> bytes:
+    """The sixty records of an hour, with those that have changed replaced, by the number of the minute."""
     records = bytearray(stored or bytes(HOUR // MINUTE * FACTS.itemsize))
-    for number in range(HOUR // MINUTE):
-        minute = hour._replace(width=MINUTE, start=hour.start + number * MINUTE)
-        if minute in minutes:
-            records[number * FACTS.itemsize : (number + 1) * FACTS.itemsize] = minutes[minute]
+    for number, record in changed.items():
+        records[number * FACTS.itemsize : (number + 1) * FACTS.itemsize] = record
     return bytes(records)
 
 
@@ -195,7 +259,7 @@ def fold(connection: sa.Connection, series: WindowSource, hour: int) -> None:
 
     There may be thousands of seconds, and they are kept for two days only.
     """
-    minutes: dict[StoredWindowKey, bytes] = {}
+    minutes: ChangedMinutes = defaultdict(dict)
     for width in (MINUTE, HOUR):
         is_apart = table.c.shard != WHOLE
         query = sa.select(*KEY, table.c.window).where(
@@ -246,14 +310,15 @@ def facts(
     )
     rows = connection.execute(query).all()
     times = Counter(row.start for row in rows)
-    rows = [row for row in rows if times[row.start] == 1]
+    apart = {row.start for row in rows if row.minutes is None or times[row.start] > 1}
+    rows = [row for row in rows if row.start not in apart]
     records = np.frombuffer(b"".join([row.minutes for row in rows]), FACTS)
     hours = np.fromiter((row.start for row in rows), np.int64, len(rows))
     starts = (hours[:, None] + np.arange(0, HOUR, MINUTE)).ravel()
     is_wanted = (starts >= start) & (starts < end) & columns.is_some(records)
     starts, records = starts[is_wanted], records[is_wanted]
-    # Hours in several shards, the last one or two, are merged from their minutes, whose sketches give the percentiles.
-    for hour in (hour for hour, number in times.items() if number > 1):
+    # Hours of members, the last one or two, are merged from their minutes, whose sketches give the percentiles.
+    for hour in sorted(apart):
         low, high = max(start, hour), min(end, hour + HOUR)
         more, windows = sketches(connection, series, MINUTE, low, high)
         starts = np.concatenate([starts, more])

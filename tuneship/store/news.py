@@ -13,7 +13,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 from uuid import uuid4
 
+import sqlalchemy as sa
+
 from tuneship.host.thread_pools import Threads
+from tuneship.store import member_sessions
 from tuneship.store.database import Database
 
 CHANNEL = "tuneship"
@@ -32,11 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 class News:
-    """Publishes and listens for one member, while `run` runs."""
+    """Publishes and listens for one member, while `run` runs; as long as it listens, the member is there."""
 
-    def __init__(self, database: Database) -> None:
-        """Start with nothing published and without subscribers."""
-        self._engine = database.engine
+    def __init__(self, database: Database, number: int) -> None:
+        """Start with nothing published and without subscribers; `number` is the member's."""
+        self._database = database
+        self._number = number
         self._name = uuid4().hex
         self._subscribers: list[Subscriber] = []
         self._lock = threading.Lock()
@@ -59,18 +63,21 @@ class News:
         """Run until cancelled."""
         self._stopped.clear()
         try:
-            works = (self._listen, self._send)
-            await asyncio.gather(*(self._threads.run(self._repeat, work) for work in works))
+            works = (
+                (self._listen, self._database.session_engine),
+                (self._send, self._database.engine),
+            )
+            await asyncio.gather(*(self._threads.run(self._repeat, *work) for work in works))
         finally:
             self._stopped.set()
             self._is_due.set()
             await self._threads.finish(2 * LISTEN_S)
 
-    def _repeat(self, work: Callable[[Any], None]) -> None:
+    def _repeat(self, work: Callable[[Any], None], engine: sa.Engine) -> None:
         """Do the work on a connection of its own, and again on a new one when it breaks."""
         while not self._stopped.is_set():
             try:
-                connection = self._engine.raw_connection()
+                connection = engine.raw_connection()
                 try:
                     driver: Any = connection.driver_connection
                     connection.detach()
@@ -84,6 +91,7 @@ class News:
 
     def _listen(self, connection: Any) -> None:
         connection.execute(f"listen {CHANNEL}")
+        member_sessions.hold(connection, self._number)
         self._pass_on([ANYTHING])  # what was published before is not known
         while not self._stopped.is_set():
             for message in connection.notifies(timeout=LISTEN_S):

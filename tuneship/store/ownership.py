@@ -9,12 +9,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import sqlalchemy as sa
-
 from tuneship.host.durable import write_private
 from tuneship.startup import StartupError
 from tuneship.store.blobs import KINDS
-from tuneship.store.database import SQLITE_FILE, url_of
+from tuneship.store.database import SQLITE_FILE, parsed_url, url_of
 from tuneship.store.installation import FoundDatabase
 from tuneship.store.local_blobs import FOLDER, object_folders
 
@@ -181,7 +179,8 @@ def name_of(url: str, data_dir: Path) -> str:
     """
     if url == url_of(None, data_dir):
         return OWN
-    parsed = sa.make_url(url)
-    host = parsed.host or parsed.query.get("host", "")
+    parsed = parsed_url(url)
+    hosts = parsed.host or parsed.query.get("host", "")
+    host = hosts if isinstance(hosts, str) else ",".join(hosts)
     port = f":{parsed.port}" if parsed.port else ""
     return f"{parsed.get_backend_name()}://{host}{port}/{parsed.database}"

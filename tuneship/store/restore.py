@@ -46,6 +46,8 @@ class RestoreTarget:
     heads: Path
     master_key: Path
     blobs: Blobs
+    listen_url: str | None = None
+    """Leads to the database past a pooler."""
 
 
 def complete_backup(folder: Path) -> Manifest:
@@ -104,7 +106,8 @@ def _check_empty(target: RestoreTarget) -> None:
             raise BackupFault(
                 f"{target.data_dir} is not empty ({entry.name}): restore into a new data directory"
             )
-    if name_of(target.url, target.data_dir) != OWN and installation.look(target.url).is_used:
+    url = target.listen_url or target.url
+    if name_of(target.url, target.data_dir) != OWN and installation.look(url).is_used:
         raise BackupFault("the database is not empty: restore into a new one")
     if target.blobs.is_remote and target.blobs.names():
         text = f"{target.blobs.place} is not empty: restore into an empty bucket or prefix"
@@ -128,7 +131,7 @@ def settle(made: Path, target: RestoreTarget, master_key: str | None) -> None:
             with (
                 rows_in(made / ROWS) as rows,
                 rows.read() as source,
-                closing(Database(target.url)) as database,
+                closing(Database(target.listen_url or target.url)) as database,
             ):
                 database.claim()  # keeps services from starting on it
                 with database.write() as connection:

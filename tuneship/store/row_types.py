@@ -282,6 +282,7 @@ class IdempotencyRow(TypedDict):
     status: int | None
     location: str | None
     body: bytes | None
+    member: int | None
 
 
 class MetricWindowRow(TypedDict):
@@ -379,6 +380,16 @@ class AgentRow(TypedDict):
     host: str | None
     port: int | None
     certificate: str | None
+
+
+class FailedStartsRow(TypedDict):
+    """How the starts of replicas of a base model have gone."""
+
+    base: str
+    total: int
+    in_a_row: int
+    error: str
+    paused_until: datetime
 
 
 class MemberDemandRow(TypedDict):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         DeploymentRow,
         EndpointRow,
         EventRow,
+        FailedStartsRow,
         IdempotencyRow,
         InstallationRow,
         JobLogRow,
@@ -350,6 +351,9 @@ idempotency: "TypedTable[IdempotencyRow]" = TypedTable(
     sa.Column("status", sa.Integer),
     sa.Column("location", sa.Text),
     sa.Column("body", sa.LargeBinary),
+    sa.Column(
+        "member", sa.BigInteger
+    ),  # that works on it (`member_sessions.py`), 0: a service alone
     sa.Index("ix_idempotency_created_at", "created_at"),
 )
 
@@ -363,7 +367,7 @@ metric_windows: "TypedTable[MetricWindowRow]" = TypedTable(
     # Whose counts they are: a member of a cluster has a number of its own, and 0 is of a service alone, or of all.
     sa.Column("shard", sa.BigInteger, primary_key=True, server_default="0"),
     sa.Column("window", sa.LargeBinary, nullable=False),  # encoded by `metrics/columns.py`
-    sa.Column("minutes", sa.LargeBinary),  # an hour's 60 records without their sketches
+    sa.Column("minutes", sa.LargeBinary),  # an hour's 60 records without sketches; null: a member's
     sa.Index("ix_metric_windows_width_start", "width", "start"),
     # Finds the hours of members that are to be put together.
     sa.Index(
@@ -472,6 +476,17 @@ agents: "TypedTable[AgentRow]" = TypedTable(
     sa.Column("host", sa.Text),
     sa.Column("port", sa.BigInteger),
     sa.Column("certificate", sa.Text),  # SHA-256
+)
+
+# How the starts of replicas have gone, by base model (`agent_records.py`); only the leader writes here.
+failed_starts: "TypedTable[FailedStartsRow]" = TypedTable(
+    "failed_starts",
+    METADATA,
+    _text("base", primary_key=True),
+    _whole("total"),
+    _whole("in_a_row"),
+    _text("error"),  # of the last one
+    _moment("paused_until"),
 )
 
 # The requests of each member of a cluster (`member_demand.py`). Unlogged, like `rate_windows`: every member writes its

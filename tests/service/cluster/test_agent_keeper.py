@@ -19,9 +19,10 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
 from tuneship.runtime.attached_replicas import AttachedReplicas
 from tuneship.runtime.replica_pool import ReplicaPool
+from tuneship.runtime.replica_protocol import NoReplica
 from tuneship.runtime.replica_set import replica_process
 from tuneship.service.common.streaming import Notifier
-from tuneship.service.deployments import agent_keeper
+from tuneship.service.deployments import agent_keeper, attached_agents
 from tuneship.service.deployments.agent_keeper import AgentKeeper
 from tuneship.service.deployments.attached_agents import AttachedAgents
 from tuneship.service.deployments.shared_replicas import SharedGroups
@@ -50,17 +51,29 @@ class Cell:
     groups: SharedGroups
     pool: ReplicaPool
     engines: PlayedEngines
+    notifier: Notifier
     leads: bool = False
 
     @property
     def group(self) -> AttachedReplicas:
-        group = self.pool.of(BASE.path)
-        assert isinstance(group, AttachedReplicas)
-        return group
+        return group_of(self.pool)
+
+    @asynccontextmanager
+    async def other_member(self) -> AsyncIterator[AttachedReplicas]:
+        """The group of a member that does not lead."""
+        groups = SharedGroups(self.groups.make_starter, lambda: False)
+        pool = ReplicaPool(replica_process(self.engines), Path("unused"), attached=groups)
+        async with attaching(self.database, groups, pool, self.notifier):
+            yield group_of(pool)
 
     def states(self) -> dict[str, str]:
         with self.database.read() as connection:
             return {row["name"]: row["state"] for row in agent_records.of_all(connection)}
+
+    def failures(self) -> int:
+        """The number of failed starts that the rows name."""
+        with self.database.read() as connection:
+            return sum(one.total for one in agent_records.failures(connection))
 
     def want(self, replicas: int) -> None:
         self.groups.orders.want(BASE.path, replicas)
@@ -84,7 +97,7 @@ class Cell:
         epoch = self.take_over()
         fenced = self.database.fenced(lambda one: leader_lease.check_epoch(one, epoch))
         starter, orders = self.groups.make_starter(), self.groups.orders
-        keeper = AgentKeeper(fenced, starter, orders, (CATALOGUE, self.pool), Notifier())
+        keeper = AgentKeeper(fenced, starter, orders, (CATALOGUE, self.pool), self.notifier)
         task, self.leads = asyncio.create_task(keeper.run()), True
         try:
             yield keeper
@@ -92,6 +105,28 @@ class Cell:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self.leads = False
+
+
+def group_of(pool: ReplicaPool) -> AttachedReplicas:
+    group = pool.of(BASE.path)
+    assert isinstance(group, AttachedReplicas)
+    return group
+
+
+@asynccontextmanager
+async def attaching(
+    database: Database, groups: SharedGroups, pool: ReplicaPool, notifier: Notifier
+) -> AsyncIterator[None]:
+    """Attach a member to what the rows say."""
+    attached = AttachedAgents(database, (CATALOGUE, pool), groups.orders, notifier)
+    task = asyncio.create_task(attached.run())
+    try:
+        await attached.has_looked.wait()
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await pool.close()
 
 
 def playing(folder: Path, url: str, act: Callable[[Cell], Awaitable[None]]) -> None:
@@ -107,17 +142,10 @@ def playing(folder: Path, url: str, act: Callable[[Cell], Awaitable[None]]) -> N
 
             groups = SharedGroups(make_starter, lambda: cell.leads)
             pool = ReplicaPool(replica_process(engines), folder, attached=groups)
-            cell = Cell(database, launcher, groups, pool, engines)
-            attached = AttachedAgents(database, CATALOGUE, pool, Notifier())
-            attaching = asyncio.create_task(attached.run())
-            try:
-                await attached.has_looked.wait()
+            cell = Cell(database, launcher, groups, pool, engines, Notifier())
+            async with attaching(database, groups, pool, cell.notifier):
                 await act(cell)
-            finally:
-                attaching.cancel()
-                await asyncio.gather(attaching, return_exceptions=True)
-                await pool.close()
-                await Threads("test", 1).finish(1)
+            await Threads("test", 1).finish(1)
 
     try:
         asyncio.run(run())
@@ -172,6 +200,7 @@ def test_the_next_leader_goes_on_with_the_agents_that_answer(cell: Play) -> None
             await until_async(lambda: len(cell.group.live) == 2)
         assert cell.launcher.live == two
         lost, kept = sorted(two)
+        before = cell.launcher.agents[kept].relay._epoch
         cell.launcher.agents[lost].relay.over.set()
         await until_async(lambda: len(cell.group.live) == 1)
         async with cell.leading():
@@ -181,10 +210,7 @@ def test_the_next_leader_goes_on_with_the_agents_that_answer(cell: Play) -> None
             assert cell.launcher.live == after
             # What it would end in Ray is not what it has adopted.
             assert kept in cell.launcher.kept[-1]
-        (epoch,) = {
-            agent.relay._epoch for name, agent in cell.launcher.agents.items() if name == kept
-        }
-        assert epoch == 2
+        assert cell.launcher.agents[kept].relay._epoch > before
 
     cell(act)
 
@@ -196,8 +222,10 @@ def test_a_leader_that_was_followed_writes_nothing_and_its_agents_obey_the_next_
         async with cell.leading() as former:
             cell.want(1)
             one = await cell.ready(1)
+            relay = cell.launcher.agents[min(one)].relay
+            before = relay._epoch
             async with cell.leading():
-                await until_async(lambda: cell.launcher.agents[min(one)].relay._epoch == 2)
+                await until_async(lambda: relay._epoch > before)
                 with pytest.raises(leader_lease.LeadershipLost):
                     await former._write(agent_records.remove, min(one))
                 link = former._kept[min(one)].link
@@ -252,5 +280,51 @@ def test_a_start_that_fails_is_reported_and_leaves_nothing(cell: Play) -> None:
             cell.launcher.refusal = ""
             await cell.ready(1)
             await until_async(lambda: not orders.refusal(BASE.path))
+
+    cell(act)
+
+
+def test_all_members_hear_that_a_replica_could_not_be_started(
+    cell: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(cell: Cell) -> None:
+        cell.launcher.refusal = "no room"
+        async with cell.leading(), cell.other_member() as other:
+            at_leader, elsewhere = (
+                asyncio.create_task(group.generate(None, REQUEST)) for group in (cell.group, other)
+            )
+            for waiting in (at_leader, elsewhere):
+                with pytest.raises(NoReplica, match=r"^no room$"):
+                    await waiting
+            # Until the next start nobody waits.
+            for group in (cell.group, other):
+                with pytest.raises(NoReplica, match=r"^no replica can be started now: no room$"):
+                    await group.generate(None, REQUEST)
+            cell.launcher.refusal = ""
+            await cell.ready(1)
+            for group in (cell.group, other):
+                await until_async(lambda group=group: group.live)
+                assert await (await group.generate(None, REQUEST)).read_all() == [5, 6]
+
+    monkeypatch.setattr(attached_agents, "LOOK_EVERY_S", 600)  # so all hear of it by news alone
+    cell(act)
+
+
+def test_a_member_that_starts_or_leads_later_knows_the_failures_before(cell: Play) -> None:
+    async def act(cell: Cell) -> None:
+        orders = cell.groups.orders
+        cell.launcher.refusal = "no room"
+        async with cell.leading():
+            cell.want(1)
+            await until_async(cell.failures)
+        known = cell.failures()
+        async with cell.other_member() as other:
+            heard = other._orders.failed[BASE.path]
+            assert (heard.total, heard.in_a_row, heard.error) == (known, known, "no room")
+        orders.failed.clear()
+        orders.wanted.clear()
+        async with cell.leading():
+            await until_async(lambda: orders.keeper is not None)
+            assert orders.failures(BASE.path) >= known
 
     cell(act)

@@ -103,15 +103,15 @@ def test_the_counts_of_both_members_are_added_up_before_and_after_the_leader_mer
         return sum(answer["metrics"]["error_rate"]["request_count"])
 
     assert [counted(member) for member in members] == [5, 5]
-    assert set(shards(leader)) == {leader.parts.metrics_shard, other.parts.metrics_shard}
-    assert leader.parts.metrics_shard != other.parts.metrics_shard
+    assert set(shards(leader)) == {leader.parts.member_number, other.parts.member_number}
+    assert leader.parts.member_number != other.parts.member_number
 
     leader.supervisor.leader_work.fold_hours(leader.clock() + timedelta(hours=2))
     assert set(shards(leader)) == {WHOLE}
     assert [counted(member) for member in members] == [5, 5]
     assert other.call("POST", f"/v1/deployments/{deployment}/generate", json=PROMPT).is_success
     other.parts.store_metrics()
-    assert other.parts.metrics_shard in shards(leader), "what comes late is stored apart"
+    assert other.parts.member_number in shards(leader), "what comes late is stored apart"
 
 
 def shards(service: Service) -> Counter[int]:

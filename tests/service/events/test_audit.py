@@ -10,12 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import ANSWER, Service
+from tests.support.sqlite_files import new_sqlite
 from tuneship.service.access.api_keys import new_key
 from tuneship.service.http.rate_limits import AUDITED_FAILURES_PER_MINUTE
 from tuneship.store import audit, tables
 from tuneship.store.audit import Chain, Fault
 from tuneship.store.audit_heads import Head, Heads, HeadsDamaged
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import Database
 from tuneship.store.row_types import AuditRow
 
 pytestmark = pytest.mark.both_databases
@@ -368,7 +369,7 @@ def test_a_line_that_this_service_did_not_sign_is_named(
 
 
 def test_a_chain_of_another_key_is_not_this_one(tmp_path: Path) -> None:
-    database = Database(sqlite_url(tmp_path / "db.sqlite"))
+    database = Database(new_sqlite(tmp_path / "db.sqlite"))
     entry = audit.AuditRecord(NOW, "alice", "k", "get_job", None, 200, "::1", "req")
     with database.write() as connection:
         Chain(b"b" * 32).add(connection, entry)

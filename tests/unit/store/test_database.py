@@ -14,7 +14,13 @@ from sqlalchemy.exc import InternalError, OperationalError
 from tests.support.postgres_cluster import Cluster
 from tuneship.store import job_records, tables
 from tuneship.store import queries as rows
-from tuneship.store.database import Database, DatabaseInUse, UnknownDatabase, sqlite_url
+from tuneship.store.database import (
+    Database,
+    DatabaseInUse,
+    UnknownDatabase,
+    ports_of,
+    sqlite_url,
+)
 from tuneship.store.outbox import emit
 
 pytestmark = pytest.mark.both_databases
@@ -121,12 +127,33 @@ def test_a_tag_is_found_by_any_key(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["mysql://u:secret@host/d", "no url", "postgresql+nodriver://u:secret@h/d"]
+    "url",
+    [
+        "mysql://u:secret@host/d",
+        "no url",
+        "postgresql+nodriver://u:secret@h/d",
+        "postgresql+psycopg://u:secret@a:1,b:2/d",
+    ],
 )
 def test_a_url_of_another_database_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(UnknownDatabase) as refused:
         Database(url)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("servers", "ports"),
+    [
+        ("h", {5432}),
+        ("h:7", {7}),
+        ("?host=a,b", {5432}),
+        ("?host=a,b&port=1,2", {1, 2}),
+        ("?host=a:1&host=b:2&target_session_attrs=read-write", {1, 2}),
+    ],
+)
+def test_the_ports_of_all_servers_of_a_url_are_known(servers: str, ports: set[int]) -> None:
+    host, mark, query = servers.partition("?")
+    assert ports_of(f"postgresql+psycopg://u:p@{host}/d{mark}{query}") == ports
 
 
 def test_sqlite_survives_power_loss_and_waits_for_other_writers(tmp_path: Path) -> None:

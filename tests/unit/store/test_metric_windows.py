@@ -16,7 +16,9 @@ from alembic import command
 from alembic.config import Config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.exc import IntegrityError
 
+from tests.support.waiting import until
 from tuneship.metrics import columns
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.recorder import Recorder, WindowKey
@@ -320,6 +322,57 @@ def test_the_shards_of_two_members_are_read_as_those_of_one_service(
 def fold_all(connection: sa.Connection, now: int) -> None:
     for series, hour in metric_windows.to_fold(connection, now):
         metric_windows.fold(connection, series, hour)
+
+
+def test_the_hours_of_a_member_have_no_minutes_until_the_leader_merges_them(
+    database: Database,
+) -> None:
+    """Whether it is alone in an hour or not, minutes are read from their own rows."""
+    given = {WindowKey("dep_1", "", NOW + second): window() for second in (0, 61, HOUR - 1)}
+    is_hour = tables.metric_windows.c.width == HOUR
+    minutes = sa.select(tables.metric_windows.c.minutes).where(is_hour)
+    with database.write() as connection:
+        metric_windows.store(connection, given, NOW, SHARDS[0])
+        assert list(connection.scalars(minutes)) == [None]
+        before = metric_windows.facts(connection, WindowSource("dep_1"), MINUTE, 0, NOW * 2)
+        assert before[0].tolist() == [NOW, NOW + MINUTE, NOW + HOUR - MINUTE]
+        fold_all(connection, NOW + 2 * HOUR)
+        (stored,) = connection.scalars(minutes)
+        after = metric_windows.facts(connection, WindowSource("dep_1"), MINUTE, 0, NOW * 2)
+    assert len(stored) == 60 * columns.FACTS.itemsize
+    assert [one.tobytes() for one in before] == [one.tobytes() for one in after]
+
+
+def test_a_row_that_somebody_else_has_made_meanwhile_is_not_overwritten(database: Database) -> None:
+    """A service that has left a cluster may store a late count while its background work merges that hour."""
+    if database.is_sqlite:
+        pytest.skip("SQLite has one writer")
+    windows = {WindowKey("dep_1", "", NOW): window()}
+    with ThreadPoolExecutor(1) as threads:
+        with database.write_beside() as one:
+            metric_windows.store(one, windows, NOW)
+
+            def late() -> None:
+                with database.write_beside() as two:
+                    metric_windows.store(two, windows, NOW)
+
+            waiting = threads.submit(late)
+            until(lambda: is_waiting(database))
+        with pytest.raises(IntegrityError):
+            waiting.result()
+    late()
+    with database.read() as connection:
+        assert [sum(counts(connection, width).values()) for width in WIDTHS] == [2, 2, 2]
+
+
+def is_waiting(database: Database) -> bool:
+    """Whether a transaction in this database waits for another one."""
+    query = (
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and wait_event_type = 'Lock'"
+    )
+    with database.read() as connection:
+        return bool(connection.execute(sa.text(query)).scalar_one())
 
 
 def test_an_hour_is_merged_some_time_after_its_end(database: Database) -> None:

@@ -12,6 +12,7 @@ from tuneship.store.ownership import (
     OwnershipRecord,
     check_name,
     check_ownership,
+    name_of,
     read_record,
     record_ownership,
 )
@@ -48,6 +49,12 @@ def test_a_directory_of_an_older_version_belongs_to_its_sqlite_file(tmp_path: Pa
     # The message names the file that a user may remove when the database has moved.
     assert str(tmp_path / "database") in str(refused.value)
     check_name(tmp_path, own(tmp_path))
+
+
+@pytest.mark.parametrize("servers", ["host=a:1&host=b", "host=a:1,b"])
+def test_a_database_on_several_servers_is_named_with_all(tmp_path: Path, servers: str) -> None:
+    url = f"postgresql+psycopg://u:secret@/d?{servers}&target_session_attrs=read-write"
+    assert name_of(url, tmp_path) == "postgresql://a:1,b/d"
 
 
 def test_passwords_may_change_and_directories_may_move(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from tests.support.sqlite_files import new_sqlite
 from tests.unit.store.test_job_records import add_curve
 from tests.unit.store.test_store import add_job
 from tuneship.contract.jobs import JobStatus
 from tuneship.store import endpoint_records, idempotency, job_queue, job_records, webhook_records
 from tuneship.store import outbox as events
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import Database
 from tuneship.store.tables import METADATA
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,7 +52,7 @@ def statements(connection: sa.Connection) -> Iterator[list[tuple[str, Any]]]:
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_no_table_that_grows_is_read_from_end_to_end(name: str, tmp_path: Any) -> None:
-    opened = Database(sqlite_url(tmp_path / "db.sqlite"))
+    opened = Database(new_sqlite(tmp_path / "db.sqlite"))
     with opened.write() as connection:
         with statements(connection) as found:
             SEARCHES[name](connection)
@@ -86,7 +87,7 @@ def test_four_times_the_steps_are_less_than_twice_the_work_for_a_curve(
     """The cost grows with the steps that are kept, not with those that are left out."""
     taken: list[int] = []
     for steps in (8_000, 32_000):
-        opened = Database(sqlite_url(tmp_path / f"{steps}.sqlite"))
+        opened = Database(new_sqlite(tmp_path / f"{steps}.sqlite"))
         with opened.write() as connection:
             add_curve(connection, steps, measured_every=measured_every)
         for only in (True, False):
@@ -98,7 +99,7 @@ def test_four_times_the_steps_are_less_than_twice_the_work_for_a_curve(
 
 
 def test_the_next_job_is_found_without_reading_what_its_tenant_has_had(tmp_path: Any) -> None:
-    opened = Database(sqlite_url(tmp_path / "db.sqlite"))
+    opened = Database(new_sqlite(tmp_path / "db.sqlite"))
     add_job(opened, "ft_next")
     before = steps_of(opened, SEARCHES["the queue"])
     for number in range(1000):

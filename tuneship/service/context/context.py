@@ -40,6 +40,7 @@ from tuneship.store import queries as rows
 from tuneship.store.audit import AuditRecord, Chain
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database
+from tuneship.store.member_sessions import ALONE
 from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
@@ -78,8 +79,8 @@ class Parts:
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
     prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
-    metrics_shard: int = metric_windows.WHOLE
-    """The shard of stored metrics that this process writes, and no other."""
+    member_number: int = ALONE
+    """The number of this process among the members of a cluster: its shard of stored metrics, its idempotency keys."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
     signed_audit: SignedAudit = field(default_factory=SignedAudit)
     training_agents: TrainingAgents | None = None
@@ -98,7 +99,7 @@ class Parts:
         def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
             with self.database.write_beside() as connection:
                 now = self.clock().timestamp()
-                metric_windows.store(connection, windows, now, self.metrics_shard)
+                metric_windows.store(connection, windows, now, self.member_number)
 
         self.recorder.hand_over(store)
 

@@ -33,10 +33,10 @@ from tuneship.runtime.replica_set import START_TIMEOUT_S
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.common.streaming import Notifier
-from tuneship.service.deployments.attached_agents import TOPIC, address_of
+from tuneship.service.deployments.attached_agents import TOPIC, address_of, heard
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, ServingError
 from tuneship.store import agent_records, leader_lease
-from tuneship.store.agent_records import AgentStanding
+from tuneship.store.agent_records import AgentStanding, ReportedFailures
 from tuneship.store.database import Database
 from tuneship.store.leader_lease import LeadershipLost
 from tuneship.store.row_types import AgentRow
@@ -130,7 +130,8 @@ class AgentKeeper:
 
     async def _adopt_all(self) -> None:
         """Go on with the agents of the rows: with those that answer."""
-        self._epoch, rows = await self._write(self._read_rows)
+        self._epoch, rows, failures = await self._write(self._read_rows)
+        self._orders.failed.update(heard(failures, self._catalogue))
         adopting: list[asyncio.Task[None]] = []
         for row in rows:
             base, address = self._catalogue.get(row["base"]), address_of(row)
@@ -145,8 +146,11 @@ class AgentKeeper:
         if adopting:
             await asyncio.wait(adopting)
 
-    def _read_rows(self, connection: sa.Connection) -> tuple[int, list[AgentRow]]:
-        return leader_lease.epoch_of(connection), agent_records.of_all(connection)
+    def _read_rows(
+        self, connection: sa.Connection
+    ) -> tuple[int, list[AgentRow], list[ReportedFailures]]:
+        epoch = leader_lease.epoch_of(connection)
+        return epoch, agent_records.of_all(connection), agent_records.failures(connection)
 
     async def _adopt(self, kept: KeptAgent, address: AgentAddress) -> None:
         """Connect to an agent that an earlier leader has started."""
@@ -207,14 +211,15 @@ class AgentKeeper:
 
     async def _begin_start(self, base: Path) -> None:
         """Write the row of a new agent and start it in the background."""
-        identifier = next((one.id for one in self._catalogue if one.path == base), None)
+        identifier = self._id_of(base)
         if identifier is None:  # no longer in the catalogue
             return
         name = self._starter.new_name()
         try:
             order = await self._starter.order_for(base)
         except OSError as error:
-            self._note_failure(base, f"the replica could not be started: {type(error).__name__}")
+            text = f"the replica could not be started: {type(error).__name__}"
+            await self._note_failure(base, text)
             return
         number = await self._write(agent_records.add, name, identifier, order.digest)
         kept = self._kept[name] = KeptAgent(name, base, number, AgentStanding.STARTING)
@@ -236,7 +241,7 @@ class AgentKeeper:
             await self._write(agent_records.set_ready, kept.name, *place)
         except (ServingError, CannotLaunch, OSError) as error:
             await self._give_up(kept)
-            self._note_failure(kept.base, str(error))
+            await self._note_failure(kept.base, str(error))
             return
         except BaseException:
             await self._give_up(kept)
@@ -253,11 +258,23 @@ class AgentKeeper:
             await link.aclose()
         await self._drop(kept.name, ends=True)
 
-    def _note_failure(self, base: Path, error: str) -> None:
-        self._orders.note_failure(base, error)
+    async def _note_failure(self, base: Path, error: str) -> None:
+        """Let all members hear that a replica could not be started."""
+        failed = self._orders.note_failure(base, error)
         group = self._replicas.of(base)
         if isinstance(group, AttachedReplicas):
             group.report_failure(error)
+        identifier = self._id_of(base)
+        try:
+            await self._write(
+                agent_records.note_failure, identifier, failed.in_a_row, error, failed.pause_s
+            )
+        except SQLAlchemyError as fault:  # requests at other members wait for the next start
+            logger.warning("a failed start is not in the rows: %s", type(fault).__name__)
+        self._notifier.notify(TOPIC)
+
+    def _id_of(self, base: Path) -> str | None:
+        return next((one.id for one in self._catalogue if one.path == base), None)
 
     # One agent.
 

@@ -1,8 +1,12 @@
-"""Attaches this member of a cluster to the replicas that its leader has started, by the rows of their agents."""
+"""Attaches this member of a cluster to the replicas that its leader has started, by the rows of their agents.
+
+Where the leader could not start one, this member hears of it in the same way.
+"""
 
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,11 +15,13 @@ from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
 from tuneship.runtime.agent_protocol import AgentAddress
 from tuneship.runtime.attached_replicas import AttachedReplicas, ListedReplica
+from tuneship.runtime.failed_starts import FailedStarts
+from tuneship.runtime.replica_orders import ReplicaOrders
 from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.common.streaming import Notifier
 from tuneship.store import agent_records
-from tuneship.store.agent_records import AgentStanding
+from tuneship.store.agent_records import AgentStanding, ReportedFailures
 from tuneship.store.database import Database
 from tuneship.store.row_types import AgentRow
 
@@ -29,12 +35,16 @@ class AttachedAgents:
     """Keeps the groups of replicas at what the rows say."""
 
     def __init__(
-        self, database: Database, catalogue: Catalogue, replicas: ReplicaPool, notifier: Notifier
+        self,
+        database: Database,
+        place: tuple[Catalogue, ReplicaPool],
+        orders: ReplicaOrders,
+        notifier: Notifier,
     ) -> None:
-        """Begin with nothing attached."""
+        """Begin with nothing attached. `place`: the base models and the groups; `orders` hear of failed starts."""
         self._database = database
-        self._catalogue = catalogue
-        self._replicas = replicas
+        self._catalogue, self._replicas = place
+        self._orders = orders
         self._notifier = notifier
         self._threads = Threads("agents", 1)
         self.has_looked = asyncio.Event()
@@ -55,7 +65,10 @@ class AttachedAgents:
 
     async def _look(self) -> None:
         listed: dict[Path, list[ListedReplica]] = defaultdict(list)
-        for row in await self._threads.run(self._rows):
+        rows, failures = await self._threads.run(self._rows)
+        if not self._orders.leads:  # the leader knows better
+            self._orders.failed.update(heard(failures, self._catalogue))
+        for row in rows:
             base, replica = self._catalogue.get(row["base"]), listed_replica(row)
             if base is not None and replica is not None:
                 listed[base.path].append(replica)
@@ -69,9 +82,18 @@ class AttachedAgents:
                 await group.first_attached()
             self.has_looked.set()
 
-    def _rows(self) -> list[AgentRow]:
+    def _rows(self) -> tuple[list[AgentRow], list[ReportedFailures]]:
         with self._database.read() as connection:
-            return agent_records.of_all(connection)
+            return agent_records.of_all(connection), agent_records.failures(connection)
+
+
+def heard(failures: Iterable[ReportedFailures], catalogue: Catalogue) -> dict[Path, FailedStarts]:
+    """The failed starts of the base models that this member has."""
+    return {
+        base.path: FailedStarts.heard(one.total, one.in_a_row, one.error, one.pause_s)
+        for one in failures
+        if (base := catalogue.get(one.base)) is not None
+    }
 
 
 def listed_replica(row: AgentRow) -> ListedReplica | None:

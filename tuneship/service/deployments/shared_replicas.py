@@ -53,5 +53,5 @@ def shared_replicas(parts: Parts, groups: SharedGroups, member: str) -> SharedRe
     def keeper(database: Database) -> AgentKeeper:
         return AgentKeeper(database, groups.make_starter(), groups.orders, place, parts.notifier)
 
-    attached = AttachedAgents(parts.database, *place, parts.notifier)
+    attached = AttachedAgents(parts.database, place, groups.orders, parts.notifier)
     return SharedReplicas(groups.orders, demand, attached, keeper)

@@ -349,7 +349,7 @@ def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.
     """The stored answer to an idempotency key, or a hold on the key for the answer to come."""
     begin = idempotency.begin if key.retry is None else idempotency.begin_try
     with context.parts.database.write(context.client_id) as connection:
-        begun = begin(connection, key, context.now)
+        begun = begin(connection, key, context.now, context.parts.member_number)
         if begun is None or isinstance(begun, idempotency.Hold):
             return begun
         # A replayed answer is audited like the first one, by the resource that it is about.
