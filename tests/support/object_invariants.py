@@ -28,10 +28,12 @@ def check_objects(service: Service) -> bool:
 
 
 def _check_digests(service: Service, digests: dict[str, str]) -> None:
-    """Compare the objects, and those of them that have local copies, with their digests in the rows."""
+    """Compare the objects with their digests in the rows, and local copies with their objects."""
     assert {key: service.parts.blobs.digest_of(key) for key in digests} == digests
     folder = service.settings.data_dir / OBJECTS
     for path, content in contents_below(folder).items():
         key = str(path.relative_to(folder))
-        assert hashlib.sha256(content).hexdigest() == digests[key], key
+        # A copy of an upload that was not committed is none of these, and yet that of an object.
+        wanted = digests[key] if key in digests else service.parts.blobs.digest_of(key)
+        assert hashlib.sha256(content).hexdigest() == wanted, key
     assert not [*(service.settings.data_dir / INCOMING).glob(f"{STAGED}*")]
