@@ -41,10 +41,11 @@ def oldest_that_works_beside(folder: Path) -> Starter:
     """
     found = ""
     for commit in _commits(MIGRATIONS):
-        changed = _git("diff", "--name-only", "--diff-filter=MD", commit, "HEAD", "--", MIGRATIONS)
-        if changed or _schema(commit) < int(WORKS_WITH):
+        if _schema(commit) < int(WORKS_WITH):
             break
-        found = commit
+        changed = ("diff", "--name-only", "--no-renames", "--diff-filter=MD", commit, "HEAD")
+        if not _git(*changed, "--", MIGRATIONS):
+            found = commit
     return _installed(found, folder)
 
 
@@ -55,8 +56,8 @@ def newest_that_cannot_go_on(folder: Path) -> Starter:
 
 
 def _commits(path: str) -> Iterator[str]:
-    """The commits of the main line that changed a path, newest first."""
-    yield from _git("log", "--first-parent", "--format=%H", "--", path).split()
+    """The commits that changed a path, newest first."""
+    yield from _git("log", "--format=%H", "--", path).split()
 
 
 def _schema(commit: str) -> int:

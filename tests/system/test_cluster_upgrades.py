@@ -36,7 +36,7 @@ NOTICE_S, CHECK_EVERY_S = 5, 0.5
 @pytest.fixture
 def members(tmp_path: Path, postgres: Cluster, bucket: str) -> Iterator[Members]:
     limits = {"generate_requests_per_minute": "0"}
-    members = Members(tmp_path, postgres.new_database(), bucket, postgres, **limits)
+    members = Members(tmp_path, postgres.blank_database(), bucket, postgres, **limits)
     try:
         yield members
     finally:
