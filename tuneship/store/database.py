@@ -503,7 +503,7 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def _begin_postgres(settings: Mapping[str, str]) -> Callable[[sa.Connection], None]:
-    """What begins a transaction: it has these settings until its end, and takes its locks."""
+    """Return a function that begins a transaction: it has these settings until its end, and takes its locks."""
     set_all = [f"set_config('{name}', '{value}', true)" for name, value in settings.items()]
 
     def begin(connection: sa.Connection) -> None:

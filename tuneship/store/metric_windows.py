@@ -63,7 +63,7 @@ class WrittenWindow(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the row holds beside its key."""
+        """The columns of the row beside its key."""
         return {"window": self.window, "minutes": self.minutes}
 
 
