@@ -40,7 +40,7 @@ def random_adapter(folder: Path, seed: int) -> Path:
 
 
 def texts_of(adapters: Mapping[str, Path], prompt: str, max_tokens: int) -> dict[str, str]:
-    """What the base model writes with each adapter, computed here one after the other, by its name."""
+    """Generate here, one after the other, what the base model writes with each adapter; returns the texts by name."""
     engine = Engine(load_model(BASE.path), EngineLimits(slots=1))
     messages = [{"role": "user", "content": prompt}]
     tokens = tuple(prompt_tokens(BASE, BASE.template, messages, "prompt"))

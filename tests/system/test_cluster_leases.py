@@ -68,7 +68,7 @@ class DatabaseTime:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """An answer of an endpoint; the times are the database's, before the request and after the answer."""
 
     endpoint: str
@@ -93,10 +93,10 @@ def shifted(client: Client, endpoint: str, old: str, new: str, time: DatabaseTim
     return until(change_and_read)
 
 
-def asked(client: Client, endpoint: str, time: DatabaseTime) -> Answer:
+def asked(client: Client, endpoint: str, time: DatabaseTime) -> TimedAnswer:
     sent = time.now()
     deployment = client.endpoints.generate(endpoint, PROMPT).deployment_id
-    return Answer(endpoint, deployment, sent, time.now())
+    return TimedAnswer(endpoint, deployment, sent, time.now())
 
 
 @contextmanager
@@ -114,9 +114,9 @@ def standing_still(serve: Serve | None) -> Iterator[None]:
 
 def until_back(
     client: Client, endpoints: Sequence[str], old: str, time: DatabaseTime
-) -> list[Answer]:
+) -> list[TimedAnswer]:
     """Ask each endpoint until the fallback answers; returns all answers."""
-    answers, left = list[Answer](), [*endpoints]
+    answers, left = list[TimedAnswer](), [*endpoints]
 
     def are_back() -> bool:
         found = [asked(client, endpoint, time) for endpoint in left]
@@ -174,7 +174,7 @@ def answers_around(
     old: str,
     time: DatabaseTime,
     stopped: Serve | None,
-) -> list[list[Answer]]:
+) -> list[list[TimedAnswer]]:
     """The answers of each member that does not stand still, from shortly before the first lapse on."""
     awake = [
         client
@@ -187,7 +187,7 @@ def answers_around(
 
 
 def check_answers(
-    found: Sequence[Sequence[Answer]], ends: Mapping[str, datetime], old: str
+    found: Sequence[Sequence[TimedAnswer]], ends: Mapping[str, datetime], old: str
 ) -> timedelta:
     """Check that each answer is of the deployment whose turn it was; returns when the candidate was last asked."""
     last = -EARLY
@@ -200,7 +200,7 @@ def check_answers(
     return last
 
 
-def spread_of(endpoint: str, old: str, found: Sequence[Sequence[Answer]]) -> timedelta:
+def spread_of(endpoint: str, old: str, found: Sequence[Sequence[TimedAnswer]]) -> timedelta:
     """How far the moments lie apart at which members were first seen to ask the fallback of an endpoint."""
     firsts = [
         next(one.sent for one in answers if (one.endpoint, one.deployment) == (endpoint, old))
