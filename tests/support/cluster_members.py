@@ -1,10 +1,11 @@
 """Three services as processes on one Postgres and one bucket, and a client for each."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.postgres_cluster import Cluster
-from tests.support.processes import Serve
+from tests.support.processes import Serve, Starter, start
 from tests.support.waiting import free_port
 from tuneship.client import Client
 from tuneship.contract.generation import Generate
@@ -37,11 +38,16 @@ class Members:
         self.addresses: list[str] = []
         self.clients: list[Client] = []
 
-    def start(self, notice_s: int = 0) -> None:
-        for name in ("a", "b", "c"):
+    def start(
+        self, notice_s: int = 0, starter: Starter = start, names: Sequence[str] = ("a", "b", "c")
+    ) -> None:
+        """`starter`: runs their programs, e.g. of another version; `names`: of fewer members, `a` among them."""
+        for name in names:
             port = free_port()
             options = {**self.settings, "drain_notice_s": str(notice_s)}
-            self.serves.append(Serve(self._folder / name, "--port", str(port), **options))
+            place = ("--port", str(port))
+            serve = Serve(self._folder / name, *place, starter=starter, **options)
+            self.serves.append(serve)
             self.addresses.append(f"http://127.0.0.1:{port}")
         credentials = ClientSettings.from_credentials(self._folder / "a" / "credentials.json")
         self.clients += [

@@ -8,10 +8,11 @@ starts it and checks the data that is left.
 
 import json
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ import sqlalchemy as sa
 import torch
 
 from tests.support.batches import AT_ONCE
+from tests.support.conversion import ADAPTER
 from tests.support.engines import PlayedEngines, PlayedTrainer
+from tests.support.files import tar_of
 from tests.support.in_process import LINES, Service, jsonl, split
 from tuneship.contract.openai.batches import BatchStatus
 from tuneship.events.attempt import Sender
@@ -44,6 +47,9 @@ HISTORY = "history.jsonl"
 """A file in the data folder that lists every requested change, followed by the answer."""
 Changed = Callable[..., bool]
 DATASETS, FILES, BATCHES = "/v1/datasets", "/openai/v1/files", "/openai/v1/batches"
+MODELS = "/v1/models"
+LARGE_BYTES = 12 << 20
+"""The size of an adapter that goes to a bucket in several parts."""
 BATCHED = [f"request {number}" for number in range(6)]
 """The names of the requests of every batch."""
 
@@ -53,6 +59,7 @@ class Order:
     """An order to kill a service at the `number`-th pass of `point`.
 
     `url`: of the database, "" for SQLite in `folder`. `receiver`: the address to which webhooks are sent.
+    `bucket`: where the files are kept, "" for `folder`; `environment` has its credentials.
     """
 
     point: str
@@ -60,12 +67,15 @@ class Order:
     folder: str
     url: str
     receiver: str
+    bucket: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the service that is killed and of the one that continues after it."""
         local = {"webhook_allow_cidrs": ["127.0.0.0/8"], "webhook_allow_http_hosts": ["127.0.0.1"]}
-        return local | ({"database_url": self.url} if self.url else {})
+        places = {"database_url": self.url, "blob_url": self.bucket}
+        return local | {name: value for name, value in places.items() if value}
 
 
 class Tenant:
@@ -89,6 +99,9 @@ class Tenant:
 
     def upload(self, key: str) -> str:
         return self.ask("POST", DATASETS, key)["id"]
+
+    def import_large(self, key: str) -> str:
+        return self.ask("POST", MODELS, key)["id"]
 
     def batch(self, key: str) -> str:
         body = {
@@ -116,6 +129,10 @@ def send(service: Service, method: str, path: str, key: str, **options: Any) -> 
     if path == DATASETS:
         options = {"data": {"name": "d", "format": "instruction"}}
         options["files"] = {"file": ("x", jsonl(*LINES))}
+    if (method, path) == ("POST", MODELS):
+        large = tar_of({**ADAPTER, "adapter_model.safetensors": b"w" * LARGE_BYTES})
+        options = {"data": {"name": "large"}}
+        options["files"] = {"file": ("x", large, "application/x-tar")}
     if path == FILES:
         options = {"data": {"purpose": "batch"}}
         options["files"] = {"file": ("x", jsonl(*map(_batched, BATCHED)))}
@@ -264,6 +281,29 @@ def answers(tenant: Tenant, death: Death) -> None:
         service.until(lambda path=path: service.call("GET", path).json()["status"] == "completed")
 
 
+def imports(tenant: Tenant, death: Death) -> None:
+    death.arm()
+    tenant.import_large("one")
+    tenant.import_large("two")
+
+
+def removes(tenant: Tenant, death: Death) -> None:
+    made = [tenant.upload("one"), tenant.upload("two")]
+    death.arm()
+    for one in made:
+        tenant.ask("DELETE", f"{DATASETS}/{one}", f"delete {one}")
+
+
+def fetches(tenant: Tenant, death: Death) -> None:
+    """Merge two datasets of which there are no local copies any more."""
+    made = [tenant.upload("one"), tenant.upload("two")]
+    for one in made:
+        shutil.rmtree(tenant.service.parts.blobs.path_of(f"datasets/{one}"))
+    death.arm()
+    body = {"dataset_ids": made, "name": "m"}
+    tenant.ask("POST", f"{DATASETS}/merge", "merged", json=body)
+
+
 def opens(tenant: Tenant, death: Death) -> None:
     """Do no work: the service is killed when it opens its database."""
 
@@ -304,7 +344,65 @@ def _written_in_half(death: Death) -> None:
     _exchange(StagedFile, "write", half)
 
 
-POINTS = {
+def _in_the_library(death: Death, side: str, name: str) -> None:
+    """Count a pass before or after each call of this name by which the service uses its bucket."""
+    from tuneship.store import object_blobs  # only who keeps files in a bucket needs the library
+
+    getattr(death, side)(object_blobs.obstore, name)
+
+
+def _between_parts(death: Death) -> None:
+    """Count a pass when the first parts of a large file are on their way, and others are not read yet."""
+    from tuneship.store.object_blobs import PART_BYTES, ObjectBlobs
+
+    upload = ObjectBlobs._upload
+
+    def counted(blocks: Iterator[bytes]) -> Iterator[bytes]:
+        read = 0
+        for block in blocks:
+            if read <= 2 * PART_BYTES < read + len(block):
+                death.passed()
+            read += len(block)
+            yield block
+
+    def deadly(blobs: ObjectBlobs, key: str, content: Any) -> None:
+        upload(blobs, key, counted(content) if isinstance(content, Iterator) else content)
+
+    _exchange(ObjectBlobs, "_upload", deadly)
+
+
+def _half_fetched(death: Death) -> None:
+    """Count a pass when half of a file has been downloaded."""
+    from tuneship.store.object_blobs import ObjectBlobs
+
+    blocks = ObjectBlobs._blocks
+
+    def halved(blobs: ObjectBlobs, key: str) -> Iterator[bytes]:
+        for block in blocks(blobs, key):
+            yield block[: len(block) // 2]
+            if key.startswith("datasets/"):
+                death.passed()
+            yield block[len(block) // 2 :]
+
+    _exchange(ObjectBlobs, "_blocks", halved)
+
+
+OBJECT_POINTS = {
+    "object: before its PUT": Point(uploads, lambda one: _in_the_library(one, "before", "put")),
+    "object: after its PUT, before the row": Point(
+        uploads, lambda one: _in_the_library(one, "after", "put")
+    ),
+    "object: after the row, before the commit": Point(
+        uploads, lambda one: _handler(one, "upload_dataset", "after")
+    ),
+    "object: between the parts of a PUT": Point(imports, _between_parts),
+    "object: after the commit, before it is deleted": Point(
+        removes, lambda one: _in_the_library(one, "before", "delete")
+    ),
+    "object: half fetched": Point(fetches, _half_fetched),
+}
+"""The points of a service that keeps its files in a bucket."""
+POINTS = OBJECT_POINTS | {
     "accept: before the key": Point(accepts, lambda one: one.before(idempotency, "begin")),
     "accept: while the key is taken": Point(accepts, lambda one: one.after(idempotency, "begin")),
     "accept: before tx": Point(accepts, lambda one: _handler(one, "create_job", "before")),
@@ -376,6 +474,7 @@ POINTS = {
 
 def play(order: Order) -> None:
     """Run a service in a child process, until it passes its point for the n-th time."""
+    os.environ.update(order.environment)
     point, death = POINTS[order.point], Death(order.number, order.point)
     if point.life is opens:
         death.arm()

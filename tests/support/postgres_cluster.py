@@ -62,7 +62,7 @@ class Cluster:
         self._programs = programs
         self._settings = settings
         self._owner = unprivileged()
-        self._numbers = count(1)
+        self._numbers, self._blanks = count(1), count(1)
         self._free: list[str] = []
         self.lent: list[str] = []
         """Names of the databases that were given to tests, in order."""
@@ -144,6 +144,12 @@ class Cluster:
         """Return the URL of an empty database with all tables."""
         name = self._emptied() if self._free else self._copied(next(self._numbers))
         self.lent.append(name)
+        return self.url(name)
+
+    def blank_database(self) -> str:
+        """Return the URL of a database without tables, which is not used again."""
+        name = f"blank_{next(self._blanks)}"
+        self.run(f"create database {name}")
         return self.url(name)
 
     def _copied(self, number: int) -> str:

@@ -5,11 +5,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count, cycle
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from tests.support.cluster_members import PROMPT, Members
 from tests.support.member_writers import MemberWriters
+from tests.support.other_versions import starter_in
 from tests.support.postgres_cluster import Cluster
 from tests.support.processes import (
     ROOT,
@@ -202,15 +202,7 @@ def next_version(folder: Path, *, works_with: str) -> Starter:
     (store / "database.py").write_text(
         re.sub(r'^WORKS_WITH = ".*"$', f'WORKS_WITH = "{works_with}"', code, flags=re.MULTILINE)
     )
-
-    def started(module: str, *arguments: str, env: Mapping[str, str], **options: Any) -> Any:
-        command = [sys.executable, "-m", module, *arguments]
-        own = {**env, "PYTHONPATH": str(folder)}
-        return subprocess.Popen(
-            command, cwd=folder, env=own, stdout=subprocess.PIPE, text=True, **options
-        )
-
-    return started
+    return starter_in(folder)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.soak)])

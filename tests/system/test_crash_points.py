@@ -20,9 +20,12 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support import invariants
-from tests.support.crashes import BATCHED, HISTORY, POINTS, Order, opens, send
+from tests.support.crashes import BATCHED, HISTORY, OBJECT_POINTS, POINTS, Order, opens, send
 from tests.support.in_process import Service
+from tests.support.object_invariants import check_objects
+from tests.support.object_server import ObjectServer
 from tests.support.processes import ROOT
+from tests.support.repeats import repeats
 from tuneship.contract.openai.batches import OPEN
 from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.service import serve
@@ -32,8 +35,15 @@ from tuneship.store.queries import Row
 from tuneship.training.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.both_databases, pytest.mark.slow]
-Crash = Callable[[str, int], Order]
+Crash = Callable[..., Order]
 PASSES = (1, 2)
+LEAVES_OBJECTS = {
+    "object: after its PUT, before the row",
+    "object: after the row, before the commit",
+    "object: between the parts of a PUT",
+    "object: after the commit, before it is deleted",
+}
+"""The points at which a death leaves objects that no row names."""
 
 
 class Mailbox:
@@ -84,15 +94,15 @@ def crash(
     mailbox: Mailbox,
     database_settings: Callable[[], dict[str, Any]],
 ) -> Crash:
-    """Return a function that kills a service at the n-th pass of a point."""
+    """Return a function that kills a service at the n-th pass of a point; `places` has more fields of the order."""
 
-    def crashed(point: str, number: int) -> Order:
+    def crashed(point: str, number: int, **places: Any) -> Order:
         folder = tmp_path / "data"
         folder.mkdir()
         url = database_settings().get("database_url", "")
         if POINTS[point].life is opens and url:
             _empty(url)
-        order = Order(point, number, str(folder), url, mailbox.url)
+        order = Order(point, number, str(folder), url, mailbox.url, **places)
         assert program.stdin is not None
         assert program.stdout is not None
         program.stdin.write(json.dumps(asdict(order)) + "\n")
@@ -139,7 +149,7 @@ def is_settled(service: Service) -> bool:
 
 
 @pytest.mark.parametrize("number", PASSES)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [point for point in POINTS if point not in OBJECT_POINTS])
 def test_a_service_that_died_goes_on_and_every_promise_holds(
     crash: Crash, mailbox: Mailbox, point: str, number: int
 ) -> None:
@@ -163,6 +173,29 @@ def test_a_service_that_died_goes_on_and_every_promise_holds(
     assert not [line for line in service.log.texts if line.startswith("ERROR")]
 
 
+@pytest.mark.parametrize("run", repeats(1, 5))
+@pytest.mark.parametrize("point", OBJECT_POINTS)
+def test_after_a_death_rows_name_whole_objects_and_others_are_set_aside_after_a_day(
+    crash: Crash, bucket: str, object_server: ObjectServer, point: str, run: int
+) -> None:
+    number = PASSES[run % 2]
+    order = crash(point, number, bucket=bucket, environment=object_server.environment())
+    history = invariants.read_history(Path(order.folder) / HISTORY)
+    with restarted(order) as service:
+        answers = answered(history) | repeated(service, history, point)
+        with service.database.read() as connection:
+            rows = {
+                row["id"]
+                for table in (tables.datasets, tables.models)
+                for row in invariants.rows_of(connection, table)
+            }
+        deleted = {key.removeprefix("delete ") for key in answers if key.startswith("delete ")}
+        assert {one["id"] for one in answers.values()} - deleted <= rows
+        assert not rows & deleted
+        assert check_objects(service) == (point in LEAVES_OBJECTS)
+        assert service.dataset()
+
+
 def answered(history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the acknowledged answers by the key of their request."""
     return {line["key"]: line for line in history if line["kind"] == "answered"}
@@ -176,6 +209,8 @@ def repeated(
         return {}
     (method, path, key), body = history[-1]["request"], history[-1]["body"]
     answer = send(service, method, path, key, **({"json": body} if body else {}))
+    if method == "DELETE" and answer.status_code == 404:  # the first one was committed
+        return {key: {"id": path.rpartition("/")[2]}}
     assert answer.status_code < 300, answer.text
     was_committed = answer.headers.get("idempotent-replayed") == "true"
     if point.startswith(("accept", "upload", "audit")):

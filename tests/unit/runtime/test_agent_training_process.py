@@ -64,8 +64,9 @@ def test_both_end_when_the_lease_is_over(
     renewals = Renewals()
 
     async def run() -> None:
-        proxy = SwallowingProxy(address)
-        async with proxy.listening() as near:
+        proxy = SwallowingProxy(address.host, address.port)
+        async with proxy.listening() as (host, port):
+            near = replace(address, host=host, port=port)
             link = await trained(near, tmp_path, renewals)
             (trainer,) = children(agent.pid)
             lease = lease_of(trainer)
