@@ -40,6 +40,7 @@ class Pooler:
             f"listen_addr =\nlisten_port = {PORT}\nunix_socket_dir = {folder}\nauth_type = any\n"
             f"default_pool_size = {SESSIONS}\nmax_client_conn = 400\n{settings}\n"
         )
+        file.chmod(0o644)  # an earlier test may have let nobody else read new files
         parent = os.getpid()
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
