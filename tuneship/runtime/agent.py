@@ -42,10 +42,49 @@ from tuneship.runtime.training_protocol import TRAIN
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.runtime.worker_protocol import Worker
 
+logger = logging.getLogger(__name__)
+
 ALONE_S = 600.0
+# What serves a connection ends so soon after it was closed, or cut.
+CLOSED_S, CUT_PATIENCE_S = 0.1, 1.0
 SERVE = "serve"
 # The process writes where the agent does.
 LOG = Path("/dev/stderr")
+
+
+class OpenConnections:
+    """The connections of services to the agent, none of which is left when the agent ends."""
+
+    def __init__(self, relay: AgentRelay | AgentTraining) -> None:
+        """`relay` serves them."""
+        self._relay = relay
+        self._open: set[asyncio.StreamWriter] = set()
+        self._ended = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one until it ends."""
+        self._open.add(writer)
+        try:
+            await self._relay.serve(reader, writer)
+        finally:
+            self._open.discard(writer)
+            self._ended.set()
+
+    async def cut(self) -> None:
+        """Cut those that are still open, because their services do not answer."""
+        await self._wait_for_all(CLOSED_S)  # some have just been closed
+        if self._open:
+            logger.warning("the agent ends and cuts connections on which nobody answers")
+            for writer in self._open:
+                writer.transport.abort()
+            await self._wait_for_all(CUT_PATIENCE_S)
+
+    async def _wait_for_all(self, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._open:
+                    self._ended.clear()
+                    await self._ended.wait()
 
 
 class ReplicaStart:
@@ -117,14 +156,16 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
             loop.add_signal_handler(number, relay.over.set)
         with listener(options.host or own_address(options.towards), options.ports) as sock:
             address = AgentAddress(sock.getsockname()[0], sock.getsockname()[1], digest)
+            connections = OpenConnections(relay)
             server = await asyncio.start_server(
-                relay.serve, sock=sock, ssl=context, limit=MAX_REQUEST_BYTES
+                connections.serve, sock=sock, ssl=context, limit=MAX_REQUEST_BYTES
             )
             os.write(options.ready_fd, f"{address.ready_line()}\n".encode())
             await until_over(relay, parent, options.alone_s)
             server.close()
             await relay.close()
             replica.end()
+            await connections.cut()
 
 
 async def until_over(relay: AgentRelay | AgentTraining, parent: int | None, alone_s: float) -> None:

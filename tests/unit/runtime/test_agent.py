@@ -20,8 +20,15 @@ from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import free_port, is_alive, until, until_async
 from tuneship.runtime import agent
 from tuneship.runtime.agent import ReplicaStart, port_range
-from tuneship.runtime.agent_protocol import AgentAddress, CannotServe, ServeOrder
+from tuneship.runtime.agent_protocol import (
+    LEADER,
+    PROTOCOL,
+    AgentAddress,
+    CannotServe,
+    ServeOrder,
+)
 from tuneship.runtime.agent_replicas import AgentReplicas
+from tuneship.runtime.agent_sockets import encoded
 from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
 from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.certificates import AgentAuthority
@@ -162,6 +169,30 @@ def test_it_ends_when_nobody_connects(started: Callable[..., "subprocess.Popen[s
     assert process.stdout is not None
     assert AgentAddress.said_in(process.stdout.readline()) is not None
     assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["serve", "train"])
+def test_it_ends_quietly_when_a_service_does_not_answer(
+    started: Callable[..., "subprocess.Popen[str]"], kind: str
+) -> None:
+    process = started("--kind", kind)
+    assert process.stdout is not None
+    address = AgentAddress.said_in(process.stdout.readline())
+    assert address is not None
+    context = AUTHORITY.client_context(datetime.now(UTC))
+    hello = {"op": "hello", "role": LEADER, "epoch": 1, "protocol": PROTOCOL}
+    with (
+        socket.create_connection((address.host, address.port)) as plain,
+        context.wrap_socket(plain) as connection,
+    ):
+        connection.sendall(encoded(hello))
+        assert b"hello" in connection.recv(4096)
+        process.send_signal(signal.SIGTERM)
+        # Nobody reads, so the end of the connection is not confirmed.
+        (line,) = process.communicate(timeout=60)[1].splitlines()
+    assert line == "WARNING __main__ the agent ends and cuts connections on which nobody answers"
+    assert process.returncode == 0
 
 
 @pytest.mark.slow
