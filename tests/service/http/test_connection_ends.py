@@ -100,7 +100,9 @@ def test_a_body_that_goes_on_after_its_answer_is_ended(
 def test_a_body_that_is_none_is_ended_in_any_state_of_the_parser(
     service: Service, path: bytes, how: str
 ) -> None:
-    service.call("GET", "/openapi.json", "alice")  # making it takes longer than the service waits at its end
+    service.call(
+        "GET", "/openapi.json", "alice"
+    )  # making it takes longer than the service waits at its end
     head, garbage = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % (path, CHUNKED), b"no length\r\n"
     connection = connected(service)
     connection.sendall(head + (garbage if how == "at once" else b""))
