@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,8 @@ NEXT = "9001"
 
 @pytest.fixture
 def members(tmp_path: Path, postgres: Cluster, bucket: str) -> Iterator[Members]:
-    members = Members(tmp_path, postgres.new_database(), bucket, postgres)
-    try:
+    with closing(Members(tmp_path, postgres.new_database(), bucket, postgres)) as members:
         yield members
-    finally:
-        members.close()
 
 
 def split(**shares: int) -> Any:

@@ -39,11 +39,8 @@ EARLY = timedelta(seconds=0.3)
 @pytest.fixture
 def members(tmp_path: Path, postgres: Cluster, bucket: str) -> Iterator[Members]:
     limits = {"generate_requests_per_minute": "0"}
-    members = Members(tmp_path, postgres.new_database(), bucket, postgres, **limits)
-    try:
+    with closing(Members(tmp_path, postgres.new_database(), bucket, postgres, **limits)) as members:
         yield members
-    finally:
-        members.close()
 
 
 class DatabaseTime:

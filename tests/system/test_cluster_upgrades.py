@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count, cycle
 from pathlib import Path
 from statistics import quantiles
@@ -36,11 +36,10 @@ NOTICE_S, CHECK_EVERY_S = 5, 0.5
 @pytest.fixture
 def members(tmp_path: Path, postgres: Cluster, bucket: str) -> Iterator[Members]:
     limits = {"generate_requests_per_minute": "0"}
-    members = Members(tmp_path, postgres.blank_database(), bucket, postgres, **limits)
-    try:
+    with closing(
+        Members(tmp_path, postgres.blank_database(), bucket, postgres, **limits)
+    ) as members:
         yield members
-    finally:
-        members.close()
 
 
 class CheckingBalancer(httpx.BaseTransport):

@@ -84,6 +84,7 @@ def restore(folder: Folder, data_dir: DataDir = None) -> None:
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
+        from tuneship.service.open_installation import direct_url_of  # noqa: PLC0415
         from tuneship.store.audit_heads import heads_file  # noqa: PLC0415
         from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
         from tuneship.store.database import url_of  # noqa: PLC0415
@@ -102,8 +103,9 @@ def restore(folder: Folder, data_dir: DataDir = None) -> None:
             url = url_of(settings.database_url, settings.data_dir)
             manifest = complete_backup(folder)
             blobs = blobs_of(settings)
-            places = (settings.data_dir, url, heads, settings.master_key, blobs)
-            target = RestoreTarget(*places, settings.listen_url)
+            target = RestoreTarget(
+                settings.data_dir, url, direct_url_of(settings), heads, settings.master_key, blobs
+            )
             with prepared(folder, manifest, target) as made:
                 settle(made, target, checked_master_key(folder, made, target))
     except SQLAlchemyError as error:  # its own text may hold the URL

@@ -71,7 +71,7 @@ def has_installation(settings: ServiceSettings) -> bool:
     """Whether a service has run on the data directory or with the database. Raises as `open_for_command` does."""
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
-    return installation.look(settings.listen_url or url).is_used or settings.master_key.is_file()
+    return installation.look(direct_url_of(settings)).is_used or settings.master_key.is_file()
 
 
 def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> Installation:
@@ -81,7 +81,7 @@ def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> 
     """
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
-    found = installation.look(settings.listen_url or url)
+    found = installation.look(direct_url_of(settings))
     check_ownership(settings.data_dir, url, found)
     if not found.is_used and not settings.master_key.is_file():
         raise NoInstallation(
@@ -90,7 +90,7 @@ def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> 
     secret, blobs = read_secret(settings.master_key), blobs_of(settings)
     if reads_files:
         blobs.check(found.id, writes=False)
-    database = Database(settings.listen_url or url, migrates=False)
+    database = Database(direct_url_of(settings), migrates=False)
     try:
         with database.read() as connection:
             check_key(connection, secret)
@@ -110,7 +110,7 @@ def open_for_service(
     """
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
-    found = installation.look(settings.listen_url or url)
+    found = installation.look(direct_url_of(settings))
     _check_cluster(found, None)
     check_ownership(settings.data_dir, url, found)
     blobs = blobs_of(settings)
@@ -150,7 +150,7 @@ def open_for_member(
     Times are the database's. Raises as `open_for_service` does, and `OtherCluster`.
     """
     url = url_of(settings.database_url, settings.data_dir)
-    found = installation.look(settings.listen_url or url)
+    found = installation.look(direct_url_of(settings))
     _check_cluster(found, cluster)
     check_membership(settings.data_dir, url, found)
     blobs = blobs_of(settings)
@@ -174,13 +174,18 @@ def open_for_member(
             if accept_clock:
                 installation.set_time(connection, now)
         # Another cluster may have come first.
-        _check_cluster(installation.look(settings.listen_url or url), cluster)
+        _check_cluster(installation.look(direct_url_of(settings)), cluster)
         record_ownership(settings.data_dir, url, row["id"], None)
         blobs.claim(row["id"], known)
     except BaseException:
         database.close()
         raise
     return Installation(database, secret, blobs, None if accept_clock else row["newest_time"])
+
+
+def direct_url_of(settings: ServiceSettings) -> str:
+    """The URL of the database itself, which leads past a pooler."""
+    return settings.listen_url or url_of(settings.database_url, settings.data_dir)
 
 
 def _database(settings: ServiceSettings, url: str, *, is_shared: bool = False) -> Database:

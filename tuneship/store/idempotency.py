@@ -83,7 +83,11 @@ def begin(
             raise ValidationRefused("Idempotency-Key was used for another request")
         if row["body"] is not None and row["status"] is not None:
             return StoredAnswer(row["status"], row["location"], row["body"])
-        if row["lease_until"] > now and not _is_left(connection, row["member"]):
+        # Whether a service alone is gone, or a member of an earlier version, nobody knows.
+        holder = row["member"] or ALONE
+        if row["lease_until"] > now and (
+            holder == ALONE or not member_sessions.is_gone(connection, holder)
+        ):
             raise _busy()
 
     # No row, an expired one, or the lock of a request that took too long, or whose member is gone.
@@ -99,11 +103,6 @@ def begin(
         )
     )
     return Hold(key, now + LOCK, member)
-
-
-def _is_left(connection: sa.Connection, member: int | None) -> bool:
-    """Whether the member that holds a key is gone. Nobody knows of a service alone, or of an earlier version's."""
-    return bool(member) and member_sessions.is_gone(connection, member)
 
 
 def begin_try(

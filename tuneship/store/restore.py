@@ -43,11 +43,11 @@ class RestoreTarget:
 
     data_dir: Path
     url: str
+    direct_url: str
+    """Of the same database, past a pooler."""
     heads: Path
     master_key: Path
     blobs: Blobs
-    listen_url: str | None = None
-    """Leads to the database past a pooler."""
 
 
 def complete_backup(folder: Path) -> Manifest:
@@ -106,8 +106,8 @@ def _check_empty(target: RestoreTarget) -> None:
             raise BackupFault(
                 f"{target.data_dir} is not empty ({entry.name}): restore into a new data directory"
             )
-    url = target.listen_url or target.url
-    if name_of(target.url, target.data_dir) != OWN and installation.look(url).is_used:
+    is_own = name_of(target.url, target.data_dir) == OWN
+    if not is_own and installation.look(target.direct_url).is_used:
         raise BackupFault("the database is not empty: restore into a new one")
     if target.blobs.is_remote and target.blobs.names():
         text = f"{target.blobs.place} is not empty: restore into an empty bucket or prefix"
@@ -131,7 +131,7 @@ def settle(made: Path, target: RestoreTarget, master_key: str | None) -> None:
             with (
                 rows_in(made / ROWS) as rows,
                 rows.read() as source,
-                closing(Database(target.listen_url or target.url)) as database,
+                closing(Database(target.direct_url)) as database,
             ):
                 database.claim()  # keeps services from starting on it
                 with database.write() as connection:

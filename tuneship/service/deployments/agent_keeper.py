@@ -265,6 +265,8 @@ class AgentKeeper:
         if isinstance(group, AttachedReplicas):
             group.report_failure(error)
         identifier = self._id_of(base)
+        if identifier is None:  # no longer in the catalogue
+            return
         try:
             await self._write(
                 agent_records.note_failure, identifier, failed.in_a_row, error, failed.pause_s
