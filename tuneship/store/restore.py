@@ -44,7 +44,7 @@ class RestoreTarget:
     data_dir: Path
     url: str
     direct_url: str
-    """Of the same database, past a pooler."""
+    """Leads to the same database past a pooler."""
     heads: Path
     master_key: Path
     blobs: Blobs
