@@ -9,9 +9,8 @@ BENCH_SECONDS = 1200
 PYTHONDONTWRITEBYTECODE =
 # Tests of one file stay together: they share a service or a Prefect server. `tests/conftest.py` orders the files.
 PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder --durations=10
-# Worker processes for two cores. What `make test-all` adds waits for other processes half of its time.
+# Worker processes for two cores. With more, each starts servers of its own, and all wait for the processors.
 WORKERS = 4
-WAITING_WORKERS = 6
 PURE = contract gates metrics traffic client
 TESTS = tests
 EVERY_CHANGE = (not slow and not soak) or essential
@@ -47,7 +46,7 @@ test: $(VENV)/dev.stamp coverage ## what every change must pass: the fast tests 
 	$(PYTEST) -n $(WORKERS) -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)
 
 test-all: $(VENV)/dev.stamp ## every other test but `make soak`
-	$(PYTEST) -n $(WAITING_WORKERS) -m "slow and not soak and not essential" $(TESTS)
+	$(PYTEST) -n $(WORKERS) -m "slow and not soak and not essential" $(TESTS)
 
 coverage: $(VENV)/dev.stamp ## the tests of the pure packages, with their branch coverage; a part of `make test`
 	$(PYTEST) -n $(WORKERS) -m "$(EVERY_CHANGE)" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \

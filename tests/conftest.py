@@ -9,6 +9,7 @@ files in the checkout. Every run generates the same examples, so a failure comes
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -59,9 +60,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Exclude from garbage collection what the test files have imported, which takes a second to look through."""
+    """Make cheap what every test pays for once all test files have been imported."""
+    # A full collection would take a second to look through what they have imported.
     gc.collect()
     gc.freeze()
+    # The threads of several test processes on two cores wait for each other more than they compute.
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

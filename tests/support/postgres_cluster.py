@@ -33,6 +33,7 @@ SETTINGS = {
     "full_page_writes": "off",
     "max_connections": "400",
     "shared_buffers": "64MB",
+    "autovacuum": "off",
 }
 # For measurements: a server that loses nothing.
 DURABLE = {**SETTINGS, "fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
@@ -162,7 +163,11 @@ class Cluster:
     def _emptied(self) -> str:
         """Empty a database for reuse, because hundreds of copies would take gigabytes."""
         name = self._free.pop()
-        self.run(f"truncate {', '.join(tables.METADATA.tables)} restart identity", name)
+        # `truncate` would make new files for all tables and indexes, which takes twice as long.
+        children_first = reversed(tables.METADATA.sorted_tables)
+        statements = [f"delete from {table.name}" for table in children_first]  # noqa: S608 - our tables
+        statements.append("select setval(sequencename::regclass, 1, false) from pg_sequences")
+        self.run("; ".join(statements), name)
         return name
 
     def take_back(self, since: int) -> None:

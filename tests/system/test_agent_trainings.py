@@ -116,9 +116,16 @@ MOMENTS: dict[str, Callable[[AgentJob], object]] = {
     "checkpoint": lambda job: job.checkpoints(),
     "completed": lambda job: job.has_reported("completed"),
 }
+PER_COMMIT = {"claimed", "checkpoint", "completed"}
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(moment, marks=[] if moment in PER_COMMIT else pytest.mark.soak)
+        for moment in MOMENTS
+    ],
+)
 def test_a_training_goes_on_when_its_agent_is_killed(
     job: AgentJob, expected: dict[str, Any], moment: str
 ) -> None:

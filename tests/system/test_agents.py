@@ -134,7 +134,7 @@ class Askers:
                 self.answers[last.completion] += 1
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])
 def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(
     tmp_path: Path, kills: int
 ) -> None:

@@ -127,7 +127,7 @@ def _answering(client: Client, endpoint: str) -> str:
     return client.endpoints.generate(endpoint, PROMPT).deployment_id
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])
 def test_writes_are_neither_refused_nor_lost_nor_doubled_when_members_are_killed(
     members: Members, kills: int
 ) -> None:

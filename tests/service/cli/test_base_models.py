@@ -288,7 +288,9 @@ def test_a_model_of_the_hubs_local_cache_is_added_by_its_id(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(one, marks=pytest.mark.soak) for one in ("qwen2", "qwen3"))]
+)
 def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(
     tmp_path: Path, family: str
 ) -> None:
@@ -328,7 +330,10 @@ def test_the_rotation_of_llama_3_is_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number_format", ["BF16", "F16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize(
+    "number_format",
+    ["BF16", "Q4_1", *(pytest.param(one, marks=pytest.mark.soak) for one in ("F16", "Q8_0"))],
+)
 def test_a_gguf_file_of_fewer_bits_is_kept_in_sixteen(tmp_path: Path, number_format: str) -> None:
     file = write_gguf(
         build_family(tmp_path / "made", "llama"), tmp_path / "tiny.gguf", number_format

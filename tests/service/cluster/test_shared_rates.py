@@ -45,7 +45,6 @@ async def passed(member: SharedRateLimits, client: str, kind: str = "control") -
     ("windows", "number"),
     [
         (3, 2),
-        pytest.param(10, 16, marks=pytest.mark.slow),
         pytest.param(100, 16, marks=pytest.mark.soak),
     ],
 )

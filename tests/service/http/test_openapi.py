@@ -18,7 +18,7 @@ from tuneship.contract.openapi import document, possible_refusals
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.http.routes import route_path
 
-EXAMPLES = 50
+EXAMPLES = 20
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,ignored_auth,unsupported_method,allow_header_conformance"

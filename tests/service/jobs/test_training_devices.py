@@ -47,6 +47,7 @@ def processes_of_job(serve: Serve, client: Client, job_id: str, steps: int = 0) 
     return both
 
 
+@pytest.mark.soak
 def test_a_job_whose_second_process_is_killed_goes_on_and_its_service_ends_both(
     serve: Serve, tmp_path: Path
 ) -> None:

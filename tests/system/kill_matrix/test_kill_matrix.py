@@ -190,10 +190,8 @@ VICTIMS: dict[str, Callable[[Release, Point], None]] = {
     "prefect-restart": prefect_is_restarted,
 }
 BY_NAME = {point.name: point for point in POINTS}
-# A kill at these finds the service as the kill after the step before it does.
-LIKE_THE_STEP_BEFORE = {"before-job", "before-deployment", "before-endpoint", "before-shift"}
 PER_COMMIT = {
-    "flow-SIGKILL": [name for name in BY_NAME if name not in LIKE_THE_STEP_BEFORE],
+    "flow-SIGKILL": ["before-upload", "after-job", "after-endpoint", "mid-shift", "bake"],
     "flow-SIGTERM": ["after-shift"],
     "flow-SIGINT": ["after-job"],
     "flow-in-worker-SIGKILL": ["mid-shift"],

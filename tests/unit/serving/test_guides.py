@@ -1,7 +1,6 @@
 """Answers that follow a schema: greedy and sampled, beside free ones in the same batch."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -51,15 +50,6 @@ SCHEMAS = [
         },
     },
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread: several wait for each other at every product where processors are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

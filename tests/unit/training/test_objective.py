@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from tuneship.contract.dataset_lines import DatasetFormat
@@ -46,7 +45,6 @@ class Pairs(SupervisedFineTuning):
 def test_the_deciding_measure_picks_the_best_checkpoint_and_stops_early(
     make_job: "JobMaker", tiny_model: Path, objective: SupervisedFineTuning
 ) -> None:
-    torch.set_num_threads(1)
     spec = make_job(
         epochs=5, learning_rate=0.05, validation_frequency=3, early_stopping_patience=2
     ).spec
