@@ -18,6 +18,12 @@ from tuneship.client import Client
 from tuneship.settings import ClientSettings
 
 ROOT = Path(__file__).parents[2]
+# Its standard input ends when the process of the tests closes it, or has ended in whatever way.
+DOWN_AT_THE_END = """
+import os, sys
+sys.stdin.read()
+os.execv(sys.executable, [sys.executable, "-W", "ignore", "-m", "deployments.local", "down"])
+"""
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,27 @@ class Machine:
 
 @pytest.fixture(scope="session")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Run `up` in an empty home folder, and `down` after all tests."""
+    """Run `up` in an empty home folder, and `down` after all tests, also when they are interrupted or killed."""
     home = tmp_path_factory.mktemp("home")
     ports = {name: str(free_port()) for name in ("PORT", "PREFECT_PORT", "BRIDGE_PORT")}
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     own = {f"TUNESHIP_{name}": port for name, port in ports.items()}
     made = Machine(home, {**kept, **own, "HOME": str(home)})
+    log = home / "down.log"
+    with log.open("w") as output:
+        down = subprocess.Popen(
+            [sys.executable, "-c", DOWN_AT_THE_END],
+            cwd=ROOT,
+            env=made.environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # a Ctrl-C must not reach it
+        )
     try:
         made.run("up")
         yield made
     finally:
-        made.run("down")
+        down.communicate(timeout=900)
+        assert down.returncode == 0, log.read_text()
         assert not made.records
