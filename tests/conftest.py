@@ -38,6 +38,9 @@ os.environ.setdefault(
     "TUNESHIP_WARM_TRAINER", "false"
 )  # it costs every service seconds at start; two tests turn it on
 
+# Almost nothing that test files import is ever garbage, and a full collection takes a second to find that out.
+gc.disable()
+
 # A shell that starts `make test` in the background makes it ignore Ctrl-C, and so would the commands of tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -61,9 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Make cheap what every test pays for once all test files have been imported."""
-    # A full collection would take a second to look through what they have imported.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     # The threads of several test processes on two cores wait for each other more than they compute.
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
