@@ -11,7 +11,7 @@ from tuneship.client import ApiError
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.webhooks import WebhookCreate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 NAMES = {"service", "prefect-server", "bridge", "worker"}
 
 

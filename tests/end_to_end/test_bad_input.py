@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.jobs import JobStatus
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 PATIENCE_S = 600.0
 ROWS = ROOT / "examples" / "icd10cm" / "hospital_a.jsonl"
 SECRET = "the patient's own words"

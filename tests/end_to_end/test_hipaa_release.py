@@ -9,7 +9,7 @@ import pytest
 from tests.end_to_end.conftest import RunningServices
 from tuneship.client import Client
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 JOB_SETTINGS = {
     "audit_logging": True,
     "compliance_mode": "hipaa",

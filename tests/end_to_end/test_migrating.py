@@ -21,6 +21,7 @@ from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.settings import ClientSettings
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
 ]

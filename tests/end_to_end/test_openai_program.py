@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import Serve
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PROGRAM = """
 import io, json, time

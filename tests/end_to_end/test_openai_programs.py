@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.openai_programs import MODEL, QUESTION, Asked, environment, npm_install
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PROGRAMS = Path(__file__).with_name("openai_programs")
 PYTHON = {

@@ -16,7 +16,7 @@ from tests.support.processes import Serve
 from tests.support.waiting import until
 from tuneship.template import PromptTemplate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 BASE = Path(__file__).parents[2] / "tuneship" / "base_models" / "tuneship-tiny"
 CODES = [f"{letter}{number:02}" for letter in "ABCE" for number in range(12)]

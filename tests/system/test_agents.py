@@ -30,7 +30,7 @@ from tuneship.contract.embeddings import Embed
 from tuneship.contract.errors import ApiError
 from tuneship.contract.generation import Generate, Generation
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 AGENT = "tuneship.runtime.agent"
 PROMPT = Generate(prompt="What is case 7?", max_tokens=8, temperature=0)
 TEXT = Embed(input=["What is case 7?"])

@@ -19,7 +19,7 @@ from tuneship.contract.deployments import DeploymentCreate
 from tuneship.runtime.certificates import PURPOSE, AgentAuthority
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 
 BASE = "tuneship-tiny"
 CLIENTS = 6

@@ -25,7 +25,7 @@ from tuneship.contract.endpoints import (
     Member,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 
 BASE = "tuneship-tiny"
 TOGETHER = 5

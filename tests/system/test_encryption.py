@@ -118,6 +118,7 @@ def export(serve: Serve, model: str, exported: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
     serve: Serve, tmp_path: Path
 ) -> None:

@@ -209,6 +209,7 @@ def second_service(data_dir: Path) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.postgres
 def test_the_whole_way_on_a_postgres_that_is_restarted_on_the_way(
     tmp_path: Path, own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from tuneship.store.blob_cache import BlobCache
 from tuneship.store.database import Database
 from tuneship.store.object_blobs import ObjectBlobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 
 PROMPT, MAX_TOKENS = "What is case 7?", 6
 CLIENTS = 4

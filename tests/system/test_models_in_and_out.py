@@ -18,6 +18,7 @@ from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.serving.adapters import CONFIG, read_adapter
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
 ]

@@ -33,7 +33,7 @@ from tuneship.store.audit import Chain
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.tables import job_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 TIMES = 3.0
 """Highest ratio of the other tenant's median under load to its idle median, on a machine that does nothing else."""

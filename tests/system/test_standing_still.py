@@ -18,6 +18,7 @@ from tuneship.client import Client
 from tuneship.contract.generation import Generate
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]

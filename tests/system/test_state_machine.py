@@ -29,7 +29,7 @@ from tuneship.contract.jobs import ENDED
 from tuneship.contract.jobs import MOVES as JOB_MOVES
 from tuneship.store import tables
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 LEASE_S = 3600
 """Seconds of a lease, so many that none ends by itself on a slow machine."""
 numbers = count()

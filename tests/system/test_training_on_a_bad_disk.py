@@ -27,6 +27,7 @@ from tuneship.store.database import Database, sqlite_url
 from tuneship.training.__main__ import DISK_BROKEN, DISK_FULL
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may look into an isolated process"),
 ]

@@ -15,7 +15,7 @@ import pytest
 from tests.ui.browser import Browser
 from tests.ui.conftest import RETRAIN, SECRETS, STEPS, PlayedInstallation
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 FORMS = {
     "tune-and-deploy": ("release", "ReleaseParameters"),
     "shift-traffic": ("plan", "CanaryPlan"),

@@ -30,7 +30,7 @@ from tuneship.service.http.boundary import InFlightLimits
 
 __all__ = ["prefect_api", "records"]
 
-pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.long]
 
 AT_ONCE = 20
 TIMEOUT_S = 3600.0

@@ -188,6 +188,7 @@ def test_a_model_that_our_engine_reads_otherwise_is_refused(difference: float) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_base_is_added_in_the_number_format_in_which_it_is_served(tmp_path: Path) -> None:
     data = tmp_path / "data"
     done = answer(data, "add", str(TINY), "--id", "small", "--weights", "int4")

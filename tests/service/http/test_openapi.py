@@ -84,6 +84,7 @@ def operation_of(method: str, path: str) -> Operation[..., Any] | None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_service_answers_only_what_the_document_says(
     start: Callable[..., Service], tmp_path: Path
 ) -> None:

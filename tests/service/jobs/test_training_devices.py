@@ -13,6 +13,7 @@ from tests.support.waiting import children, is_alive, until
 from tuneship.client import Client
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]

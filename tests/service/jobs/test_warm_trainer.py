@@ -67,6 +67,7 @@ def test_a_service_that_shall_keep_none_keeps_none(start: Start) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_waiting_process_trains_one_job_and_dies_with_its_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

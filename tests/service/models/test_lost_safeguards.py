@@ -198,6 +198,7 @@ def test_jobs_fail_before_they_have_a_process(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing isolates")
 def test_a_real_host_that_lost_its_filter_starts_no_process_for_what_asked_for_one(
     tmp_path: Path,

@@ -81,6 +81,7 @@ def whole_pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> "J
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "batch_size"),
     [

@@ -18,7 +18,7 @@ from tuneship.training.progress_file import POLL_SECONDS
 if TYPE_CHECKING:
     from tests.unit.training.conftest import Job, JobMaker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DIE_AT_RENAME = """
 import os, pathlib, signal
