@@ -163,8 +163,11 @@ def test_a_next_agent_that_is_lost_too_is_replaced(
     job_id, waiting = lost(service, nodes)
     service.run(nodes.nodes[1].close())
     assert waiting.code is not None
+    another = process_of(service, nodes, 2)
+    assert row_of(service, job_id)["attempt"] == 1
     elapsed.ahead_s += GONE_S
-    trainer_of(service, nodes, 2).start_of(4)
+    assert trainer_of(service, nodes, 2) is another
+    another.start_of(4)
     assert row_of(service, job_id)["attempt"] == 2
 
 
