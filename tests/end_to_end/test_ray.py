@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from tests.support.processes import Serve, ended_job, rows_file, start_job
 from tests.support.ray_cluster import RayNodes, descendants, install_ray, ray_nodes
 from tests.support.waiting import until
 from tuneship.client import Client
-from tuneship.contract.deployments import DeploymentCreate
+from tuneship.contract.deployments import DeploymentCreate, DeploymentUpdate
 from tuneship.contract.generation import Generate
 
 pytestmark = [pytest.mark.soak, pytest.mark.long]
@@ -26,13 +27,17 @@ CLIENTS = 8
 AGENT = b"tuneship.runtime.agent"
 REPLICA = b"tuneship.serving"
 TRAINER = b"tuneship.training"
-EPOCHS = 30
+EPOCHS, LONGER_THAN_THE_TEST = 30, 10_000
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need_package_index()
-    command = install_ray(tmp_path_factory.mktemp("ray") / "env")
+    return install_ray(tmp_path_factory.mktemp("ray") / "env")
+
+
+@pytest.fixture(scope="module")
+def cluster(command: Path) -> Iterator[RayNodes]:
     with ray_nodes(command) as nodes:
         for _ in range(2):
             nodes.add_node(cpus=2)
@@ -154,6 +159,56 @@ def test_no_whole_answer_is_lost_when_a_replica_and_a_node_fail(
         service.stop()
 
 
+def test_work_goes_on_while_the_head_is_away_and_starts_when_it_is_back(
+    command: Path, tmp_path: Path
+) -> None:
+    with ray_nodes(command, keeps_state=True) as cluster:
+        cluster.add_node(cpus=3)
+        service = started(cluster, tmp_path / "data")
+        answers, is_over = Counter[str](), threading.Event()
+        try:
+            client = service.client()
+            deployment = deployed(client, 1)
+            job_id = start_job(
+                client, rows_file(tmp_path / "rows", 64), epochs=LONGER_THAN_THE_TEST
+            )
+
+            def ask() -> None:
+                own = service.client()
+                while not is_over.is_set():
+                    answers[own.deployments.generate(deployment, PROMPT).completion] += 1
+
+            def goes_on() -> None:
+                """Both requests and the training do."""
+                before, step = answers.total(), client.jobs.get(job_id).current_step
+                until(lambda: answers.total() > before + 2 * CLIENTS)
+                until(lambda: client.jobs.get(job_id).current_step > step)
+
+            with ThreadPoolExecutor(CLIENTS) as threads:
+                asking = [threads.submit(ask) for _ in range(CLIENTS)]
+                try:
+                    goes_on()
+                    before = agents_of(cluster)
+                    cluster.kill_head()
+                    goes_on()
+                    cluster.start_head()
+                    back = time.monotonic()
+                    wanted = DeploymentUpdate(min_replicas=2, max_replicas=2)
+                    client.deployments.update(deployment, wanted)
+                    until(lambda: client.deployments.get(deployment).current_replicas == 2)
+                    print(f"a new replica {time.monotonic() - back:.1f} s after")  # noqa: T201
+                    goes_on()
+                finally:
+                    is_over.set()
+                for one in asking:
+                    one.result()  # every request was answered
+            assert len(answers) == 1
+            assert before < agents_of(cluster)  # those that ran still do, each with its one attempt
+        finally:
+            service.stop()
+        until(lambda: not agents_of(cluster))
+
+
 def test_a_training_goes_on_elsewhere_when_its_node_fails(
     cluster: RayNodes, tmp_path: Path
 ) -> None:
@@ -179,9 +234,10 @@ def test_a_training_goes_on_elsewhere_when_its_node_fails(
         assert service.workers("tuneship.training") == []
         (node,) = [one for one in cluster.nodes if running(one, TRAINER)]
         cluster.kill_node(node)
+        killed = time.monotonic()
+        until(lambda: any(", from step " in one.message for one in client.jobs.logs(job_id).logs))
+        print(f"goes on {time.monotonic() - killed:.1f} s after")  # noqa: T201
         assert curve(client, job_id) == expected
-        messages = [entry.message for entry in client.jobs.logs(job_id).logs]
-        assert any(", from step " in message for message in messages), messages
 
         # One that is killed with its service ends by itself, and its job goes on at the next start.
         job_id = trained(client)

@@ -46,7 +46,8 @@ def install_ray(folder: Path) -> Path:
 class RayNodes:
     """The nodes of one cluster, each a group of processes."""
 
-    def __init__(self, command: Path) -> None:
+    def __init__(self, command: Path, *, keeps_state: bool = False) -> None:
+        """`keeps_state`: the head writes its state to the disk, so that it can be started again."""
         self._command = command
         self.folder = Path(tempfile.mkdtemp(prefix="ray-"))
         self.token = secrets.token_hex(16)
@@ -54,15 +55,27 @@ class RayNodes:
         self.token_file.write_text(self.token)
         self._port, dashboard = free_port(), free_port()
         self.url = f"http://127.0.0.1:{dashboard}"
-        self._head = self._start(
+        self._state = (
+            {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder / "gcs")}
+            if keeps_state
+            else {}
+        )
+        self._head_arguments = (
             "--head", f"--port={self._port}", f"--dashboard-port={dashboard}",
             "--dashboard-host=127.0.0.1", f"--ray-client-server-port={free_port()}",
             "--num-cpus=0", f"--temp-dir={self.folder / 't'}",
         )  # fmt: skip
         self.nodes: list[subprocess.Popen[bytes]] = []
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start the head, at the same ports as before, and wait until it answers."""
+        # Nodes beside it on one machine and this file make Ray believe that the head still runs.
+        (self.folder / "t" / "ray_current_cluster").unlink(missing_ok=True)
+        self._head = self._start(*self._head_arguments, **self._state)
         until(lambda: self._answers(self._head))
 
-    def _start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+    def _start(self, *arguments: str, **environment: str) -> "subprocess.Popen[bytes]":
         ports = (f"--{name}={free_port()}" for name in PORTS)
         with (self.folder / "log").open("a") as log:
             return subprocess.Popen(
@@ -73,6 +86,7 @@ class RayNodes:
                     "PYTHONPATH": str(ROOT),
                     "RAY_AUTH_MODE": "token",
                     "RAY_AUTH_TOKEN": self.token,
+                    **environment,
                 },
                 stdout=log,
                 stderr=log,
@@ -102,18 +116,22 @@ class RayNodes:
         until(lambda: len(self.alive()) == count)
 
     def alive(self) -> list[dict[str, Any]]:
-        """The nodes that Ray believes to live."""
-        found = self.get("/api/v0/nodes").json()
+        """The nodes that Ray believes to live; none while it does not answer."""
+        try:
+            found = self.get("/api/v0/nodes").json()
+        except httpx.HTTPError:
+            return []
         nodes = found["data"]["result"]["result"] if found.get("result") else []
         return [one for one in nodes if one["state"] == "ALIVE"]
 
     def kill_node(self, process: "subprocess.Popen[bytes]") -> None:
         """Kill everything on a node at once, as if its machine had failed."""
-        for pid in [process.pid, *descendants(process.pid)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+        _kill_all(process)
         self.nodes.remove(process)
+
+    def kill_head(self) -> None:
+        """Kill everything on the head at once."""
+        _kill_all(self._head)
 
     def close(self) -> None:
         """End all processes."""
@@ -128,6 +146,13 @@ class RayNodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _kill_all(process: "subprocess.Popen[bytes]") -> None:
+    for pid in [process.pid, *descendants(process.pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
 def descendants(process: int) -> list[int]:
     """Process ids of all children of a process and of theirs."""
     found = children(process)
@@ -135,9 +160,9 @@ def descendants(process: int) -> list[int]:
 
 
 @contextmanager
-def ray_nodes(command: Path) -> Iterator[RayNodes]:
+def ray_nodes(command: Path, *, keeps_state: bool = False) -> Iterator[RayNodes]:
     """Start a head; its nodes end with it."""
-    nodes = RayNodes(command)
+    nodes = RayNodes(command, keeps_state=keeps_state)
     try:
         yield nodes
     finally:

@@ -11,7 +11,7 @@ import os
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,34 @@ class AgentLease:
         return self.until is not None and self._clock() > self.until
 
 
+@dataclass(frozen=True)
+class WaitingProcess:
+    """A training process that computes nothing before it reads its order from a pipe."""
+
+    base: Path
+    isolated: bool
+    worker: Worker
+    pipe: int
+    """The end to write to."""
+
+    def fits(self, base: Path, *, isolated: bool) -> bool:
+        """Whether it still waits, and may read this base model."""
+        return (self.base, self.isolated) == (base, isolated) and self.worker.exit_code() is None
+
+    def take(self, order: Order) -> Worker:
+        """Hand it the order. Raises `OSError` if it has just ended."""
+        try:
+            os.write(self.pipe, order.to_line().encode())
+        finally:
+            os.close(self.pipe)
+        return self.worker
+
+    def end(self) -> None:
+        """End it without an order."""
+        os.close(self.pipe)
+        self.worker.kill()
+
+
 class AgentTraining:
     """Obeys the leader of one training. The counterpart of `AgentRelay` for trainings."""
 
@@ -114,7 +142,9 @@ class AgentTraining:
         self._spec: TrainingSpec | None = None
         self._fault: str | None = None
         """Why the files that came cannot be used."""
+        self._waiting: WaitingProcess | None = None
         self._worker: Worker | None = None
+        """The process that has its order."""
         self._is_unstartable = False
         self._leader: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,6 +171,9 @@ class AgentTraining:
 
     def end(self) -> None:
         """Kill the process; returns when it is gone."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.end()
         if self._worker is not None:
             self._worker.kill()
 
@@ -193,6 +226,8 @@ class AgentTraining:
         match frame["op"]:
             case "file":
                 await self._threads.run(self._keep_piece, frame)
+            case "warm":
+                self._warm_up(Path(frame["base"]), isolated=bool(frame["isolated"]))
             case "train":
                 await self._take_order(TrainOrder.from_frame(frame))
             case "renewed":
@@ -271,33 +306,57 @@ class AgentTraining:
     # The process.
 
     def _renew(self, number: int) -> None:
-        """Extend the lease, and start the process with the first one. Runs on the main thread, as a start must."""
+        """Extend the lease; with the first one the process gets its order. On the main thread, as a start must be."""
         self._lease.renew(number)
         if self._spec is None or self._order is None or self._lease.until is None:
             return
         try:
             write_deadline(self._attempt / LEASE_FILE, self._lease.until)
             if self._worker is None and not self._is_unstartable and not self._lease.is_over:
-                self._worker = self._started(self._order, self._spec)
+                self._worker = self._started(self._order)
         except OSError as error:  # a process that runs goes by the deadline before
             logger.warning("a training cannot be started or go on: %s", error.strerror)
             self._is_unstartable = self._worker is None
 
-    def _started(self, order: TrainOrder, spec: TrainingSpec) -> Worker:
+    def _warm_up(self, base: Path, *, isolated: bool) -> None:
+        """Start a process that waits for its order. Runs on the main thread, as a start must."""
+        if self._waiting is None and self._worker is None:
+            try:
+                self._waiting = self._waiting_process(base, isolated=isolated)
+            except OSError as error:  # it is tried again with the order
+                logger.warning("a training process cannot be started: %s", error.strerror)
+
+    def _started(self, order: TrainOrder) -> Worker:
+        """Hand the order to the process that waits, or to a new one. Raises `OSError`."""
+        base, isolated = Path(order.base), order.isolated
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.fits(base, isolated=isolated):
+            waiting.end()
+            waiting = None
+        if waiting is None:
+            waiting = self._waiting_process(base, isolated=isolated)
+        return waiting.take(Order(self._attempt, order.keys))
+
+    def _waiting_process(self, base: Path, *, isolated: bool) -> WaitingProcess:
+        inputs, checkpoints = self._folder / INPUTS, self._folder / CHECKPOINTS
+        for folder in (inputs, self._attempt, checkpoints):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         reader, writer = os.pipe()
         try:
-            # The pipe holds it until there is a reader.
-            os.write(writer, Order(self._attempt, order.keys).to_line().encode())
-            base, inputs = Path(spec.base_model), self._folder / INPUTS
-            places = Places((base, inputs), (self._attempt, spec.checkpoint_dir))
-            arguments = (str(self._attempt), str(reader))
-            worker = WorkerSpec(
-                "tuneship.training", arguments, LOG, inherited=(reader,), places=places
+            spec = WorkerSpec(
+                "tuneship.training",
+                ("--wait", str(reader), "--keep-output"),
+                LOG,
+                inherited=(reader,),
+                places=Places((base, inputs), (self._attempt, checkpoints)),
             )
-            return LocalProcesses(isolated=order.isolated).start(worker)
-        finally:
+            worker = LocalProcesses(isolated=isolated).start(spec)
+        except BaseException:
             os.close(writer)
+            raise
+        finally:
             os.close(reader)
+        return WaitingProcess(base, isolated, worker, writer)
 
     # Its files.
 

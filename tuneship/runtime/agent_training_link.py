@@ -92,6 +92,19 @@ class AgentTrainingLink:
             raise TrainingAgentLost(str(error)) from error
         return cls(reader, writer, threads, on_renew)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is lost."""
+        return self._is_lost
+
+    async def warm(self, base: Path, *, isolated: bool) -> None:
+        """Have the agent start a process that waits for its order with its libraries loaded.
+
+        `base`, `isolated`: as the order will say. Raises `TrainingAgentLost`.
+        """
+        path = str(base.absolute())  # noqa: ASYNC240 - it asks no disk
+        await self._send({"op": "warm", "base": path, "isolated": isolated})
+
     async def send_folder(self, folder: Path, name: str) -> None:
         """Send all files of a folder, which will be in a folder of this name. Raises as `send_file` does."""
         for file in await self._threads.run(sorted_files, folder):

@@ -13,6 +13,9 @@ from tuneship.runtime.training_protocol import TRAIN
 if TYPE_CHECKING:  # it loads X.509
     from tuneship.runtime.certificates import AgentAuthority
 
+# The limit until an agent that no leader is connected to ends: a training would have lost its lease long before.
+ALONE_S = 60.0
+
 
 @dataclass(frozen=True)
 class TrainingAgent:
@@ -47,9 +50,9 @@ class TrainingAgents(ListeningAgents):
     async def start(self) -> TrainingAgent:
         """Start an agent and wait until it listens. Leaves none behind when it raises `CannotLaunch`."""
         await self.begin()
-        name = self.new_name()
+        name, options = self.new_name(), ("--kind", TRAIN, "--alone-s", f"{ALONE_S:g}")
         try:
-            return TrainingAgent(name, await self.listening(name, ("--kind", TRAIN)))
+            return TrainingAgent(name, await self.listening(name, options))
         except BaseException:
             await self.end(name)
             raise

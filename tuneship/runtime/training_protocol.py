@@ -1,12 +1,12 @@
 """Messages between the leader and the agent of a training, over TLS: JSON objects, one a line.
 
-The leader says `hello` (`agent_protocol.py`), sends the files of the attempt in pieces (`file`), and orders it to
-`train`; the agent says `ready`, or `refused`. Then the agent asks to `renew` its lease every few seconds, and starts
-the training process when that is first `renewed`. The leader asks for `news` (progress lines from an offset, the exit
-code, the step of the newest checkpoint), which waits until there are any; has the agent `hold` the files of a
-checkpoint or of the finished adapter, and gets them by `piece`s; orders it to `cancel` and to `stop`. A `heartbeat`
-goes to the leader every second, who gives a silent connection up and connects again. Files are sent as they are,
-sealed.
+The leader says `hello` (`agent_protocol.py`), lets the agent `warm` up, which starts a process that loads its libraries
+and waits, sends the files of the attempt in pieces (`file`), and orders it to `train`; the agent says `ready`, or
+`refused`. Then the agent asks to `renew` its lease every few seconds, and hands the process its order when that is
+first `renewed`. The leader asks for `news` (progress lines from an offset, the exit code, the step of the newest
+checkpoint), which waits until there are any; has the agent `hold` the files of a checkpoint or of the finished adapter,
+and gets them by `piece`s; orders it to `cancel` and to `stop`. A `heartbeat` goes to the leader every second, who gives
+a silent connection up and connects again. Files are sent as they are, sealed.
 
 The lease: what is renewed counts from the moment at which the agent *asked*. The leader answers when the lease of the
 job is extended in the database, and that one is longer. So whatever is late, or lost, the process has ended before

@@ -1,6 +1,7 @@
 """The training process: `python -m tuneship.training WORK_DIR`, or `--wait DESCRIPTOR` for a warm trainer.
 
-A warm trainer loads torch and then reads its order (work directory and keys) from a pipe. A process that is started
+A warm trainer loads torch and then reads its order (work directory and keys) from a pipe; with `--keep-output` it goes
+on to write where it did before, instead of into the log of the work directory. A process that is started
 for a job with sealed files gets its keys the same way, with `WORK_DIR DESCRIPTOR`.
 
 Reads WORK_DIR/spec.json and appends to WORK_DIR/progress.jsonl, whose last line says how the job ended. Exit code 0
@@ -60,12 +61,16 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["--wait", descriptor]:
             order = wait_for_job(int(descriptor))
+            if order is not None:
+                write_into(order.folder / LOG_FILE)
+        case ["--wait", descriptor, "--keep-output"]:
+            order = wait_for_job(int(descriptor))
         case [work_dir]:
             order = Order(Path(work_dir))
         case [_, descriptor] if descriptor.isdigit():
             order = read_order(int(descriptor))
         case _:
-            usage = "python -m tuneship.training WORK_DIR [DESCRIPTOR] | --wait DESCRIPTOR"
+            usage = "python -m tuneship.training WORK_DIR [DESCRIPTOR] | --wait DESCRIPTOR [--keep-output]"
             sys.stderr.write(f"usage: {usage}\n")
             return 2
     return 0 if order is None else run_job(order)
@@ -78,19 +83,17 @@ def read_order(descriptor: int) -> Order | None:
 
 
 def wait_for_job(descriptor: int) -> Order | None:
-    """Load the libraries that every job needs, then wait for an order; None when the pipe is closed before.
-
-    From then on the output goes to the log of the work directory, as if the process had been started for it.
-    """
+    """Load the libraries that every job needs, then wait for an order; None when the pipe is closed before."""
     import tuneship.training.training_loop  # noqa: F401, PLC0415 (loads torch: seconds)
 
-    order = read_order(descriptor)
-    if order is None:
-        return None
-    with (order.folder / LOG_FILE).open("ab") as log:
+    return read_order(descriptor)
+
+
+def write_into(file: Path) -> None:
+    """Send the output to a log from now on, as if the process had been started for its job."""
+    with file.open("ab") as log:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(log.fileno(), stream.fileno())
-    return order
 
 
 def run_job(order: Order) -> int:

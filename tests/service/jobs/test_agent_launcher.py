@@ -13,8 +13,10 @@ from sqlalchemy.exc import OperationalError
 
 from tests.support.in_process import Service
 from tests.support.training_nodes import TrainingNodes
+from tuneship.runtime.agent_training_link import TrainingAgentLost
 from tuneship.runtime.training_protocol import GONE_S
 from tuneship.service.jobs import agent_launcher
+from tuneship.service.jobs.agent_launcher import NodeTraining
 from tuneship.service.serve import recover
 from tuneship.store import tables
 from tuneship.training.checkpoint_folders import step_folder
@@ -54,6 +56,14 @@ def service(
 
 
 def trainer_of(service: Service, nodes: TrainingNodes, number: int) -> Any:
+    """Wait until a process has its order."""
+    trainer = process_of(service, nodes, number)
+    service.until(lambda: any(node.agent._worker is trainer for node in nodes.nodes))
+    return trainer
+
+
+def process_of(service: Service, nodes: TrainingNodes, number: int) -> Any:
+    """Wait until a process was started, which may still wait for its order."""
     service.until(lambda: len(nodes.engines.trainers) > number)
     return nodes.trainer(number)
 
@@ -103,10 +113,10 @@ def test_the_next_attempt_goes_on_elsewhere_only_when_the_lease_of_a_lost_node_i
     keep(trainer, 2)
     here = service.settings.data_dir / "work" / job_id / "checkpoints"
     service.until((step_folder(here, 2) / "state.json").exists)
+    nodes.has_room = False
     service.run(nodes.nodes[0].close())
     service.until(lambda: any("connection to an agent" in line for line in service.log.texts))
     # The process may still run there: another job is begun meanwhile, and this one is not begun again.
-    nodes.has_room = False
     waiting = service.job()
     service.until(lambda: nodes.refused > 0)
     assert row_of(service, job_id)["attempt"] == 1
@@ -121,6 +131,81 @@ def test_the_next_attempt_goes_on_elsewhere_only_when_the_lease_of_a_lost_node_i
     again.start_of(4, resumed_from=2)
     again.complete()
     service.until(lambda: service.job_status(job_id) == "completed")
+
+
+def lost(service: Service, nodes: TrainingNodes) -> tuple[str, Any]:
+    """A job whose node is lost, and the process that waits at the next one."""
+    job_id = service.job()
+    trainer_of(service, nodes, 0).start_of(4)
+    service.until(lambda: row_of(service, job_id)["total_steps"] == 4)
+    service.run(nodes.nodes[0].close())
+    return job_id, process_of(service, nodes, 1)
+
+
+def test_the_next_agent_is_ready_when_the_lease_of_a_lost_one_is_over_and_has_no_order_before(
+    service: Service, nodes: TrainingNodes, elapsed: Elapsed
+) -> None:
+    job_id, waiting = lost(service, nodes)
+    assert row_of(service, job_id)["attempt"] == 1
+    assert nodes.nodes[1].agent._order is None
+    elapsed.ahead_s += GONE_S
+    assert trainer_of(service, nodes, 1) is waiting
+    assert row_of(service, job_id)["attempt"] == 2
+    waiting.start_of(4)
+    waiting.complete()
+    service.until(lambda: service.job_status(job_id) == "completed")
+    assert len(nodes.nodes) == len(nodes.engines.trainers) == 2
+
+
+def test_a_next_agent_that_is_lost_too_is_replaced(
+    service: Service, nodes: TrainingNodes, elapsed: Elapsed
+) -> None:
+    job_id, waiting = lost(service, nodes)
+    service.run(nodes.nodes[1].close())
+    assert waiting.code is not None
+    another = process_of(service, nodes, 2)
+    assert row_of(service, job_id)["attempt"] == 1
+    elapsed.ahead_s += GONE_S
+    assert trainer_of(service, nodes, 2) is another
+    another.start_of(4)
+    assert row_of(service, job_id)["attempt"] == 2
+
+
+def test_the_next_agent_ends_with_its_service(service: Service, nodes: TrainingNodes) -> None:
+    _, waiting = lost(service, nodes)
+    service.rest()
+    assert waiting.code is not None
+    assert nodes.nodes[1].agent.over.is_set()
+
+
+def test_the_next_agent_ends_when_the_lost_one_answers_again(
+    service: Service, nodes: TrainingNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_away, connected = True, NodeTraining._connected
+
+    async def connected_or_not(training: NodeTraining) -> Any:
+        if is_away:
+            raise TrainingAgentLost("away")
+        return await connected(training)
+
+    async def disconnect() -> None:
+        leader = nodes.nodes[0].agent._leader
+        assert leader is not None
+        leader.transport.abort()
+
+    job_id = service.job()
+    trainer = trainer_of(service, nodes, 0)
+    trainer.start_of(4)
+    service.until(lambda: row_of(service, job_id)["total_steps"] == 4)
+    monkeypatch.setattr(NodeTraining, "_connected", connected_or_not)
+    service.run(disconnect())
+    waiting = process_of(service, nodes, 1)
+    is_away = False
+    service.until(nodes.nodes[1].agent.over.is_set)
+    assert waiting.code is not None
+    trainer.step(1)
+    service.until(lambda: row_of(service, job_id)["current_step"] == 1)
+    assert row_of(service, job_id)["attempt"] == 1
 
 
 def test_a_cancellation_reaches_the_node_and_waits_for_the_process(

@@ -203,6 +203,35 @@ def test_nothing_starts_before_the_lease_is_renewed_and_all_ends_with_it(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("change", ["none", "dead", "another base"])
+def test_a_process_that_waits_gets_the_order_with_the_lease_and_another_one_if_it_cannot_use_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    async def run() -> None:
+        async with node_in(tmp_path / "node", monkeypatch) as node:
+            node.may_go_on = False
+            link = await node.connect()
+            await link.warm(tmp_path if change == "another base" else base, isolated=False)
+            waiting = await node.trainer()
+            await link.warm(base, isolated=False)  # there is one
+            (tmp_path / "data.jsonl").write_text("{}\n")
+            await link.send_file(tmp_path / "data.jsonl", "inputs/training/data.jsonl")
+            await link.train(order_for(base))
+            await until_async(lambda: node.asked == [0])
+            assert node.engines.trainers == [waiting]
+            if change == "dead":
+                waiting.code = 1
+            node.agent._renew(0)
+            used = node.engines.trainers[-1]
+            assert (used is waiting) == (change == "none")
+            assert used.order.keys.training == "key of the data"
+            await link.stop()
+            assert all(one.code is not None for one in node.engines.trainers)
+            await link.aclose()
+
+    asyncio.run(run())
+
+
 def test_a_leader_that_comes_back_reads_on(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

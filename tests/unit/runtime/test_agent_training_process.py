@@ -25,6 +25,8 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_link import AgentAccess
 from tuneship.runtime.agent_protocol import AgentAddress
 from tuneship.runtime.agent_training_link import AgentTrainingLink
+from tuneship.runtime.launch import WRITE
+from tuneship.runtime.training_protocol import ATTEMPT
 from tuneship.training.spec import LEASE_FILE, NO_KEYS
 
 pytestmark = pytest.mark.slow
@@ -125,5 +127,5 @@ async def trained(address: AgentAddress, folder: Path, renewals: Renewals) -> Ag
 def lease_of(trainer: int) -> Path:
     """The file with the deadline that a training process obeys."""
     command = Path(f"/proc/{trainer}/cmdline").read_bytes().decode().split("\0")
-    folder = command[command.index("tuneship.training") + 1]
+    (folder,) = (part.removeprefix(WRITE) for part in command if part.endswith(f"/{ATTEMPT}"))
     return Path(folder) / LEASE_FILE

@@ -30,6 +30,7 @@ from tuneship.runtime.training_agents import TrainingAgent, TrainingAgents
 from tuneship.runtime.training_protocol import ADAPTER, CHECKPOINT, CHECKPOINTS, GONE_S, TrainOrder
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs.launcher import Training, TrainingOrder, TrainingProgress
+from tuneship.service.jobs.next_agents import NextAgents
 from tuneship.service.jobs.stored_checkpoints import FOLDER
 from tuneship.service.jobs.work_folders import (
     OUTPUT,
@@ -69,16 +70,16 @@ class NodeTraining(FolderTraining):
         attempt: PreparedAttempt,
         threads: Threads,
         blobs: Blobs,
-        agents: TrainingAgents,
+        next_agents: NextAgents,
         agent: TrainingAgent,
         extend: Callable[[], Awaitable[None]],
     ) -> None:
         """Call `begin` next. `agent`: one that listens and has no order.
 
-        `extend`: extends the lease of the job, or raises `LeaseLost`.
+        `next_agents` hears when it is lost. `extend`: extends the lease of the job, or raises `LeaseLost`.
         """
         super().__init__(attempt, threads, blobs)
-        self._agents, self._agent = agents, agent
+        self._next, self._agents, self._agent = next_agents, next_agents.agents, agent
         self._extend = extend
         self._job_id = attempt.folder.parent.name
         self._link: AgentTrainingLink | None = None
@@ -99,6 +100,7 @@ class NodeTraining(FolderTraining):
         """Send the files and the order. Where it raises, as `AgentTrainingLink.train` does, nothing computes."""
         link, spec = await self._connected(), self.attempt.spec
         self._link = link
+        await link.warm(order.base, isolated=self._agents.isolated)
         inputs = {"training": spec.training_file, "validation": spec.validation_file}
         for name, file in inputs.items():
             if file is not None:
@@ -176,13 +178,16 @@ class NodeTraining(FolderTraining):
                 await asyncio.sleep(RETRY_S)
 
     async def _again(self, lost: AgentTrainingLink) -> AgentTrainingLink:
-        """Connect once more; returns the lost connection where that fails."""
+        """Connect once more; returns the lost connection where that fails, and has the next agent started."""
         try:
             self._link = await self._connected()
             if self._is_to_stop:
                 await self._link.cancel()
         except (TrainingAgentLost, TrainingRefused):
+            if not self._is_to_stop and not self._is_ended:
+                self._next.prepare(self._job_id, Path(self.attempt.spec.base_model))
             return lost
+        self._next.drop(self._job_id)
         return self._link
 
     async def _copy(self, link: AgentTrainingLink) -> None:
@@ -275,7 +280,7 @@ class AgentTrainingLauncher:
         """`agents`: starts them. `lease_threads`: extend leases, which nothing else may delay."""
         self._parts = parts
         self._lease_threads = lease_threads
-        self._agents = agents
+        self._next = NextAgents(agents, folders.threads)
         self._folders = folders
         self._running: list[NodeTraining] = []
 
@@ -283,7 +288,7 @@ class AgentTrainingLauncher:
         """Start an agent and send it the attempt. Raises `OSError`, `TrainingRefused` and `CannotLaunch`."""
         attempt = await self._folders.prepared(order)
         try:
-            agent = await self._agents.start()
+            agent = await self._next.take(order.job["id"]) or await self._next.agents.start()
         except BaseException:
             attempt.held.close()
             raise
@@ -293,7 +298,7 @@ class AgentTrainingLauncher:
             await self._lease_threads.run(self._extend, claim)
 
         threads, blobs = self._folders.threads, self._parts.blobs
-        training = NodeTraining(attempt, threads, blobs, self._agents, agent, extend)
+        training = NodeTraining(attempt, threads, blobs, self._next, agent, extend)
         try:
             await training.begin(order)
         except BaseException as error:
@@ -317,13 +322,14 @@ class AgentTrainingLauncher:
 
     async def clear(self, job_id: str) -> None:
         """Remove the folder of a job that has ended."""
+        self._next.drop(job_id)
         await self._folders.clear(job_id)
 
     async def stop(self) -> None:
         """Have all processes killed, as far as their agents answer in time."""
         ending = [asyncio.create_task(one.end()) for one in self._running if one.is_running]
-        if ending:
-            await asyncio.wait(ending, timeout=STOP_S)
+        ending.append(asyncio.create_task(self._next.stop()))
+        await asyncio.wait(ending, timeout=STOP_S)
 
 
 def _note_failure(copying: "asyncio.Task[None]") -> None:

@@ -1,0 +1,115 @@
+"""Agents for the next attempts of jobs whose agents are lost: they are started while the lease of the last one lasts.
+
+Such an agent loads what every training needs, and waits. It has no order and computes nothing: that takes a claim of
+the job, which nobody gets before the lease is over. So the seconds of the start are not added to those of the lease.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tuneship.host.thread_pools import Threads
+from tuneship.runtime.agent_training_link import AgentTrainingLink, TrainingAgentLost
+from tuneship.runtime.training_agents import TrainingAgent, TrainingAgents
+from tuneship.runtime.training_protocol import GONE_S
+
+# An agent that was not taken so long after it was asked for is ended: its job may wait behind others for hours.
+KEPT_S = 2 * GONE_S
+
+Waiting = tuple[TrainingAgent, AgentTrainingLink]
+
+
+class NextAgents:
+    """At most one waiting agent for a job."""
+
+    def __init__(self, agents: TrainingAgents, threads: Threads) -> None:
+        """`agents` starts them. `threads`: for their connections."""
+        self.agents = agents
+        self._threads = threads
+        self._waiting: dict[str, asyncio.Task[Waiting]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def prepare(self, job_id: str, base: Path) -> None:
+        """Start an agent for the next attempt of a job, unless there is one; call it again for one that is lost."""
+        starting = self._waiting.get(job_id)
+        if starting is not None and _is_of_use(starting):
+            return
+        self.drop(job_id)
+        starting = asyncio.create_task(self._start(base))
+        self._waiting[job_id] = starting
+        asyncio.get_running_loop().call_later(KEPT_S, self._expire, job_id, starting)
+
+    async def take(self, job_id: str) -> TrainingAgent | None:
+        """Wait for the agent of a job and hand it over; None where there is none that answers."""
+        starting = self._waiting.get(job_id)
+        if starting is None:
+            return None
+        await asyncio.wait([starting])
+        if not _is_of_use(starting):
+            self.drop(job_id)
+            return None
+        del self._waiting[job_id]
+        agent, link = starting.result()
+        await link.aclose()
+        return agent
+
+    def drop(self, job_id: str) -> None:
+        """End the agent of a job, if there is one, as it is not needed."""
+        starting = self._waiting.pop(job_id, None)
+        if starting is not None:
+            self._spawn(self._end(starting))
+
+    async def stop(self) -> None:
+        """End all of them."""
+        for job_id in [*self._waiting]:
+            self.drop(job_id)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _start(self, base: Path) -> Waiting:
+        """Raises `CannotLaunch`, `TrainingRefused` and `TrainingAgentLost`."""
+        agent = await self.agents.start()
+        try:
+            link = await AgentTrainingLink.open(
+                agent.address, self.agents.access(), self._threads, _never
+            )
+            await link.warm(base, isolated=self.agents.isolated)
+        except BaseException:
+            self._spawn(self.agents.end(agent.name))
+            raise
+        return agent, link
+
+    async def _end(self, starting: "asyncio.Task[Waiting]") -> None:
+        starting.cancel()  # does nothing to one that has started
+        await asyncio.wait([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            agent, link = starting.result()
+            with suppress(TrainingAgentLost):
+                await link.stop()
+            await link.aclose()
+            await self.agents.end(agent.name)
+
+    def _expire(self, job_id: str, starting: "asyncio.Task[Waiting]") -> None:
+        if self._waiting.get(job_id) is starting:
+            self.drop(job_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+def _is_of_use(starting: "asyncio.Task[Waiting]") -> bool:
+    """Whether an agent starts, or has started and answers."""
+    if not starting.done():
+        return True
+    if starting.cancelled() or starting.exception() is not None:
+        return False
+    _, link = starting.result()
+    return not link.is_lost
+
+
+async def _never(_number: int) -> bool:
+    """Renew no lease: it has none."""
+    return False
