@@ -71,14 +71,14 @@ def upload(client: Client, examples: int) -> str:
     return made
 
 
-def train(client: Client, dataset: str) -> str:
+def train(client: Client, dataset: str, *, epochs: int = 4) -> str:
     return client.jobs.create(
         JobCreate(
             base_model="tuneship-tiny",
             dataset_id=dataset,
             model_name="m",
             validation_frequency=2,
-            hyperparameters=Hyperparameters(epochs=4, batch_size=8, learning_rate=1e-3),
+            hyperparameters=Hyperparameters(epochs=epochs, batch_size=8, learning_rate=1e-3),
             security_settings=JobSecuritySettings(encryption_level="maximum"),
         )
     ).id
