@@ -15,7 +15,6 @@ from typing import Any
 from demo_run import (
     DATA,
     ROOT,
-    VALIDATION,
     DemoRun,
     Memory,
     Result,
@@ -63,7 +62,7 @@ COMMON: dict[str, Any] = {"model_name": ENDPOINT, "endpoint": {"name": ENDPOINT}
 
 @dataclass(frozen=True)
 class Demo:
-    """The running demo, the most rows to train on, and whether the machine is too busy for latency gates."""
+    """The running demo, the most rows of a file, and whether the machine is too busy for latency gates."""
 
     run: DemoRun
     max_rows: int | None
@@ -86,7 +85,9 @@ def main() -> int:
     parser.add_argument(
         "--busy", action="store_true", help="other programs use this machine: no latency gates"
     )
-    parser.add_argument("--rows", type=int, help="train on the first so many rows of each file")
+    parser.add_argument(
+        "--rows", type=int, help="train and validate on the first so many rows of each file"
+    )
     chosen = parser.parse_args()
     started = time.monotonic()
     memory = Memory()
@@ -121,7 +122,9 @@ def good_release(demo: Demo, _: Acts) -> tuple[Result, list[str]]:
     release = demo.act(
         "== Act 1: a release. Two hospitals' diagnoses tune the base model",
         "act1",
-        TRAINING | {"data": {"files": files, "validation_file": VALIDATION}} | EVALUATION,
+        TRAINING
+        | {"data": {"files": files, "validation_file": demo.rows("validation")}}
+        | EVALUATION,
     )
     unmet = unexpected_outcome(release, "promoted", "none")
     if not unmet:
@@ -135,7 +138,7 @@ def good_release(demo: Demo, _: Acts) -> tuple[Result, list[str]]:
 
 def bad_data(demo: Demo, _: Acts) -> tuple[Result, list[str]]:
     """Train on shuffled answers, which the training gate refuses by comparing with the champion."""
-    data = {"files": [demo.rows("mislabelled")], "validation_file": VALIDATION}
+    data = {"files": [demo.rows("mislabelled")], "validation_file": demo.rows("validation")}
     once = {"hyperparameters": TRAINING["hyperparameters"] | {"epochs": 1}}
     refused = demo.act(
         "== Act 2: bad data. The same flow on rows with shuffled answers",
