@@ -1,9 +1,9 @@
 """Configuration of all tests: which database they run on, and how Hypothesis generates examples.
 
 A test file with `pytestmark = pytest.mark.both_databases` runs on SQLite and on Postgres, provided its fixtures use
-`database_settings`; all other files run on SQLite. Examples have no time limit, because machines differ, and leave no
-files in the checkout. Every run generates the same examples, so a failure comes from the change under test;
-`make soak` generates new ones.
+`database_settings`; all other files run on SQLite. On Postgres it is `slow`, unless it is a unit test. Examples have no
+time limit, because machines differ, and leave no files in the checkout. Every run generates the same examples, so a
+failure comes from the change under test; `make soak` generates new ones.
 """
 
 import gc
@@ -44,13 +44,17 @@ gc.disable()
 # A shell that starts `make test` in the background makes it ignore Ctrl-C, and so would the commands of tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
 BOTH = ("sqlite", pytest.param("postgres", marks=pytest.mark.postgres))
+# `make test-all` repeats on Postgres what `make test` runs on SQLite, but for the tests of the store itself.
+BOTH_IN_TIME = ("sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow]))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     asks = "database_settings" in metafunc.fixturenames
     if asks and metafunc.definition.get_closest_marker("both_databases"):
-        metafunc.parametrize("database_settings", BOTH, indirect=True, scope="session")
+        both = BOTH if "unit" in metafunc.definition.path.parts else BOTH_IN_TIME
+        metafunc.parametrize("database_settings", both, indirect=True, scope="session")
 
 
 @pytest.hookimpl(trylast=True)

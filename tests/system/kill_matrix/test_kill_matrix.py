@@ -191,7 +191,7 @@ VICTIMS: dict[str, Callable[[Release, Point], None]] = {
 }
 BY_NAME = {point.name: point for point in POINTS}
 PER_COMMIT = {
-    "flow-SIGKILL": ["before-upload", "after-job", "after-endpoint", "mid-shift", "bake"],
+    "flow-SIGKILL": ["before-upload", "after-job", "mid-shift", "bake"],
     "flow-SIGTERM": ["after-shift"],
     "flow-SIGINT": ["after-job"],
     "flow-in-worker-SIGKILL": ["mid-shift"],

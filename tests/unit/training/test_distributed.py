@@ -86,7 +86,7 @@ def whole_pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> "J
     ("devices", "batch_size"),
     [
         pytest.param(2, 8, id="2 devices"),
-        pytest.param(3, 47, id="3 devices, and a last batch of one row"),
+        pytest.param(3, 47, id="3 devices, and a last batch of one row", marks=pytest.mark.soak),
     ],
 )
 def test_several_devices_learn_what_one_learns_also_without_network(

@@ -145,7 +145,11 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(DIE_AT_RENAME.format(number=3), id="while a later checkpoint is written"),
+        pytest.param(
+            DIE_AT_RENAME.format(number=3),
+            id="while a later checkpoint is written",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(DIE_AT_RENAME.format(number=5), id="while the adapter is written"),
     ],
 )
@@ -163,6 +167,7 @@ def test_a_killed_training_resumes_to_the_same_bits(
     assert job.of_kind("epoch")[-1] == whole_job.of_kind("epoch")[-1]
 
 
+@pytest.mark.soak
 def test_a_training_killed_again_and_again_ends_with_the_same_bits(
     make_job: "JobMaker", whole_job: "Job"
 ) -> None:
