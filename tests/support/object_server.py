@@ -100,6 +100,16 @@ class ObjectServer:
     def hold_still(self) -> None:
         """Freeze the server: it accepts connections, but does not answer."""
         self.process.send_signal(signal.SIGSTOP)
+        # On a busy machine a thread may still answer after the signal was sent.
+        until(lambda: set(self._thread_states()) == {"T"})
+
+    def _thread_states(self) -> list[str]:
+        """Read the letter of each thread's state."""
+        found: list[str] = []
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with suppress(OSError):  # it has just ended
+                found.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
+        return found
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -397,7 +397,8 @@ def test_one_that_does_not_answer_is_away_soon_and_its_address_is_not_said(
         begun = datetime.now(UTC)
         with caplog.at_level(logging.DEBUG), pytest.raises(BlobsAway) as caught:
             blobs.digest_of("models/ft_1/weights")
-        assert datetime.now(UTC) - begun < timedelta(seconds=20)
+        # The library would try for three minutes by itself.
+        assert datetime.now(UTC) - begun < timedelta(seconds=60)
         with pytest.raises(StoreRefused, match="cannot be kept"):
             blobs.check("db_one")
     finally:
