@@ -117,3 +117,17 @@ def test_one_that_nobody_takes_is_ended(
             assert await agents.take(JOB) is None
 
     asyncio.run(run())
+
+
+def test_one_that_is_ended_while_it_is_taken_is_not_handed_over(nodes: TrainingNodes) -> None:
+    async def run() -> None:
+        async with next_agents(nodes) as agents:
+            agents.prepare(JOB, BASE)
+            await asyncio.wait([agents._waiting[JOB]])
+            taking = asyncio.create_task(agents.take(JOB))
+            await asyncio.sleep(0)
+            agents.drop(JOB)
+            assert await taking is None
+            await nodes.nodes[0].agent.over.wait()
+
+    asyncio.run(run())

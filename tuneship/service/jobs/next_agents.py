@@ -47,6 +47,8 @@ class NextAgents:
         if starting is None:
             return None
         await asyncio.wait([starting])
+        if self._waiting.get(job_id) is not starting:
+            return None  # it was dropped meanwhile
         if not _is_of_use(starting):
             self.drop(job_id)
             return None
