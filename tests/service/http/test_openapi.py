@@ -18,7 +18,6 @@ from tuneship.contract.openapi import document, possible_refusals
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.http.routes import route_path
 
-EXAMPLES = 20
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,ignored_auth,unsupported_method,allow_header_conformance"
@@ -85,8 +84,9 @@ def operation_of(method: str, path: str) -> Operation[..., Any] | None:
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.parametrize("examples", [20, pytest.param(50, marks=pytest.mark.soak)])
 def test_the_service_answers_only_what_the_document_says(
-    start: Callable[..., Service], tmp_path: Path
+    start: Callable[..., Service], tmp_path: Path, examples: int
 ) -> None:
     service = start(allow_fault_injection=True, concurrent_jobs=20, maximum_active_jobs=1000)
     watch = Watch(service.app)
@@ -97,7 +97,7 @@ def test_the_service_answers_only_what_the_document_says(
     whole = tmp_path / "openapi.json"
     whole.write_text(json.dumps(document_of(service, kept, lost)))
     watch.answers.clear()
-    run = run_schemathesis(service, whole)
+    run = run_schemathesis(service, whole, examples)
     assert run.returncode == 0, run.stdout[-8000:]
     by_address = {(one.method, one.path.replace(":path}", "}")): one for one in DECLARED}
     wrong = [
@@ -118,11 +118,13 @@ def is_named(operation: Operation[..., Any], status: int, code: str | None) -> b
     return status == operation.status or code in possible_refusals(operation).get(status, ())
 
 
-def run_schemathesis(service: Service, whole: Path) -> "subprocess.CompletedProcess[str]":
+def run_schemathesis(
+    service: Service, whole: Path, examples: int
+) -> "subprocess.CompletedProcess[str]":
     """Run Schemathesis as a program: the document's examples, its corner cases, then random requests."""
     options = [f"--header={name}: {value}" for name, value in service.headers["alice"].items()]
     options += [f"--url={service.url}"]
-    options += ["--phases=examples,coverage,fuzzing", f"--max-examples={EXAMPLES}", "--seed=1"]
+    options += ["--phases=examples,coverage,fuzzing", f"--max-examples={examples}", "--seed=1"]
     # A machine that stalls for a moment must not count as a failure.
     options += ["--request-timeout=120", "--suppress-health-check=too_slow"]
     options += ["--continue-on-failure", "--no-shrink", f"--checks={CHECKS}", "--warnings=off"]

@@ -1,7 +1,7 @@
 """A process is killed at some point of a release: the same run again, or the guard, restores the invariants.
 
 They are: at most one job and one deployment for each run key, a split that sums to 100, nothing left over, and a model
-that serves. Each commit tries the plainest kill in each phase, and most victims at one point; `make soak` does the
+that serves. Each commit tries the plainest kill at four points, and most other victims at one; `make soak` does the
 rest.
 """
 

@@ -316,7 +316,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(EVENTS, st.sampled_from([9, 2000]), st.sampled_from([None, 150]))
 def test_what_is_known_of_a_row_is_what_the_cache_holds(
     model: CausalModel,
