@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -38,22 +38,22 @@ os.environ.setdefault(
     "TUNESHIP_WARM_TRAINER", "false"
 )  # it costs every service seconds at start; two tests turn it on
 
-# Almost nothing that test files import is ever garbage, and a full collection takes a second to find that out.
-gc.disable()
-
 # A shell that starts `make test` in the background makes it ignore Ctrl-C, and so would the commands of tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 BOTH = ("sqlite", pytest.param("postgres", marks=pytest.mark.postgres))
 # `make test-all` repeats on Postgres what `make test` runs on SQLite, but for the tests of the store itself.
-BOTH_IN_TIME = ("sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow]))
+BOTH_BUT_POSTGRES_LATER = (
+    "sqlite",
+    pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow]),
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     asks = "database_settings" in metafunc.fixturenames
     if asks and metafunc.definition.get_closest_marker("both_databases"):
-        both = BOTH if "unit" in metafunc.definition.path.parts else BOTH_IN_TIME
+        both = BOTH if "unit" in metafunc.definition.path.parts else BOTH_BUT_POSTGRES_LATER
         metafunc.parametrize("database_settings", both, indirect=True, scope="session")
 
 
@@ -65,14 +65,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in long, -counts[item.path]))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Make cheap what every test pays for once all test files have been imported."""
-    gc.freeze()
-    gc.enable()
-    # The threads of several test processes on two cores wait for each other more than they compute.
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all test files, and make cheap what every test would pay for then."""
+    # Almost nothing of this is ever garbage, and a full collection takes a second to find that out.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        # The threads of several test processes on two cores wait for each other more than they compute.
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
