@@ -100,16 +100,8 @@ class ObjectServer:
     def hold_still(self) -> None:
         """Freeze the server: it accepts connections, but does not answer."""
         self.process.send_signal(signal.SIGSTOP)
-        # On a busy machine a thread may still answer after the signal was sent.
-        until(lambda: set(self._thread_states()) == {"T"})
-
-    def _thread_states(self) -> list[str]:
-        """Read the letter of each thread's state."""
-        found: list[str] = []
-        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
-            with suppress(OSError):  # it has just ended
-                found.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
-        return found
+        # Until all of its threads have stopped, one of them may still answer.
+        os.waitpid(self.process.pid, os.WUNTRACED)
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
