@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from tests.support.package_index import need_package_index
 from tests.support.processes import Serve, ended_job, rows_file, start_job
 from tests.support.ray_cluster import RayNodes, descendants, install_ray, ray_nodes
+from tests.support.repeating import repeating
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate, DeploymentUpdate
@@ -122,38 +122,30 @@ def test_no_whole_answer_is_lost_when_a_replica_and_a_node_fail(
     cluster: RayNodes, tmp_path: Path
 ) -> None:
     service = started(cluster, tmp_path / "data")
-    is_over = threading.Event()
     answers = Counter[str]()
     try:
         client = service.client()
         deployment = deployed(client, 2)
         expected = client.deployments.generate(deployment, PROMPT).completion
 
-        def ask() -> None:
-            own = service.client()
-            while not is_over.is_set():
-                answers[own.deployments.generate(deployment, PROMPT).completion] += 1
+        def ask(client: Client) -> None:
+            answers[client.deployments.generate(deployment, PROMPT).completion] += 1
 
         def more() -> None:
             before = answers.total()
             until(lambda: answers.total() > before + 2 * CLIENTS)
 
-        with ThreadPoolExecutor(CLIENTS) as threads:
-            asking = [threads.submit(ask) for _ in range(CLIENTS)]
-            try:
-                more()
-                node = next(one for one in cluster.nodes if running(one, REPLICA))
-                os.kill(running(node, REPLICA)[0], signal.SIGKILL)
-                more()
-                until(lambda: client.deployments.get(deployment).current_replicas == 2)
-                cluster.kill_node(next(one for one in cluster.nodes if running(one, REPLICA)))
-                more()
-                (left,) = cluster.nodes
-                until(lambda: len(running(left, REPLICA)) == 2)
-            finally:
-                is_over.set()
-            for one in asking:
-                one.result()  # every request was answered
+        # Every request is answered.
+        with repeating(*[partial(ask, service.client()) for _ in range(CLIENTS)]):
+            more()
+            node = next(one for one in cluster.nodes if running(one, REPLICA))
+            os.kill(running(node, REPLICA)[0], signal.SIGKILL)
+            more()
+            until(lambda: client.deployments.get(deployment).current_replicas == 2)
+            cluster.kill_node(next(one for one in cluster.nodes if running(one, REPLICA)))
+            more()
+            (left,) = cluster.nodes
+            until(lambda: len(running(left, REPLICA)) == 2)
         assert set(answers) == {expected}
     finally:
         service.stop()
@@ -165,7 +157,7 @@ def test_work_goes_on_while_the_head_is_away_and_starts_when_it_is_back(
     with ray_nodes(command, keeps_state=True) as cluster:
         cluster.add_node(cpus=3)
         service = started(cluster, tmp_path / "data")
-        answers, is_over = Counter[str](), threading.Event()
+        answers = Counter[str]()
         try:
             client = service.client()
             deployment = deployed(client, 1)
@@ -173,10 +165,8 @@ def test_work_goes_on_while_the_head_is_away_and_starts_when_it_is_back(
                 client, rows_file(tmp_path / "rows", 64), epochs=LONGER_THAN_THE_TEST
             )
 
-            def ask() -> None:
-                own = service.client()
-                while not is_over.is_set():
-                    answers[own.deployments.generate(deployment, PROMPT).completion] += 1
+            def ask(client: Client) -> None:
+                answers[client.deployments.generate(deployment, PROMPT).completion] += 1
 
             def goes_on() -> None:
                 """Both requests and the training do."""
@@ -184,24 +174,19 @@ def test_work_goes_on_while_the_head_is_away_and_starts_when_it_is_back(
                 until(lambda: answers.total() > before + 2 * CLIENTS)
                 until(lambda: client.jobs.get(job_id).current_step > step)
 
-            with ThreadPoolExecutor(CLIENTS) as threads:
-                asking = [threads.submit(ask) for _ in range(CLIENTS)]
-                try:
-                    goes_on()
-                    before = agents_of(cluster)
-                    cluster.kill_head()
-                    goes_on()
-                    cluster.start_head()
-                    back = time.monotonic()
-                    wanted = DeploymentUpdate(min_replicas=2, max_replicas=2)
-                    client.deployments.update(deployment, wanted)
-                    until(lambda: client.deployments.get(deployment).current_replicas == 2)
-                    print(f"a new replica {time.monotonic() - back:.1f} s after")  # noqa: T201
-                    goes_on()
-                finally:
-                    is_over.set()
-                for one in asking:
-                    one.result()  # every request was answered
+            # Every request is answered.
+            with repeating(*[partial(ask, service.client()) for _ in range(CLIENTS)]):
+                goes_on()
+                before = agents_of(cluster)
+                cluster.kill_head()
+                goes_on()
+                cluster.start_head()
+                back = time.monotonic()
+                wanted = DeploymentUpdate(min_replicas=2, max_replicas=2)
+                client.deployments.update(deployment, wanted)
+                until(lambda: client.deployments.get(deployment).current_replicas == 2)
+                print(f"a new replica {time.monotonic() - back:.1f} s after")  # noqa: T201
+                goes_on()
             assert len(answers) == 1
             assert before < agents_of(cluster)  # those that ran still do, each with its one attempt
         finally:

@@ -1,16 +1,16 @@
 """Clients that create endpoints all the time through a played balancer in front of the members of a cluster."""
 
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 import httpx
 
 from tests.support.cluster_members import Members
+from tests.support.repeating import repeating
 from tuneship.client import Client
 from tuneship.contract.endpoints import EndpointCreate
 from tuneship.contract.errors import TuneshipError
@@ -58,36 +58,24 @@ class MemberWriters:
         self._number = number
         transport = BalancedTransport(members.addresses)
         self._client = Client(members.clients[0].settings, transport).with_options(tries=tries)
-        self._is_over = threading.Event()
         self.acknowledged: list[AcknowledgedWrite] = []
         self.failures: list[TuneshipError] = []
 
     @contextmanager
     def at_work(self, pause_s: float) -> Iterator[None]:
         """Let them work meanwhile; at the end every create that was begun has its answer."""
-        threads = [
-            threading.Thread(target=self._work, args=(pause_s,)) for _ in range(self._number)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
+        with closing(self._client), repeating(*[self._create] * self._number, pause_s=pause_s):
             yield
-        finally:
-            self._is_over.set()
-            for thread in threads:
-                thread.join()
-            self._client.close()
 
-    def _work(self, pause_s: float) -> None:
-        while not self._is_over.wait(pause_s):
-            began = time.monotonic()
-            wanted = EndpointCreate(name=secrets.token_hex(16), deployment_id=self._deployment)
-            try:
-                made = self._client.endpoints.create(wanted).id
-            except TuneshipError as error:
-                self.failures.append(error)
-            else:
-                self.acknowledged.append(AcknowledgedWrite(made, began, time.monotonic()))
+    def _create(self) -> None:
+        began = time.monotonic()
+        wanted = EndpointCreate(name=secrets.token_hex(16), deployment_id=self._deployment)
+        try:
+            made = self._client.endpoints.create(wanted).id
+        except TuneshipError as error:
+            self.failures.append(error)
+        else:
+            self.acknowledged.append(AcknowledgedWrite(made, began, time.monotonic()))
 
     def lost_and_doubled(self) -> tuple[int, int]:
         """How many acknowledged creates are not stored, and how many stored ones are too many."""

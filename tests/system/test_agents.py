@@ -5,12 +5,11 @@ The agents, their replicas and the service are killed while clients ask.
 
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.support.processes import (
     served,
     start_job,
 )
+from tests.support.repeating import repeating
 from tests.support.waiting import children, is_alive, until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
@@ -88,7 +88,6 @@ class Askers:
 
     def __init__(self, service: Serve, deployment: str) -> None:
         self._service, self._deployment = service, deployment
-        self._is_over = threading.Event()
         self.answers = Counter[str]()
         self.spans = list[tuple[float, float]]()
         """When each request for a whole answer was sent, and how many seconds it took."""
@@ -98,40 +97,29 @@ class Askers:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Let them ask meanwhile. Raises what any of them was answered that it did not expect."""
-        with ThreadPoolExecutor(CLIENTS) as threads:
-            asking = [
-                threads.submit(self._stream if number % 2 else self._ask)
-                for number in range(CLIENTS)
-            ]
-            try:
-                yield
-            finally:
-                self._is_over.set()
-            for one in asking:
-                one.result()
+        kinds = (self._ask, self._stream)
+        asking = [partial(kinds[number % 2], self._service.client()) for number in range(CLIENTS)]
+        with repeating(*asking):
+            yield
 
     def more(self) -> None:
         """Wait until they have got more answers."""
         before = self.answers.total()
         until(lambda: self.answers.total() > before + 2 * CLIENTS)
 
-    def _ask(self) -> None:
-        client = self._service.client()
-        while not self._is_over.is_set():
-            sent = time.monotonic()
-            self.answers[client.deployments.generate(self._deployment, PROMPT).completion] += 1
-            self.spans.append((sent, time.monotonic() - sent))
+    def _ask(self, client: Client) -> None:
+        sent = time.monotonic()
+        self.answers[client.deployments.generate(self._deployment, PROMPT).completion] += 1
+        self.spans.append((sent, time.monotonic() - sent))
 
-    def _stream(self) -> None:
-        client = self._service.client()
-        while not self._is_over.is_set():
-            try:
-                *_, last = client.deployments.stream(self._deployment, PROMPT)
-            except ApiError as error:
-                self.broken[error.code] += 1
-            else:
-                assert isinstance(last, Generation)
-                self.answers[last.completion] += 1
+    def _stream(self, client: Client) -> None:
+        try:
+            *_, last = client.deployments.stream(self._deployment, PROMPT)
+        except ApiError as error:
+            self.broken[error.code] += 1
+        else:
+            assert isinstance(last, Generation)
+            self.answers[last.completion] += 1
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])

@@ -2,17 +2,17 @@
 
 import os
 import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster_members import PROMPT, Members
 from tests.support.postgres_cluster import Cluster
+from tests.support.repeating import repeating
 from tests.support.waiting import children, is_alive, until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
@@ -94,11 +94,10 @@ def test_all_members_ask_the_same_agents_which_outlive_their_leader(
     deployment = replicated(members.clients[1], 2)
     first = agents.serving()
     assert len(first) == 2
-    answers, is_over = Counter[str](), threading.Event()
+    answers = Counter[str]()
 
     def ask(client: Client) -> None:
-        while not is_over.is_set():
-            answers[client.deployments.generate(deployment, PROMPT).completion] += 1
+        answers[client.deployments.generate(deployment, PROMPT).completion] += 1
 
     def goes_on() -> None:
         before = answers.total()
@@ -110,25 +109,20 @@ def test_all_members_ask_the_same_agents_which_outlive_their_leader(
         )
 
     leader, asked = members.leader, followers(members)
-    with ThreadPoolExecutor(CLIENTS) as threads:
-        asking = [threads.submit(ask, client) for client in asked for _ in range(CLIENTS // 2)]
-        try:
-            goes_on()
-            os.kill(min(first), signal.SIGKILL)
-            second = replaced(min(first))
-            until(lambda: members.clients[0].deployments.get(deployment).current_replicas == 2)
-            leader.kill()
-            goes_on()
-            until(lambda: members.leader is not leader)
-            # An agent that stands still says nothing more, and its connections do not break.
-            os.kill(min(second), signal.SIGSTOP)
-            third = replaced(min(second))
-            assert max(second) in third  # the next leader has adopted it
-            goes_on()
-        finally:
-            is_over.set()
-        for one in asking:
-            one.result()  # every request was answered
+    # Every request is answered.
+    with repeating(*[partial(ask, client) for client in asked for _ in range(CLIENTS // 2)]):
+        goes_on()
+        os.kill(min(first), signal.SIGKILL)
+        second = replaced(min(first))
+        until(lambda: members.clients[0].deployments.get(deployment).current_replicas == 2)
+        leader.kill()
+        goes_on()
+        until(lambda: members.leader is not leader)
+        # An agent that stands still says nothing more, and its connections do not break.
+        os.kill(min(second), signal.SIGSTOP)
+        third = replaced(min(second))
+        assert max(second) in third  # the next leader has adopted it
+        goes_on()
     assert len(answers) == 1
 
     # A member that does not lead wakes a model, which sleeps again, and the last agent ends.

@@ -1,6 +1,5 @@
 """The bucket goes away in the middle of uploads and returns: generation goes on, and nothing is stored in half."""
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from tests.support.in_process import LINES, Service, jsonl
 from tests.support.invariants import rows_of
 from tests.support.object_invariants import check_objects
 from tests.support.object_server import ObjectServer
+from tests.support.repeating import repeating
 from tuneship.store import tables
 from tuneship.store.object_blobs import PART_BYTES
 
@@ -41,7 +41,6 @@ class Clients:
     def __init__(self, service: Service, deployment: str) -> None:
         self._service = service
         self._ask = f"/v1/deployments/{deployment}/generate"
-        self._is_over = threading.Event()
         self.generated = Counter[int]()
         self.stored: list[str] = []
         self.uploads = Counter[tuple[str, int]]()
@@ -50,20 +49,8 @@ class Clients:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Let them work meanwhile."""
-        work: list[Callable[[], None]] = [self._generate, *map(self._uploads_of, UPLOADS)]
-        threads = [threading.Thread(target=self._repeat, args=(one,)) for one in work]
-        for thread in threads:
-            thread.start()
-        try:
+        with repeating(self._generate, *map(self._uploads_of, UPLOADS), pause_s=0.05):
             yield
-        finally:
-            self._is_over.set()
-            for thread in threads:
-                thread.join()
-
-    def _repeat(self, work: Callable[[], None]) -> None:
-        while not self._is_over.wait(0.05):
-            work()
 
     def _generate(self) -> None:
         body = {"prompt": "What is case 1?", "max_tokens": 8}
