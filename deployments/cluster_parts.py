@@ -248,9 +248,9 @@ def objects(place: Place) -> ClusterProgram:
 def object_server(program: str, folder: Path, config: Path, ports: Mapping[str, int]) -> list[str]:
     """The command of an S3 server that keeps its objects in a folder. `ports`: those of `OBJECT_PORTS`, by name."""
     return [
-        program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-dir={folder}", f"-s3.config={config}",
-        "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-master.volumeSizeLimitMB=64",
-        "-volume.max=50", *(f"-{name}={ports[name]}" for name in OBJECT_PORTS),
+        program, "-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-dir={folder}",
+        f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=64", "-volume.max=50", *(f"-{name}={ports[name]}" for name in OBJECT_PORTS),
     ]  # fmt: skip
 
 

@@ -15,12 +15,14 @@ import logging
 import os
 import signal
 import socket
+import stat
 import tempfile
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from tuneship.host.machine import cache_share
+from tuneship.host.staging import remove_abandoned, staged
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_protocol import (
     HEARTBEAT_S,
@@ -48,6 +50,7 @@ ALONE_S = 600.0
 # What serves a connection ends so soon after it was closed, or cut.
 CLOSED_S, CUT_PATIENCE_S = 0.1, 1.0
 SERVE = "serve"
+AGENT = "agent-"
 # The process writes where the agent does.
 LOG = Path("/dev/stderr")
 
@@ -145,8 +148,8 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
     `parent`: it ends with this process; None: no matter what its parent does.
     """
     context, digest = agent_context(options.trust)
-    with tempfile.TemporaryDirectory(prefix="tuneship-agent-") as folder:
-        files, scratch = Path(folder) / "files", Path(folder) / "scratch"
+    with staged(own_folder(), AGENT, lambda own: remove_abandoned(own, AGENT)) as folder:
+        files, scratch = folder / "files", folder / "scratch"
         for place in (files, scratch):
             place.mkdir()
         tempfile.tempdir = str(scratch)  # so that nothing of the agent lies elsewhere
@@ -171,6 +174,20 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
             await relay.close()
             replica.end()
             await connections.cut()
+
+
+def own_folder() -> Path:
+    """Make the folder for the agents of this user on this node. Raises `OSError`.
+
+    An agent that is killed leaves a job's data there. The next one on the node removes it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"tuneship-agents-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    # Its name can be guessed, and everybody may write to /tmp.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not a private folder of this user: remove it")
+    return folder
 
 
 async def until_over(relay: AgentRelay | AgentTraining, parent: int | None, alone_s: float) -> None:

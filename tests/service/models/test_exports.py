@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tests.support.in_process import Service
 from tests.support.waiting import until
 from tuneship.conversion.order import ExportOrder, ExportReport
-from tuneship.service.common.staging import staged
+from tuneship.host.staging import staged
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.models.exports import EXPORTING
 from tuneship.store import tables

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +20,7 @@ import pytest
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import free_port, is_alive, until, until_async
 from tuneship.runtime import agent
-from tuneship.runtime.agent import ReplicaStart, port_range
+from tuneship.runtime.agent import ReplicaStart, own_folder, port_range
 from tuneship.runtime.agent_protocol import (
     LEADER,
     PROTOCOL,
@@ -218,6 +219,51 @@ def test_it_refuses_what_it_cannot_use(started: Callable[..., "subprocess.Popen[
         taken = started("--ports", str(port))
         assert f"no free port in {port}-{port}" in taken.communicate(timeout=60)[1]
     assert taken.returncode != 0
+
+
+@pytest.mark.slow
+def test_what_a_killed_agent_left_is_removed_by_the_next_one(
+    started: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def folder_of_another() -> Path:
+        before = set(tmp_path.glob("*/agent-*"))
+        process = started()
+        assert process.stdout is not None
+        assert AgentAddress.said_in(process.stdout.readline()) is not None
+        (folder,) = set(tmp_path.glob("*/agent-*")) - before
+        (folder / "files" / "data.jsonl").write_text("text of a patient")
+        processes[folder] = process
+        return folder
+
+    processes: dict[Path, subprocess.Popen[str]] = {}
+    killed, alive = folder_of_another(), folder_of_another()
+    processes[killed].kill()
+    processes[killed].wait()
+    third = folder_of_another()
+    assert set(tmp_path.glob("*/agent-*")) == {alive, third}
+    assert (alive / "files" / "data.jsonl").exists()
+    processes[third].terminate()
+    assert processes[third].wait(60) == 0
+    assert not third.exists()
+
+
+@pytest.mark.parametrize("other", ["a link", "a folder that others may write to"])
+def test_it_uses_no_folder_that_somebody_else_may_have_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = own_folder()
+    assert own == own_folder()
+    own.rmdir()
+    if other == "a link":
+        own.symlink_to(tmp_path)
+    else:
+        own.mkdir()
+        own.chmod(0o777)
+    with pytest.raises(PermissionError, match="not a private folder"):
+        own_folder()
 
 
 def test_ports_are_a_range() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tuneship.contract.common import render_time
 from tuneship.contract.errors import InternalError
 from tuneship.conversion.order import ALLOWED_DIFFERENCE, ReadingOrder, ReadingReport
+from tuneship.host import staging
 from tuneship.host.disk_space import check_room
 from tuneship.host.durable import flush, flush_open
 from tuneship.host.file_digest import sha256_of
@@ -30,7 +31,6 @@ from tuneship.service.catalogues.origins import (
     added_folder,
 )
 from tuneship.service.catalogues.sources import AddingRefused, CheckpointSource, GgufSource
-from tuneship.service.common import staging
 from tuneship.service.common.conversion import ConversionFailed, convert_in_process
 from tuneship.service.common.refusals import abbreviated
 from tuneship.serving.weights import WEIGHTS

@@ -14,10 +14,10 @@ from tuneship.contract.errors import InternalError, InvalidRequestError, Permiss
 from tuneship.contract.models import ExportFormat, GgufType, Model, ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
 from tuneship.host.disk_space import check_room
+from tuneship.host.staging import remove_abandoned, staged
 from tuneship.security.sealed_files import new_key, write_sealed
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.conversion import ConversionFailed
-from tuneship.service.common.staging import remove_abandoned, staged
 from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
