@@ -28,6 +28,10 @@ AGENT = b"tuneship.runtime.agent"
 REPLICA = b"tuneship.serving"
 TRAINER = b"tuneship.training"
 EPOCHS, LONGER_THAN_THE_TEST = 30, 10_000
+TYPES = """
+instance_types:
+  - {name: zone-b, compute_type: cpu, cpus: 3, node_labels: {zone: b}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +48,10 @@ def cluster(command: Path) -> Iterator[RayNodes]:
         yield nodes
 
 
-def started(cluster: RayNodes, data: Path) -> Serve:
+def started(cluster: RayNodes, data: Path, **settings: str) -> Serve:
     return Serve(
         data,
+        **settings,
         agents="ray",
         ray_urls=cluster.url,
         ray_token_file=str(cluster.token_file),
@@ -237,6 +242,30 @@ def test_a_training_goes_on_elsewhere_when_its_node_fails(
         key = (service.data_dir / "master.key").read_text().strip()
         for secret in (key, cluster.token, "What is case", str(service.data_dir)):
             assert secret not in f"{jobs} {logs}"
+    finally:
+        service.stop()
+    until(lambda: not agents_of(cluster))
+
+
+def test_a_training_is_placed_where_its_instance_type_says(
+    cluster: RayNodes, tmp_path: Path
+) -> None:
+    file = tmp_path / "types.yaml"
+    file.write_text(TYPES)
+    service = started(cluster, tmp_path / "data", instance_catalogue=str(file))
+    try:
+        client = service.client()
+        rows = rows_file(tmp_path / "rows", 64)
+        job_id = start_job(client, rows, epochs=LONGER_THAN_THE_TEST, instance_type="zone-b")
+        # No node has that label yet, though others have room.
+        until(lambda: "PENDING" in [one["status"] for one in cluster.jobs()])
+        assert client.jobs.get(job_id).current_step == 0
+        cluster.add_node(cpus=3, labels="zone=b")
+        until(lambda: client.jobs.get(job_id).current_step > 0)
+        assert [bool(running(one, TRAINER)) for one in cluster.nodes[:-1]] == [False] * (
+            len(cluster.nodes) - 1
+        )
+        assert running(cluster.nodes[-1], TRAINER)
     finally:
         service.stop()
     until(lambda: not agents_of(cluster))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.agents import PlayedAgent, played_agent
 from tests.support.engines import PlayedEngines
-from tuneship.runtime.launchers import AgentState, CannotLaunch
+from tuneship.runtime.launchers import AgentSize, AgentState, CannotLaunch
 
 
 class PlayedLauncher:
@@ -26,7 +26,9 @@ class PlayedLauncher:
         self.refusal = ""
         """Why no agent can be started now."""
 
-    async def start(self, name: str, arguments: Sequence[str]) -> None:
+    async def start(
+        self, name: str, arguments: Sequence[str], size: AgentSize | None = None
+    ) -> None:
         if self.refusal:
             raise CannotLaunch(self.refusal)
         place = self._folder / name

@@ -14,7 +14,14 @@ from tests.support.waiting import PATIENCE_S, until
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
-from tuneship.contract.jobs import ENDED, Hyperparameters, Job, JobCreate, JobSecuritySettings
+from tuneship.contract.jobs import (
+    ENDED,
+    ComputeConfig,
+    Hyperparameters,
+    Job,
+    JobCreate,
+    JobSecuritySettings,
+)
 from tuneship.settings import ClientSettings
 from tuneship.training.spec import PROGRESS_FILE
 
@@ -139,7 +146,14 @@ def rows_file(path: Path, count: int) -> Path:
     return path
 
 
-def start_job(client: Client, file: Path, *, epochs: int = 1, isolated: bool = False) -> str:
+def start_job(
+    client: Client,
+    file: Path,
+    *,
+    epochs: int = 1,
+    isolated: bool = False,
+    instance_type: str = "local",
+) -> str:
     """Start a job on the rows of `file`; with 64 rows an epoch has 8 steps."""
     with file.open("rb") as opened:
         dataset = client.datasets.upload(DatasetUpload(name="d", format="instruction"), opened)
@@ -151,6 +165,7 @@ def start_job(client: Client, file: Path, *, epochs: int = 1, isolated: bool = F
             validation_frequency=1.0,
             hyperparameters=Hyperparameters(epochs=epochs, batch_size=8, learning_rate=1e-3),
             security_settings=JobSecuritySettings(network_isolation=isolated),
+            compute_config=ComputeConfig(instance_type=instance_type),
         )
     ).id
 

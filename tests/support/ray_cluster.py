@@ -108,10 +108,11 @@ class RayNodes:
         """All jobs that Ray knows."""
         return self.get("/api/jobs/").json()
 
-    def add_node(self, cpus: int) -> None:
-        """Start a node, and wait until the cluster has it."""
+    def add_node(self, cpus: int, labels: str = "") -> None:
+        """Start a node, and wait until the cluster has it. `labels`: `name=value,...`."""
+        given = [f"--labels={labels}"] if labels else []
         address = f"{until(self.alive)[0]['node_ip']}:{self._port}"
-        self.nodes.append(self._start(f"--address={address}", f"--num-cpus={cpus}"))
+        self.nodes.append(self._start(f"--address={address}", f"--num-cpus={cpus}", *given))
         count = len(self.nodes) + 1
         until(lambda: len(self.alive()) == count)
 

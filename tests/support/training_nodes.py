@@ -15,7 +15,7 @@ from tuneship.runtime.agent_link import AgentAccess
 from tuneship.runtime.agent_protocol import AgentAddress
 from tuneship.runtime.agent_training import AgentTraining
 from tuneship.runtime.base_digest import BaseDigests
-from tuneship.runtime.launchers import CannotLaunch
+from tuneship.runtime.launchers import AgentSize, CannotLaunch
 from tuneship.runtime.training_agents import TrainingAgent
 from tuneship.runtime.training_protocol import TrainOrder
 from tuneship.training.spec import DataKeys, ResolvedHyperparameters, TrainingSpec
@@ -85,16 +85,19 @@ class TrainingNodes:
         self._folder = folder
         self.nodes: list[TrainingNode] = []
         self.has_room = True
+        self.sizes: list[AgentSize] = []
+        """What each start asked for."""
         self.refused = 0
         """How often there was no room."""
 
-    async def start(self) -> TrainingAgent:
+    async def start(self, size: AgentSize) -> TrainingAgent:
+        self.sizes.append(size)
         if not self.has_room:
             self.refused += 1
             raise CannotLaunch("no node had room")
         node = TrainingNode(self._folder / f"node-{len(self.nodes)}", lambda _: None)
         self.nodes.append(node)
-        return TrainingAgent(str(len(self.nodes) - 1), await node.listen())
+        return TrainingAgent(str(len(self.nodes) - 1), await node.listen(), size)
 
     def access(self) -> AgentAccess:
         return access()

@@ -3,8 +3,8 @@
 A launcher places programs and nothing else: whether a replica lives is known from the connection to its agent.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -14,6 +14,18 @@ class CannotLaunch(Exception):
 
 class LauncherAway(CannotLaunch):
     """The launcher does not answer now; a retry may succeed."""
+
+
+@dataclass(frozen=True)
+class AgentSize:
+    """What an agent needs of a node, which is set aside for it there."""
+
+    cpus: float
+    gpus: float
+    memory_bytes: int
+    """0: none in particular."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels that the node must have."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +45,12 @@ class Launcher(Protocol):
         """Whether the agents are processes of this machine."""
         ...
 
-    async def start(self, name: str, arguments: Sequence[str]) -> None:
+    async def start(
+        self, name: str, arguments: Sequence[str], size: AgentSize | None = None
+    ) -> None:
         """Start an agent under a name that was never used; the launcher adds where it listens. Raises `CannotLaunch`.
 
+        `size`: None leaves it to the launcher; on this machine nothing is set aside.
         Called on the event loop's own thread: the parent-death signal follows the thread that starts a process.
         """
         ...

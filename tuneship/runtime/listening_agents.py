@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tuneship.runtime.agent_link import AgentAccess
 from tuneship.runtime.agent_protocol import AgentAddress
-from tuneship.runtime.launchers import CannotLaunch, Launcher
+from tuneship.runtime.launchers import AgentSize, CannotLaunch, Launcher
 
 if TYPE_CHECKING:  # it loads X.509
     from tuneship.runtime.certificates import AgentAuthority
@@ -65,9 +65,12 @@ class ListeningAgents:
                 await self._launcher.begin(self._prefix, keep())
                 self._has_begun = True
 
-    async def listening(self, name: str, arguments: Sequence[str]) -> AgentAddress:
+    async def listening(
+        self, name: str, arguments: Sequence[str], size: AgentSize | None = None
+    ) -> AgentAddress:
         """Start an agent and wait until it listens. Raises `CannotLaunch`, and may leave an agent behind."""
-        await self._launcher.start(name, ("--trust", self._authority.trusted, *arguments))
+        trust = ("--trust", self._authority.trusted)
+        await self._launcher.start(name, (*trust, *arguments), size)
         pause_s = POLL_S
         try:
             async with asyncio.timeout(self._start_timeout_s):

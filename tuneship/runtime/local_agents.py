@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.launchers import AgentState, CannotLaunch
+from tuneship.runtime.launchers import AgentSize, AgentState, CannotLaunch
 from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
 
 READ_BYTES = 4096
@@ -46,7 +46,12 @@ class LocalAgents:
         self._agents: dict[str, _LocalAgent] = {}
         self._threads = Threads("end of an agent", 4)
 
-    async def start(self, name: str, arguments: Sequence[str]) -> None:
+    async def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        size: AgentSize | None = None,  # noqa: ARG002 - nothing is set aside on this machine
+    ) -> None:
         """Start a process. Raises `CannotLaunch`."""
         reader, writer = os.pipe()
         os.set_blocking(reader, False)

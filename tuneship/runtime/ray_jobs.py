@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tuneship.runtime.launchers import AgentState, CannotLaunch, LauncherAway
+from tuneship.runtime.launchers import AgentSize, AgentState, CannotLaunch, LauncherAway
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,8 @@ class AgentJob:
     """Starts the agent on a node, e.g. `python -m tuneship.runtime.agent`."""
     ports: str
     """Ports that it may listen on, e.g. `20000-20999`."""
-    cpus: float
-    gpus: float
-    memory_bytes: int
-    """Memory that Ray sets aside for it; 0 asks for none in particular."""
+    size: AgentSize
+    """What Ray sets aside for an agent whose start names nothing else."""
 
 
 class RayJobs:
@@ -69,25 +67,29 @@ class RayJobs:
                 "Ray lets everybody in who reaches it: start it with RAY_AUTH_MODE=token"
             )
 
-    async def start(self, name: str, arguments: Sequence[str]) -> None:
+    async def start(
+        self, name: str, arguments: Sequence[str], size: AgentSize | None = None
+    ) -> None:
         """Submit a job, and delete the entries of those that have ended. Raises `CannotLaunch`."""
         # Ray gets slow with many entries. They are not deleted as soon as a job has ended, as Ray would write the
         # entry once more when it notices the end itself.
         for ended, status in await self._own_jobs(self._clusters[0]):
             if status in ENDED:
                 await self._call(self._clusters[0], "DELETE", f"{JOBS}{ended}", may_miss=True)
-        job = self._job
-        command = shlex.join([*job.command, *arguments, "--ports", job.ports])
+        command = shlex.join([*self._job.command, *arguments, "--ports", self._job.ports])
+        size = size or self._job.size
         # Ray sets the address of its head there. `exec` makes Ray's own process the parent, whose end
         # the agent notices.
         body: dict[str, Any] = {
             "entrypoint": f'exec {command} --towards "$RAY_ADDRESS"',
             "submission_id": name,
-            "entrypoint_num_cpus": job.cpus,  # a job that asks for nothing would run on the head
-            "entrypoint_num_gpus": job.gpus,
+            "entrypoint_num_cpus": size.cpus,  # a job that asks for nothing would run on the head
+            "entrypoint_num_gpus": size.gpus,
         }
-        if job.memory_bytes:
-            body["entrypoint_memory"] = job.memory_bytes
+        if size.memory_bytes:
+            body["entrypoint_memory"] = size.memory_bytes
+        if size.labels:
+            body["entrypoint_label_selector"] = dict(size.labels)
         await self._call(self._clusters[0], "POST", JOBS, body)
 
     async def state(self, name: str) -> AgentState:

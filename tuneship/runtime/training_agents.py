@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tuneship.runtime.agent_protocol import AgentAddress
-from tuneship.runtime.launchers import Launcher
+from tuneship.runtime.launchers import AgentSize, Launcher
 from tuneship.runtime.listening_agents import ListeningAgents
 from tuneship.runtime.training_protocol import TRAIN
 
@@ -23,6 +23,7 @@ class TrainingAgent:
 
     name: str
     address: AgentAddress
+    size: AgentSize
 
 
 class TrainingAgents(ListeningAgents):
@@ -47,12 +48,12 @@ class TrainingAgents(ListeningAgents):
         """Whether they are processes of this machine, which end when the service does."""
         return self._launcher.is_here
 
-    async def start(self) -> TrainingAgent:
+    async def start(self, size: AgentSize) -> TrainingAgent:
         """Start an agent and wait until it listens. Leaves none behind when it raises `CannotLaunch`."""
         await self.begin()
         name, options = self.new_name(), ("--kind", TRAIN, "--alone-s", f"{ALONE_S:g}")
         try:
-            return TrainingAgent(name, await self.listening(name, options))
+            return TrainingAgent(name, await self.listening(name, options, size), size)
         except BaseException:
             await self.end(name)
             raise

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tuneship.host.machine import cache_share
 from tuneship.runtime.agent_replicas import AgentReplicas
 from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
-from tuneship.runtime.launchers import CannotLaunch, Launcher, LauncherAway
+from tuneship.runtime.launchers import AgentSize, CannotLaunch, Launcher, LauncherAway
 from tuneship.runtime.local_agents import LocalAgents
 from tuneship.runtime.ray_jobs import AgentJob, RayCluster, RayJobs
 from tuneship.runtime.replica_protocol import OpenReplica
@@ -120,14 +120,8 @@ def ray_jobs(settings: ServiceSettings) -> RayJobs:
         text = f"TUNESHIP_RAY_CA_FILE cannot be used: {type(error).__name__}"
         raise StartupError(text) from error
     clusters = [RayCluster(url.rstrip("/"), token, verify) for url in settings.ray_urls]
-    job = AgentJob(
-        command=settings.agent_command,
-        ports=settings.agent_ports,
-        cpus=settings.agent_cpus,
-        gpus=settings.agent_gpus,
-        memory_bytes=settings.agent_memory_bytes,
-    )
-    return RayJobs(clusters, job)
+    size = AgentSize(settings.agent_cpus, settings.agent_gpus, settings.agent_memory_bytes)
+    return RayJobs(clusters, AgentJob(settings.agent_command, settings.agent_ports, size))
 
 
 def check_ray(settings: ServiceSettings) -> None:

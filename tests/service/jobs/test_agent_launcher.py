@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from tests.support.in_process import Service
 from tests.support.training_nodes import TrainingNodes
 from tuneship.runtime.agent_training_link import TrainingAgentLost
+from tuneship.runtime.launchers import AgentSize
 from tuneship.runtime.training_protocol import GONE_S
 from tuneship.service.jobs import agent_launcher
 from tuneship.service.jobs.agent_launcher import NodeTraining
@@ -102,6 +103,44 @@ def test_a_job_is_trained_on_a_node_and_its_model_is_here(
     answer = service.call("POST", f"/v1/deployments/{deployment}/generate", json={"prompt": "x"})
     assert answer.status_code == 200
     service.until(lambda: not (service.settings.data_dir / "work" / job_id).exists())
+
+
+TYPES = """
+instance_types:
+  - {name: large, compute_type: gpu, cpus: 16, memory_gb: 1.5, gpus: 4, node_labels: {zone: b}}
+  - {name: cores, compute_type: cpu, cpus: 1}
+"""
+
+
+def test_the_agent_of_every_attempt_gets_what_the_instance_type_asks_for(
+    start: Callable[..., Service], nodes: TrainingNodes, tmp_path: Path
+) -> None:
+    file = tmp_path / "types.yaml"
+    file.write_text(TYPES)
+    service = start(
+        training_agents=nodes,
+        instance_catalogue=file,
+        agents="ray",
+        ray_urls=("http://127.0.0.1:1",),
+        ray_token_file=file,
+        agent_cpus=2.5,
+        agent_gpus=1,
+        agent_memory_bytes=7,
+        concurrent_jobs=4,
+    )
+    for number, name in enumerate(("large", "cores", "local")):
+        service.job(compute_config={"instance_type": name})
+        trainer_of(service, nodes, number).start_of(2)
+    assert nodes.sizes == [
+        AgentSize(16, 4, 3 << 29, {"zone": "b"}),
+        AgentSize(1, 0, 7),
+        AgentSize(2.5, 1, 7),
+    ]
+    service.run(nodes.nodes[0].close())  # the next attempt's agent is started at once
+    service.until(lambda: len(nodes.sizes) == 4)
+    assert nodes.sizes[3] == nodes.sizes[0]
+    for node in nodes.nodes[1:]:
+        service.run(node.close())
 
 
 def test_the_next_attempt_goes_on_elsewhere_only_when_the_lease_of_a_lost_node_is_over(

@@ -12,10 +12,12 @@ import pytest
 from tests.support.training_nodes import TrainingNodes
 from tests.support.waiting import until_async
 from tuneship.host.thread_pools import Threads
+from tuneship.runtime.launchers import AgentSize
 from tuneship.service.jobs import next_agents as next_agents_module
 from tuneship.service.jobs.next_agents import NextAgents
 
 JOB, BASE = "job", Path("/models/tiny")
+SIZE = AgentSize(cpus=1, gpus=0, memory_bytes=0)
 
 
 @pytest.fixture
@@ -53,8 +55,8 @@ def test_it_is_handed_over_once_and_then_it_is_no_matter_of_ours(nodes: Training
     async def run() -> None:
         async with next_agents(nodes) as agents:
             assert await agents.take(JOB) is None
-            agents.prepare(JOB, BASE)
-            agents.prepare(JOB, BASE)
+            agents.prepare(JOB, BASE, SIZE)
+            agents.prepare(JOB, BASE, SIZE)
             agent = await agents.take(JOB)
             assert agent is not None
             assert agent.name == "0"
@@ -74,14 +76,14 @@ def test_one_that_is_lost_or_cannot_start_is_not_handed_over_and_the_next_call_s
     async def run() -> None:
         async with next_agents(nodes) as agents:
             nodes.has_room = has_room
-            agents.prepare(JOB, BASE)
+            agents.prepare(JOB, BASE, SIZE)
             await lose(nodes, agents, 0)
             assert await agents.take(JOB) is None
-            agents.prepare(JOB, BASE)
+            agents.prepare(JOB, BASE, SIZE)
             await lose(nodes, agents, 1)
             nodes.has_room = True
             before = len(nodes.nodes)
-            agents.prepare(JOB, BASE)
+            agents.prepare(JOB, BASE, SIZE)
             agent = await agents.take(JOB)
             assert agent is not None
             assert agent.name == str(before)
@@ -103,11 +105,11 @@ def test_one_that_nobody_takes_is_ended(
 
         monkeypatch.setattr(loop, "call_later", call_later)
         async with next_agents(nodes) as agents:
-            agents.prepare(JOB, BASE)
+            agents.prepare(JOB, BASE, SIZE)
             await waiting(nodes)
             agents.drop(JOB)
             await nodes.nodes[0].agent.over.wait()
-            agents.prepare(JOB, BASE)
+            agents.prepare(JOB, BASE, SIZE)
             await waiting(nodes, 1)
             (of_the_first, of_the_second) = ends
             of_the_first()
@@ -122,7 +124,7 @@ def test_one_that_nobody_takes_is_ended(
 def test_one_that_is_ended_while_it_is_taken_is_not_handed_over(nodes: TrainingNodes) -> None:
     async def run() -> None:
         async with next_agents(nodes) as agents:
-            agents.prepare(JOB, BASE)
+            agents.prepare(JOB, BASE, SIZE)
             await asyncio.wait([agents._waiting[JOB]])
             taking = asyncio.create_task(agents.take(JOB))
             await asyncio.sleep(0)

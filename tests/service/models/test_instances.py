@@ -88,6 +88,34 @@ def test_a_gpu_makes_its_types_available_and_trains_but_our_engine_serves_on_cor
         assert create(service, **{field: value}) == (409, "instance_type_unavailable", field)
 
 
+def test_where_ray_places_agents_a_training_may_be_larger_than_this_machine_and_a_replica_has_one_size(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "GPU_FOLDER", tmp_path / "gpus")
+    service = start(
+        instance_catalogue=written(tmp_path, OFFERED),
+        agents="ray",
+        ray_urls=("http://127.0.0.1:1",),
+        ray_token_file=tmp_path / "token",
+        agent_cpus=3,
+        agent_memory_bytes=2 << 30,
+    )
+    types = service.call("GET", "/v1/instance-types").json()["instance_types"]
+    assert all(one["available"] for one in types)
+    local = types[0]
+    assert (local["compute_type"], local["cpus"], local["memory_gb"], local["gpus"]) == (
+        "cpu",
+        3,
+        2,
+        0,
+    )
+    for name in ("huge", "vast", "two-gpus", "local-gpu"):
+        assert service.job(compute_config={"instance_type": name})
+        error = (409, "instance_type_unavailable", "instance_type")
+        assert create(service, instance_type=name, region="eu-1") == error
+    assert create(service, instance_type="small", region="eu-1") == (201, None, None)
+
+
 def test_without_a_file_there_is_this_machine() -> None:
     embedded = InstanceCatalogue()
     assert [one.name for one in embedded] == ["local", "local-gpu"]
@@ -117,6 +145,14 @@ def test_a_file_may_say_what_local_means(tmp_path: Path) -> None:
         ({"instance_types": [{**CPU, "memory_gb": -1.0}]}, "instance_types[0].memory_gb: "),
         ({"instance_types": [{**CPU, "compute_type": "tpu"}]}, "instance_types[0].compute_type: "),
         ({"instance_types": [CPU, CPU]}, "instance_types[1] (small): the name is taken"),
+        (
+            {"instance_types": [{**CPU, "node_labels": {"a b": "c"}}]},
+            "instance_types[0].node_labels.a b",
+        ),
+        (
+            {"instance_types": [{**CPU, "node_labels": {"zone": "in(a,b)"}}]},
+            "instance_types[0].node_labels.zone: ",
+        ),
         ({"instance_types": [{**CPU, "gpus": 1}]}, "instance_types[0] (small).gpus: must be 0"),
         (
             {"instance_types": [{**GPU, "gpus": 0}]},

@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.fakes.ray_dashboard import TOKEN, PlayedDashboard, ray_dashboard
 from tests.support.waiting import free_port
-from tuneship.runtime.launchers import AgentState, CannotLaunch, LauncherAway
+from tuneship.runtime.launchers import AgentSize, AgentState, CannotLaunch, LauncherAway
 from tuneship.runtime.ray_jobs import AgentJob, RayCluster, RayJobs
 
-JOB = AgentJob(("/opt/a b/python", "-m", "agent"), "20000-20999", 2.0, 1.0, 1 << 30)
+JOB = AgentJob(("/opt/a b/python", "-m", "agent"), "20000-20999", AgentSize(2.0, 1.0, 1 << 30))
 TRUST = ("--trust", "c2lnbmVk")
 
 
@@ -35,6 +35,17 @@ def test_an_agent_is_a_job_with_what_it_needs(dashboard: PlayedDashboard) -> Non
     command = [*JOB.command, *TRUST, "--ports", JOB.ports, "--towards", "$RAY_ADDRESS"]
     assert shlex.split(body["entrypoint"]) == ["exec", *command]
     assert TOKEN not in str(body)
+    assert "entrypoint_label_selector" not in body
+
+
+def test_a_start_may_ask_for_more_and_for_nodes_with_labels(dashboard: PlayedDashboard) -> None:
+    labels = {"ray.io/accelerator-type": "H100"}
+    size = AgentSize(cpus=8, gpus=4, memory_bytes=0, labels=labels)
+    asyncio.run(jobs_of(dashboard.url).start("n", TRUST, size))
+    body = dashboard.jobs["n"]["body"]
+    assert (body["entrypoint_num_cpus"], body["entrypoint_num_gpus"]) == (8, 4)
+    assert "entrypoint_memory" not in body
+    assert body["entrypoint_label_selector"] == labels
 
 
 def test_its_state_is_read_until_it_ends(dashboard: PlayedDashboard) -> None:

@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 from tests.support.agents import AUTHORITY
 from tuneship.runtime.agent_protocol import AgentAddress
-from tuneship.runtime.launchers import AgentState
+from tuneship.runtime.launchers import AgentSize, AgentState
 from tuneship.runtime.training_agents import ALONE_S, TrainingAgents
 from tuneship.runtime.training_protocol import GONE_S
 
 ADDRESS = AgentAddress("127.0.0.1", 20_000, "0" * 64)
+SIZE = AgentSize(cpus=2, gpus=1, memory_bytes=1 << 30)
 
 
 class FakeLauncher:
@@ -20,9 +21,13 @@ class FakeLauncher:
 
     def __init__(self) -> None:
         self.started = dict[str, Sequence[str]]()
+        self.sizes = list[AgentSize | None]()
 
-    async def start(self, name: str, arguments: Sequence[str]) -> None:
+    async def start(
+        self, name: str, arguments: Sequence[str], size: AgentSize | None = None
+    ) -> None:
         self.started[name] = arguments
+        self.sizes.append(size)
 
     async def state(self, name: str) -> AgentState:
         assert name in self.started
@@ -41,8 +46,9 @@ def test_one_whose_leader_is_gone_ends_soon_after_its_lease_though_it_has_no_ord
         agents = TrainingAgents(
             launcher, AUTHORITY, "t-", lambda: datetime.now(UTC), isolated=False, start_timeout_s=60
         )
-        agent = await agents.start()
+        agent = await agents.start(SIZE)
         assert agent.address == ADDRESS
+        assert launcher.sizes == [SIZE]
         arguments = launcher.started[agent.name]
         limit = arguments[arguments.index("--alone-s") + 1]
         assert float(limit) == ALONE_S > GONE_S

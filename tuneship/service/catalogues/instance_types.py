@@ -1,11 +1,12 @@
 """The instance types and regions of this installation: the embedded `local`, and those of the operator's file.
 
-A file is YAML: `regions: [eu-1]` and `instance_types: [{name, compute_type, cpus?, memory_gb?, gpus?, regions?}]`. A
-type is available where the machine has its resources, and limits nothing that runs; a region names this machine.
+A file is YAML: `regions: [eu-1]` and `instance_types: [{name, compute_type, cpus?, memory_gb?, gpus?, regions?,
+node_labels?}]`. A region names this installation. On one machine a type is available where the machine has its
+resources, and limits nothing that runs. Where Ray places agents, it sets a type's resources aside for each training.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,8 @@ from tuneship.service.catalogues.base_models import CatalogueFault
 # The default type and region of every request, which therefore always exist.
 LOCAL = "local"
 ShortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+# As Ray has them, e.g. `ray.io/accelerator-type`.
+LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class InstanceKind:
     gpus: int = 0
     regions: frozenset[str] | None = None
     """None: all regions."""
+    node_labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels of the nodes on which Ray may place a training of this type."""
 
     def is_on(self, machine: Machine) -> bool:
         """Whether the machine has the resources."""
@@ -62,6 +67,9 @@ class _CatalogueEntry(StrictModel):
     memory_gb: Annotated[float, Field(ge=0, le=1 << 20)] = 0
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
     regions: Annotated[list[ShortName] | None, Field(min_length=1, max_length=64)] = None
+    node_labels: Annotated[dict[LabelName, ShortName], Field(max_length=16)] = Field(
+        default_factory=dict[str, str]
+    )
 
 
 class _File(StrictModel):

@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from tuneship.host.machine import GIB
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_training_link import (
     AgentNews,
@@ -25,9 +26,10 @@ from tuneship.runtime.agent_training_link import (
     TrainingAgentLost,
     TrainingRefused,
 )
-from tuneship.runtime.launchers import CannotLaunch
+from tuneship.runtime.launchers import AgentSize, CannotLaunch
 from tuneship.runtime.training_agents import TrainingAgent, TrainingAgents
 from tuneship.runtime.training_protocol import ADAPTER, CHECKPOINT, CHECKPOINTS, GONE_S, TrainOrder
+from tuneship.service.catalogues.instance_types import EMBEDDED
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs.launcher import Training, TrainingOrder, TrainingProgress
 from tuneship.service.jobs.next_agents import NextAgents
@@ -41,6 +43,7 @@ from tuneship.service.jobs.work_folders import (
 from tuneship.store import job_leases as leases
 from tuneship.store.blobs import Blobs
 from tuneship.store.job_leases import JobLease, LeaseLost
+from tuneship.store.queries import Row
 from tuneship.training.checkpoint_folders import (
     KEPT,
     STEP,
@@ -185,7 +188,8 @@ class NodeTraining(FolderTraining):
                 await self._link.cancel()
         except (TrainingAgentLost, TrainingRefused):
             if not self._is_to_stop and not self._is_ended:
-                self._next.prepare(self._job_id, Path(self.attempt.spec.base_model))
+                base = Path(self.attempt.spec.base_model)
+                self._next.prepare(self._job_id, base, self._agent.size)
             return lost
         self._next.drop(self._job_id)
         return self._link
@@ -288,7 +292,9 @@ class AgentTrainingLauncher:
         """Start an agent and send it the attempt. Raises `OSError`, `TrainingRefused` and `CannotLaunch`."""
         attempt = await self._folders.prepared(order)
         try:
-            agent = await self._next.take(order.job["id"]) or await self._next.agents.start()
+            agent = await self._next.take(order.job["id"])
+            if agent is None:
+                agent = await self._next.agents.start(self._size_for(order.job))
         except BaseException:
             attempt.held.close()
             raise
@@ -308,6 +314,18 @@ class AgentTrainingLauncher:
             raise
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
+
+    def _size_for(self, job: Row) -> AgentSize:
+        """What the job's instance type asks for; where it says nothing, the settings do."""
+        settings = self._parts.settings
+        # A type that was taken out of the file after the job was created says nothing.
+        kind = self._parts.instances.get(job["compute_config"]["instance_type"]) or EMBEDDED[0]
+        return AgentSize(
+            cpus=kind.cpus or settings.agent_cpus,
+            gpus=settings.agent_gpus if kind.compute_type is None else kind.gpus,
+            memory_bytes=int(kind.memory_gb * GIB) or settings.agent_memory_bytes,
+            labels=kind.node_labels,
+        )
 
     def _extend(self, claim: JobLease) -> None:
         with self._parts.database.write_beside(first=True) as connection:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_training_link import AgentTrainingLink, TrainingAgentLost
+from tuneship.runtime.launchers import AgentSize
 from tuneship.runtime.training_agents import TrainingAgent, TrainingAgents
 from tuneship.runtime.training_protocol import GONE_S
 
@@ -31,13 +32,13 @@ class NextAgents:
         self._waiting: dict[str, asyncio.Task[Waiting]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    def prepare(self, job_id: str, base: Path) -> None:
+    def prepare(self, job_id: str, base: Path, size: AgentSize) -> None:
         """Start an agent for the next attempt of a job, unless there is one; call it again for one that is lost."""
         starting = self._waiting.get(job_id)
         if starting is not None and _is_of_use(starting):
             return
         self.drop(job_id)
-        starting = asyncio.create_task(self._start(base))
+        starting = asyncio.create_task(self._start(base, size))
         self._waiting[job_id] = starting
         asyncio.get_running_loop().call_later(KEPT_S, self._expire, job_id, starting)
 
@@ -69,9 +70,9 @@ class NextAgents:
             self.drop(job_id)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    async def _start(self, base: Path) -> Waiting:
+    async def _start(self, base: Path, size: AgentSize) -> Waiting:
         """Raises `CannotLaunch`, `TrainingRefused` and `TrainingAgentLost`."""
-        agent = await self.agents.start()
+        agent = await self.agents.start(size)
         try:
             link = await AgentTrainingLink.open(
                 agent.address, self.agents.access(), self._threads, _never

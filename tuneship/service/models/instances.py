@@ -6,26 +6,28 @@ from tuneship.contract import instances as contract
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InstanceTypeUnavailable
 from tuneship.contract.instances import InstanceType, InstanceTypes
-from tuneship.host.machine import GIB, this_machine
+from tuneship.host.machine import GIB, Machine, this_machine
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceKind
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
+from tuneship.settings import ServiceSettings
 
 
 @serves(contract.list_instance_types)
 def list_instance_types(context: Context) -> InstanceTypes:
     """List the catalogue's types, the same for every caller; an entry without sizes has those of the machine."""
-    machine = this_machine()
+    settings = context.parts.settings
+    place = _place(settings)
     return InstanceTypes(
         instance_types=[
             InstanceType(
                 name=kind.name,
-                compute_type=kind.compute_on(machine),
-                available=kind.is_on(machine),
-                cpus=kind.cpus or machine.cpus,
-                memory_gb=kind.memory_gb or round(machine.memory_bytes / GIB, 1),
-                gpus=machine.gpus if kind.compute_type is None else kind.gpus,
+                compute_type=kind.compute_on(place),
+                available=settings.agents == "ray" or kind.is_on(place),
+                cpus=kind.cpus or place.cpus,
+                memory_gb=kind.memory_gb or round(place.memory_bytes / GIB, 1),
+                gpus=place.gpus if kind.compute_type is None else kind.gpus,
             )
             for kind in context.parts.instances
         ]
@@ -37,19 +39,31 @@ def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: Catal
     kind = _kind(parts, deployment.instance_type, "instance_type")
     if deployment.region not in parts.instances.regions:
         raise _unknown("region", parts.instances.regions)
-    machine, uses_gpus = this_machine(), base.engine.uses_gpus
-    is_here = kind.is_on(machine) and kind.is_in(deployment.region)
+    place = _place(parts.settings) if base.engine.is_own else this_machine()
+    uses_gpus = base.engine.uses_gpus
+    is_here = kind.is_on(place) and kind.is_in(deployment.region)
     if not is_here or (kind.gpus and not uses_gpus):
         raise _unavailable("instance_type")
-    if deployment.compute_type == "gpu" and not (uses_gpus and machine.gpus):
+    if deployment.compute_type == "gpu" and not (uses_gpus and place.gpus):
         text = "this installation serves the model on CPU cores"
         raise InstanceTypeUnavailable(text, param="compute_type")
 
 
 def require_training_type(parts: Parts, name: str, param: str) -> None:
     """Raise `InstanceTypeUnavailable` for a type that is not here; a training uses a GPU where there is one."""
-    if not _kind(parts, name, param).is_on(this_machine()):
+    kind = _kind(parts, name, param)
+    # Which nodes Ray has, or may yet add, is known to the operator who wrote the file.
+    if parts.settings.agents != "ray" and not kind.is_on(this_machine()):
         raise _unavailable(param)
+
+
+def _place(settings: ServiceSettings) -> Machine:
+    """The resources of this machine, or, where Ray places agents, those that it sets aside for each replica."""
+    if settings.agents != "ray":
+        return this_machine()
+    # All deployments of a base model share its replicas, so these have one size, whatever the types are.
+    cpus, gpus = max(1, int(settings.agent_cpus)), int(settings.agent_gpus)
+    return Machine(cpus, settings.agent_memory_bytes, gpus)
 
 
 def _kind(parts: Parts, name: str, param: str) -> InstanceKind:
