@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def cluster(command: Path) -> Iterator[RayNodes]:
         yield nodes
 
 
-def started(cluster: RayNodes, data: Path, **settings: str) -> Serve:
+def started(cluster: RayNodes, data: Path, **settings: Any) -> Serve:
     return Serve(
         data,
         **settings,

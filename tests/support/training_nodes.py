@@ -86,7 +86,7 @@ class TrainingNodes:
         self.nodes: list[TrainingNode] = []
         self.has_room = True
         self.sizes: list[AgentSize] = []
-        """What each start asked for."""
+        """The size that each start asked for."""
         self.refused = 0
         """How often there was no room."""
 

@@ -18,7 +18,7 @@ class LauncherAway(CannotLaunch):
 
 @dataclass(frozen=True)
 class AgentSize:
-    """What an agent needs of a node, which is set aside for it there."""
+    """The resources that are set aside for an agent on its node."""
 
     cpus: float
     gpus: float

@@ -43,7 +43,7 @@ class AgentJob:
     ports: str
     """Ports that it may listen on, e.g. `20000-20999`."""
     size: AgentSize
-    """What Ray sets aside for an agent whose start names nothing else."""
+    """Used for a start that names no size."""
 
 
 class RayJobs:

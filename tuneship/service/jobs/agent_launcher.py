@@ -316,7 +316,7 @@ class AgentTrainingLauncher:
         return training
 
     def _size_for(self, job: Row) -> AgentSize:
-        """What the job's instance type asks for; where it says nothing, the settings do."""
+        """Return the size that the job's instance type asks for; the settings stand for what it leaves out."""
         settings = self._parts.settings
         # A type that was taken out of the file after the job was created says nothing.
         kind = self._parts.instances.get(job["compute_config"]["instance_type"]) or EMBEDDED[0]
