@@ -35,6 +35,7 @@ from tuneship.runtime.agent_relay import AgentRelay
 from tuneship.runtime.agent_training import AgentTraining
 from tuneship.runtime.base_digest import check_base
 from tuneship.runtime.certificates import agent_context
+from tuneship.runtime.engine_kinds import VllmServer
 from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.landlock import Places
@@ -43,12 +44,15 @@ from tuneship.runtime.serving_process import ServingOptions, start_serving
 from tuneship.runtime.training_protocol import TRAIN
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.runtime.worker_protocol import Worker
+from tuneship.serving.replica_client import ServingError
 
 logger = logging.getLogger(__name__)
 
 ALONE_S = 600.0
 # What serves a connection ends so soon after it was closed, or cut.
 CLOSED_S, CUT_PATIENCE_S = 0.1, 1.0
+# Until the connection to a server that was killed is closed, and its files are removed.
+CLOSED_PATIENCE_S = 5.0
 SERVE = "serve"
 AGENT = "agent-"
 # The process writes where the agent does.
@@ -104,11 +108,15 @@ class ReplicaStart:
         self._scratch = scratch
         self._threads = Threads("start of a replica", 1)
         self._worker: Worker | None = None
+        self._serving: asyncio.Task[None] | None = None
+        """Answers for an engine that is not ours."""
 
     async def start(self, order: ServeOrder) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start the process and return the streams of its socket. Raises `CannotServe` and `OSError`."""
         base = Path(order.base)
         await self._threads.run(check_base, base, order.digest)
+        if order.vllm is not None:
+            return await self._start_vllm(base, order.vllm)
         cache_bytes = order.cache_bytes or cache_share(base, order.processes)
         runtime = LocalProcesses(isolated=order.isolated)
         options = ServingOptions(cache_bytes, order.weights)
@@ -121,6 +129,23 @@ class ReplicaStart:
             self.end()
             raise
         return await asyncio.open_connection(sock=stream, limit=MAX_REQUEST_BYTES)
+
+    async def _start_vllm(
+        self, base: Path, server: VllmServer
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Start vLLM's server, and answer for it. Raises `CannotServe` and `OSError`."""
+        from tuneship.runtime.link_server import LinkServer  # noqa: PLC0415 - loads httpx
+        from tuneship.runtime.vllm import vllm_replica  # noqa: PLC0415
+
+        try:
+            replica = await vllm_replica(LocalProcesses(isolated=False), server)(base, LOG)
+        except ServingError as error:
+            raise CannotServe(str(error)) from error
+        self._worker = replica.worker
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=theirs, limit=MAX_REQUEST_BYTES)
+        self._serving = asyncio.create_task(LinkServer(replica, writer).serve(reader))
+        return await asyncio.open_connection(sock=ours, limit=MAX_REQUEST_BYTES)
 
     def check_isolation(self, base: Path) -> None:
         """Have a worker like the replica try to break out. Raises `CannotServe` if it can."""
@@ -140,6 +165,12 @@ class ReplicaStart:
         """End the process at once."""
         if self._worker is not None:
             self._worker.kill()
+
+    async def close(self) -> None:
+        """End the process, and wait until nothing of it is left."""
+        self.end()
+        if self._serving is not None:
+            await asyncio.wait([self._serving], timeout=CLOSED_PATIENCE_S)
 
 
 async def run(options: argparse.Namespace, parent: int | None) -> None:
@@ -172,7 +203,7 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
             await until_over(relay, parent, options.alone_s)
             server.close()
             await relay.close()
-            replica.end()
+            await replica.close()
             await connections.cut()
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from tuneship.runtime.engine_kinds import VllmServer
+
 PROTOCOL = 1
 LEADER, GATEWAY = "leader", "gateway"
 HEARTBEAT_S = 1.0
@@ -70,6 +72,8 @@ class ServeOrder:
     """The number of replicas that share the node's free memory at most."""
     weights: str | None
     """Number format of the weights; None: the replica chooses."""
+    vllm: VllmServer | None = None
+    """The server that serves it; None: our own engine."""
 
     def to_frame(self) -> dict[str, Any]:
         """The order as a message."""
@@ -77,5 +81,9 @@ class ServeOrder:
 
     @classmethod
     def from_frame(cls, frame: Mapping[str, Any]) -> Self:
-        """Read the message. Raises `TypeError`."""
-        return cls(**{name: value for name, value in frame.items() if name != "op"})
+        """Read the message. Raises `KeyError` and `TypeError`."""
+        values = {name: value for name, value in frame.items() if name != "op"}
+        if (vllm := values["vllm"]) is not None:
+            command, options = tuple(vllm["command"]), tuple(vllm["options"])
+            values["vllm"] = VllmServer(command, options, vllm["patience_s"])
+        return cls(**values)

@@ -48,7 +48,7 @@ class AgentReplicas:
         name = self._starter.new_name()
         end = partial(self._starter.end, name)
         try:
-            address = await self._starter.start(name)
+            address = await self._starter.start(name, base)
             link = await self._starter.connect(address, ONLY_EPOCH, order, end)
         except CannotLaunch as error:
             await end()

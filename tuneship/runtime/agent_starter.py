@@ -15,7 +15,8 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_link import AgentLink, open_agent
 from tuneship.runtime.agent_protocol import AgentAddress, ServeOrder
 from tuneship.runtime.base_digest import BaseDigests
-from tuneship.runtime.launchers import Launcher
+from tuneship.runtime.engine_kinds import VllmServer
+from tuneship.runtime.launchers import AgentSize, Launcher
 from tuneship.runtime.listening_agents import ListeningAgents
 
 if TYPE_CHECKING:  # it loads X.509
@@ -23,6 +24,18 @@ if TYPE_CHECKING:  # it loads X.509
 
 # Ray gets slow when many jobs wait for a node.
 STARTING_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class BaseOptions:
+    """The settings that the agents of one base model get."""
+
+    weights: str | None = None
+    """Number format of the weights; None: the replica chooses."""
+    vllm: VllmServer | None = None
+    """The server that serves it; None: our own engine."""
+    size: AgentSize | None = None
+    """None leaves it to the launcher."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +48,8 @@ class AgentOptions:
     """Size limit of the KV cache of one replica; 0: a share of what is free on its node."""
     processes: int
     """The number of replicas of a base model at most."""
-    weights: Callable[[Path], str | None]
-    """Number format of the weights of a base model; None: the replica chooses."""
+    of_base: Callable[[Path], BaseOptions]
+    """The settings for the replicas of one base model."""
     start_timeout_s: float
     """Time limit until an agent listens."""
     alone_s: float | None = None
@@ -65,26 +78,29 @@ class AgentStarter(ListeningAgents):
     async def order_for(self, base: Path) -> ServeOrder:
         """The order to serve a base model. Raises `OSError` if the model cannot be read."""
         options = self._options
+        of_base = options.of_base(base)
         return ServeOrder(
             base=str(base.absolute()),  # noqa: ASYNC240 - it asks no disk
             digest=await self._threads.run(options.digests.of, base),
             isolated=options.isolated,
             cache_bytes=options.cache_bytes,
             processes=options.processes,
-            weights=options.weights(base),
+            weights=of_base.weights,
+            vllm=of_base.vllm,
         )
 
-    async def start(self, name: str, keep: Callable[[], Collection[str]] = tuple) -> AgentAddress:
-        """Start an agent and wait until it listens. Raises `CannotLaunch`.
+    async def start(
+        self, name: str, base: Path, keep: Callable[[], Collection[str]] = tuple
+    ) -> AgentAddress:
+        """Start an agent for a base model and wait until it listens. Raises `CannotLaunch`.
 
         `keep`: the agents of earlier leaders that go on, asked once before the first start.
         """
         alone_s = self._options.alone_s
         async with self._places:
             await self.begin(keep)
-            return await self.listening(
-                name, () if alone_s is None else ("--alone-s", f"{alone_s:g}")
-            )
+            arguments = () if alone_s is None else ("--alone-s", f"{alone_s:g}")
+            return await self.listening(name, arguments, self._options.of_base(base).size)
 
     async def connect(
         self,

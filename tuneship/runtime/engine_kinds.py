@@ -15,6 +15,18 @@ class EngineKind:
     """Whether `runtime_options` of a catalogue entry reach it."""
 
 
+@dataclass(frozen=True)
+class VllmServer:
+    """The command that starts vLLM's server for one base model."""
+
+    command: tuple[str, ...]
+    """Program, e.g. `vllm serve`; the base model's directory and the options follow."""
+    options: tuple[str, ...] = ()
+    """More options for this base model, e.g. `--tensor-parallel-size 2`."""
+    patience_s: float = 600.0
+    """Time limit until the server is healthy."""
+
+
 OWN_ENGINE = EngineKind("replica", is_own=True, uses_gpus=False, takes_options=False)
 VLLM_ENGINE = EngineKind("vllm", is_own=False, uses_gpus=True, takes_options=True)
 ENGINES = {kind.name: kind for kind in (OWN_ENGINE, VLLM_ENGINE)}

@@ -71,17 +71,17 @@ class OpenAiLink:
     async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
         """Load an adapter. Raises `ReplicaRefused` when the server cannot use the files; its log says why.
 
-        The server reads plain files, and may read them again after it has evicted the adapter: sealed files are
-        decrypted into its folder, and stay there until the adapter is unloaded.
+        The server reads plain files, and may read them again after it has evicted the adapter: its folder has them,
+        decrypted, until the adapter is unloaded. At `path` they may be gone by then.
         """
-        if key is not None:
-            try:
-                path = await self._threads.run(self._decrypt, adapter, path, key)
-            except OSError as error:
-                await self._clear(adapter)
-                raise ReplicaRefused(f"adapter files cannot be opened: {error}") from error
+        try:
+            plain = await self._threads.run(self._decrypt, adapter, path, key)
+        except OSError as error:
+            await self._clear(adapter)
+            text = f"adapter files cannot be opened: {error.strerror or error}"
+            raise ReplicaRefused(text) from error
         # In place: the server may still have one of this name if an earlier unload failed.
-        body = {"lora_name": adapter, "lora_path": str(path.absolute()), "load_inplace": True}
+        body = {"lora_name": adapter, "lora_path": str(plain.absolute()), "load_inplace": True}
         answer = await self._ask("POST", "/v1/load_lora_adapter", body)
         if not answer.is_success:
             await self._clear(adapter)
@@ -98,7 +98,7 @@ class OpenAiLink:
         """Remove the decrypted files of an adapter."""
         await self._threads.run(shutil.rmtree, self._folder_of(adapter), ignore_errors=True)
 
-    def _decrypt(self, adapter: str, path: Path, key: str) -> Path:
+    def _decrypt(self, adapter: str, path: Path, key: str | None) -> Path:
         folder = self._folder_of(adapter)
         folder.mkdir(mode=0o700, exist_ok=True)
         for file in path.iterdir():

@@ -10,11 +10,11 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
+from tuneship.runtime.engine_kinds import VllmServer
 from tuneship.runtime.openai_link import BASE, OpenAiLink
 from tuneship.runtime.replica_protocol import OpenedReplica, OpenReplica
 from tuneship.runtime.socket_folder import socket_folder
@@ -42,18 +42,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-
-
-@dataclass(frozen=True)
-class VllmServer:
-    """The command that starts the server of one base model."""
-
-    command: tuple[str, ...]
-    """Program, e.g. `vllm serve`; the base model's directory and the options follow."""
-    options: tuple[str, ...] = ()
-    """More options for this base model, e.g. `--tensor-parallel-size 2`."""
-    patience_s: float = 600.0
-    """Time limit until the server is healthy."""
 
 
 def vllm_replica(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from tuneship.host.machine import cache_share
 from tuneship.runtime.agent_replicas import AgentReplicas
-from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
+from tuneship.runtime.agent_starter import AgentOptions, AgentStarter, BaseOptions
+from tuneship.runtime.engine_kinds import VLLM_ENGINE, VllmServer
 from tuneship.runtime.launchers import AgentSize, CannotLaunch, Launcher, LauncherAway
 from tuneship.runtime.local_agents import LocalAgents
 from tuneship.runtime.ray_jobs import AgentJob, RayCluster, RayJobs
@@ -21,7 +22,8 @@ from tuneship.runtime.replica_set import replica_process
 from tuneship.runtime.worker_protocol import Runtime
 from tuneship.security.master_key import derived_secret
 from tuneship.service.access.isolation import worker_folder
-from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import utc_now
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Catalogues = tuple[Catalogue, InstanceCatalogue]
+
 # An agent that no member of a cluster is connected to has no row any more, or soon would have a successor.
 ALONE_IN_CLUSTER_S = 45.0
 
@@ -39,7 +43,7 @@ def own_replicas(
     settings: ServiceSettings,
     secret: bytes,
     runtime: Runtime,
-    catalogue: Catalogue,
+    catalogues: Catalogues,
     *,
     isolates: bool,
 ) -> OpenReplica:
@@ -50,8 +54,9 @@ def own_replicas(
             return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
 
         models = worker_folder(settings, "models")
-        return replica_process(runtime, cache_bytes, models, weights=catalogue.weights_of)
-    make_starter = agent_starters(settings, secret, runtime, catalogue, utc_now, isolates=isolates)
+        weights_of = catalogues[0].weights_of
+        return replica_process(runtime, cache_bytes, models, weights=weights_of)
+    make_starter = agent_starters(settings, secret, runtime, catalogues, utc_now, isolates=isolates)
     return AgentReplicas(make_starter())
 
 
@@ -59,7 +64,7 @@ def agent_starters(
     settings: ServiceSettings,
     secret: bytes,
     runtime: Runtime,
-    catalogue: Catalogue,
+    catalogues: Catalogues,
     clock: Callable[[], datetime],
     *,
     isolates: bool,
@@ -71,12 +76,28 @@ def agent_starters(
         isolated=isolates,
         cache_bytes=settings.replica_cache_bytes,
         processes=settings.replica_processes,
-        weights=catalogue.weights_of,
+        of_base=partial(base_options, settings, catalogues),
         start_timeout_s=settings.agent_start_timeout_s,
         alone_s=ALONE_IN_CLUSTER_S if is_shared else None,
     )
     authority, fingerprint = agent_authority(secret)
     return partial(AgentStarter, launcher, authority, f"tuneship-{fingerprint}", options, clock)
+
+
+def base_options(settings: ServiceSettings, catalogues: Catalogues, path: Path) -> BaseOptions:
+    """Read the settings for the replicas of a base model from its entry. Raises `CatalogueFault`."""
+    catalogue, instances = catalogues
+    base = catalogue.at(path)
+    size = instances.of_replicas(base).agent_size(settings)
+    if base is None or base.engine is not VLLM_ENGINE:
+        return BaseOptions(catalogue.weights_of(path), size=size)
+    return BaseOptions(vllm=vllm_server(settings, base), size=size)
+
+
+def vllm_server(settings: ServiceSettings, base: CataloguedModel) -> VllmServer:
+    """Make the command that serves a base model of vLLM."""
+    start_timeout_s = settings.vllm_start_timeout_s
+    return VllmServer(settings.vllm_command, base.runtime_options, start_timeout_s)
 
 
 def agent_authority(secret: bytes) -> tuple["AgentAuthority", str]:

@@ -40,7 +40,7 @@ from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
 from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import NotStartedYet, OpenReplica
-from tuneship.runtime.vllm import VllmServer, vllm_replica
+from tuneship.runtime.vllm import vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
@@ -81,7 +81,7 @@ from tuneship.service.open_installation import (
     open_for_member,
     open_for_service,
 )
-from tuneship.service.own_replicas import agent_starters, check_ray, own_replicas
+from tuneship.service.own_replicas import agent_starters, check_ray, own_replicas, vllm_server
 from tuneship.service.own_trainings import training_agents
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
@@ -216,27 +216,29 @@ def _build(
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     runtime = LocalProcesses(isolated=isolates)
     catalogue = Catalogue(settings.model_catalogue, added_folder(data_dir))
-    command, start_timeout_s = settings.vllm_command, settings.vllm_start_timeout_s
+    instances = InstanceCatalogue(settings.instance_catalogue)
+    for base in catalogue:
+        instances.of_replicas(base)  # refuses an unknown type
     vllm_replicas: dict[Path, OpenReplica] = {
-        base.path: vllm_replica(runtime, VllmServer(command, base.runtime_options, start_timeout_s))
+        base.path: vllm_replica(runtime, vllm_server(settings, base))
         for base in catalogue
-        if base.engine is VLLM_ENGINE
+        if base.engine is VLLM_ENGINE and settings.agents == "none"  # else an agent runs it
     }
 
     groups: SharedGroups | None = None
     if settings.cluster is not None and settings.agents != "none":
         starters = agent_starters(
-            settings, secret, runtime, catalogue, role.clock, isolates=isolates
+            settings, secret, runtime, (catalogue, instances), role.clock, isolates=isolates
         )
         groups = SharedGroups(starters, lambda: role.leadership.leads)
-    own = own_replicas(settings, secret, runtime, catalogue, isolates=isolates)
+    own = own_replicas(settings, secret, runtime, (catalogue, instances), isolates=isolates)
     parts = Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
         database=opened.database,
         blobs=opened.blobs,
         catalogue=catalogue,
-        instances=InstanceCatalogue(settings.instance_catalogue),
+        instances=instances,
         recorder=Recorder(),
         replicas=ReplicaPool(
             own,

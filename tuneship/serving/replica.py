@@ -25,6 +25,7 @@ from tuneship.serving.guides import GrammarCompiler, GrammarRefused, Guide
 from tuneship.serving.linear import AS_MEASURED, Packing
 from tuneship.serving.malloc import release_free_memory
 from tuneship.serving.model import CausalModel, ModelRefused, read_config
+from tuneship.serving.replica_client import PROMPT_SCORES_PER_FRAME
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights import QUANTISED
 
@@ -33,10 +34,9 @@ _RECEIVE_BYTES = 1 << 18
 # The KV cache is freed after this long without a request: the next turn of a conversation comes
 # sooner.
 SHRINK_AFTER_IDLE_S = 60.0
-# Scores of a prompt per frame: with 20 alternatives each, a frame stays far below what a reader takes.
-PROMPT_SCORES_PER_FRAME = 256
 TOO_COMPLEX = "is too complex to follow"
-# Embeddings per frame, for the same reason: the largest models have vectors of up to 90 kB in Base64.
+# Embeddings per frame, for the same reason as `PROMPT_SCORES_PER_FRAME`: the largest models have vectors of up to 90 kB
+# in Base64.
 EMBEDDINGS_PER_FRAME = 8
 # Adapter moves in memory before malloc_trim, which takes about 20 ms.
 MOVES_PER_TRIM = 8

@@ -45,6 +45,8 @@ EMBED_FIELDS = tuple(field.name for field in fields(EmbedRequest))
 ANSWER_TIMEOUT_S = 120.0
 # A frame holds one token per running request: far below this.
 MAX_FRAME_BYTES = 1 << 20
+# Scores of a prompt per frame: with 20 alternatives each, a frame stays far below that.
+PROMPT_SCORES_PER_FRAME = 256
 
 
 class ServingError(Exception):
@@ -75,10 +77,11 @@ class ReplicaFacts:
     """Facts about a replica and its base model, as sent when it is ready."""
 
     pid: int
-    parameters: int
-    context_length: int
-    vocabulary: int
-    dtype: str
+    # None from an engine that is not ours.
+    parameters: int | None = None
+    context_length: int | None = None
+    vocabulary: int | None = None
+    dtype: str | None = None
 
 
 class TokenStream(AsyncIterator[list[int]]):

@@ -16,7 +16,7 @@ from tests.support.in_process import CATALOGUE
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until_async
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
+from tuneship.runtime.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.runtime.attached_replicas import AttachedReplicas
 from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import NoReplica
@@ -135,7 +135,7 @@ def playing(folder: Path, url: str, act: Callable[[Cell], Awaitable[None]]) -> N
     async def run() -> None:
         async with AsyncExitStack() as opened:
             launcher = PlayedLauncher(engines, folder, opened)
-            options = AgentOptions(False, 0, 1, lambda _: None, 60)
+            options = AgentOptions(False, 0, 1, lambda _: BaseOptions(), 60)
 
             def make_starter() -> AgentStarter:
                 return AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))

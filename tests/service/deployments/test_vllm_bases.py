@@ -24,7 +24,8 @@ def notes_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, notes_file: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, notes_file: Path, request: pytest.FixtureRequest) -> Iterator[Serve]:
+    """A service whose servers run as processes of its own, or of agents."""
     # It has a path of its own, because replicas are kept by the path of their model.
     (tmp_path / "base").symlink_to(SHIPPED / "tuneship-tiny", target_is_directory=True)
     entry = {
@@ -38,14 +39,16 @@ def serve(tmp_path: Path, notes_file: Path) -> Iterator[Serve]:
     started = Serve(
         tmp_path / "data",
         model_catalogue=str(file),
+        agents=request.param,
         vllm_command=shlex.join([sys.executable, str(SERVER)]),
     )
     yield started
     started.stop()
 
 
+@pytest.mark.parametrize(("serve", "agents"), [("none", 0), ("local", 1)], indirect=["serve"])
 def test_a_base_of_vllm_is_deployed_answers_and_ends_with_the_service(
-    serve: Serve, notes_file: Path
+    serve: Serve, agents: int, notes_file: Path
 ) -> None:
     client = serve.client()
     deployment = running_deployment(client, "one", "big")
@@ -54,6 +57,7 @@ def test_a_base_of_vllm_is_deployed_answers_and_ends_with_the_service(
     )
     assert answer.usage.completion_tokens == 4
     assert answer.finish_reason == "length"
+    assert len(serve.workers("tuneship.runtime.agent")) == agents
     notes = [json.loads(line) for line in notes_file.read_text().splitlines()]
     asked = [one["asked"] for one in notes if "asked" in one][-1]
     assert len(asked["prompt"]) == answer.usage.prompt_tokens

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import yaml
 
 from tests.support.in_process import Service
 from tuneship.host import machine
-from tuneship.service.catalogues.base_models import CatalogueFault
+from tuneship.runtime.agent_starter import BaseOptions
+from tuneship.runtime.engine_kinds import VllmServer
+from tuneship.runtime.launchers import AgentSize
+from tuneship.service.catalogues.base_models import SHIPPED, Catalogue, CatalogueFault
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
+from tuneship.service.own_replicas import base_options
 
 Start = Callable[..., Service]
 GPU: dict[str, Any] = {"name": "two-gpus", "compute_type": "gpu", "gpus": 2}
@@ -20,7 +25,7 @@ OFFERED: dict[str, Any] = {
     "regions": ["eu-1", "eu-2"],
     "instance_types": [
         {**CPU, "cpus": 1, "memory_gb": 0.001, "regions": ["eu-1"]},
-        {"name": "huge", "compute_type": "cpu", "cpus": 4096},
+        {"name": "huge", "compute_type": "cpu", "cpus": 4096, "node_labels": {"zone": "b"}},
         {"name": "vast", "compute_type": "cpu", "memory_gb": 1000000},
         GPU,
     ],
@@ -114,6 +119,60 @@ def test_where_ray_places_agents_a_training_may_be_larger_than_this_machine_and_
         error = (409, "instance_type_unavailable", "instance_type")
         assert create(service, instance_type=name, region="eu-1") == error
     assert create(service, instance_type="small", region="eu-1") == (201, None, None)
+
+
+def test_the_replicas_of_a_base_model_have_the_size_of_the_type_that_its_entry_names(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "GPU_FOLDER", tmp_path / "gpus")
+    for name in ("one", "two"):  # replicas are kept by the path of their model
+        (tmp_path / name).symlink_to(SHIPPED / "tuneship-tiny", target_is_directory=True)
+    models: list[dict[str, Any]] = [
+        {"id": "one", "path": "one", "instance_type": "huge"},
+        {
+            "id": "two",
+            "path": "two",
+            "runtime": "vllm",
+            "runtime_options": ["-x"],
+            "instance_type": "two-gpus",
+        },
+    ]
+    file = tmp_path / "models.yaml"
+    file.write_text(yaml.safe_dump({"models": models}))
+    service = start(
+        model_catalogue=file,
+        instance_catalogue=written(tmp_path, OFFERED),
+        agents="ray",
+        ray_urls=("http://127.0.0.1:1",),
+        ray_token_file=file,
+        vllm_command=("vllm", "serve"),
+    )
+    for model, type_name in (("one", "huge"), ("two", "two-gpus"), ("two", "local")):
+        assert create(service, model_name=model, instance_type=type_name) == (201, None, None)
+    assert create(service, model_name="two", compute_type="gpu") == (201, None, None)
+    for model, type_name in (("one", "two-gpus"), ("two", "huge"), ("tuneship-tiny", "huge")):
+        status, code, _ = create(service, model_name=model, instance_type=type_name)
+        assert (status, code) == (409, "instance_type_unavailable")
+    options = partial(
+        base_options,
+        service.settings,
+        (service.parts.catalogue, service.parts.instances),
+    )
+    assert options(tmp_path / "one") == BaseOptions(size=AgentSize(4096, 0, 0, {"zone": "b"}))
+    server = VllmServer(("vllm", "serve"), ("-x",), service.settings.vllm_start_timeout_s)
+    assert options(tmp_path / "two") == BaseOptions(vllm=server, size=AgentSize(1, 2, 0))
+    assert options(SHIPPED / "tuneship-tiny") == BaseOptions(size=AgentSize(1, 0, 0))
+
+
+def test_a_type_of_replicas_that_is_in_no_catalogue_keeps_the_service_from_starting(
+    tmp_path: Path,
+) -> None:
+    entry = {"id": "one", "path": str(SHIPPED / "tuneship-tiny"), "instance_type": "other"}
+    file = tmp_path / "models.yaml"
+    file.write_text(yaml.safe_dump({"models": [entry]}))
+    (base,) = [one for one in Catalogue(file) if one.id == "one"]
+    with pytest.raises(CatalogueFault, match="unknown instance_type: other"):
+        InstanceCatalogue().of_replicas(base)
 
 
 def test_without_a_file_there_is_this_machine() -> None:

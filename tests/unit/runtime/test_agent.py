@@ -30,7 +30,7 @@ from tuneship.runtime.agent_protocol import (
 )
 from tuneship.runtime.agent_replicas import AgentReplicas
 from tuneship.runtime.agent_sockets import encoded
-from tuneship.runtime.agent_starter import AgentOptions, AgentStarter
+from tuneship.runtime.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.certificates import AgentAuthority
 from tuneship.runtime.local_agents import LocalAgents
@@ -79,7 +79,7 @@ def opened(base: Path, folder: Path, act: Callable[[OpenedReplica], Awaitable[No
 
     async def run() -> None:
         launcher = LocalAgents(LocalProcesses(isolated=False), folder / "log")
-        options = AgentOptions(False, 0, 1, lambda _: None, 60)
+        options = AgentOptions(False, 0, 1, lambda _: BaseOptions(), 60)
         starter = AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
         replica = await AgentReplicas(starter)(base, folder / "unused")
         try:

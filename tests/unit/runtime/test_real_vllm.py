@@ -14,9 +14,10 @@ import pytest
 from tests.support.waiting import is_alive, until_async
 from tests.unit.runtime.test_vllm import tokens_of
 from tests.unit.serving.conftest import make_adapter
+from tuneship.runtime.engine_kinds import VllmServer
 from tuneship.runtime.replica_protocol import Adapter, OpenReplica, ReplicaLink
 from tuneship.runtime.replica_set import ReplicaSet, replica_process
-from tuneship.runtime.vllm import VllmServer, vllm_replica
+from tuneship.runtime.vllm import vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.serving.replica_client import FinishReason, GenerateRequest, ReplicaRefused
 

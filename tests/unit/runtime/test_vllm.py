@@ -11,18 +11,25 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.agents import AUTHORITY
 from tests.support.fakes.openai_server import Trouble
+from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import is_alive, until, until_async
+from tuneship.runtime.agent_replicas import AgentReplicas
+from tuneship.runtime.agent_starter import AgentOptions, AgentStarter, BaseOptions
+from tuneship.runtime.engine_kinds import VllmServer
 from tuneship.runtime.live_replicas import HUNG_PROBES
+from tuneship.runtime.local_agents import LocalAgents
 from tuneship.runtime.replica_protocol import Adapter, OpenedReplica
 from tuneship.runtime.replica_set import ReplicaSet
-from tuneship.runtime.vllm import VllmServer, vllm_replica
+from tuneship.runtime.vllm import vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.security.sealed_files import new_key, write_sealed
 from tuneship.serving.replica_client import (
@@ -56,7 +63,9 @@ GARBAGE = (
 class PlayedServers:
     """Played vLLM servers that share a folder of adapters, and their notes on what they saw."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, on_agents: bool = False) -> None:
+        """`on_agents`: an agent runs each server, and is asked instead of it."""
+        self._on_agents = on_agents
         self.folder = folder
         self.seen = folder / "seen.jsonl"
         self.log = folder / "log"
@@ -65,7 +74,14 @@ class PlayedServers:
         server = VllmServer(
             (sys.executable, str(SERVER)), ("--seen", str(self.seen), *more), patience_s
         )
-        return vllm_replica(LocalProcesses(isolated=True), server)
+        runtime = LocalProcesses(isolated=True)
+        if not self._on_agents:
+            return vllm_replica(runtime, server)
+        options = AgentOptions(True, 0, 1, lambda _: BaseOptions(vllm=server), 60)
+        agents = LocalAgents(LocalProcesses(isolated=False), self.log)
+        return AgentReplicas(
+            AgentStarter(agents, AUTHORITY, "t", options, lambda: datetime.now(UTC))
+        )
 
     async def open(self, *more: str, patience_s: float = PATIENCE_S) -> OpenedReplica:
         return await self.opener(*more, patience_s=patience_s)(self.folder, self.log)
@@ -94,11 +110,21 @@ class PlayedServers:
         return [*self.notes("pid"), *self.notes("child")]
 
 
+ON_AGENTS = "processes of agents"
+EVERYWHERE = pytest.mark.parametrize(
+    "servers", ["processes of the service", ON_AGENTS], indirect=True
+)
+
+
 @pytest.fixture
-def servers(tmp_path: Path) -> PlayedServers:
-    return PlayedServers(tmp_path)
+def servers(tmp_path: Path, request: pytest.FixtureRequest) -> PlayedServers:
+    on_agents = getattr(request, "param", "") == ON_AGENTS
+    if on_agents:
+        build_tiny_model(tmp_path)  # agents compare its digest
+    return PlayedServers(tmp_path, on_agents=on_agents)
 
 
+@EVERYWHERE
 def test_a_sealed_adapter_is_plain_only_in_the_servers_private_folder(
     servers: PlayedServers,
 ) -> None:
@@ -133,6 +159,13 @@ def test_a_sealed_adapter_is_plain_only_in_the_servers_private_folder(
     asyncio.run(run())
 
 
+def plain(scores: list[TokenScore]) -> list[TokenScore]:
+    """The scores with pairs, which are lists after they came over a connection."""
+    return [
+        one._replace(top=[(int(token), logprob) for token, logprob in one.top]) for one in scores
+    ]
+
+
 def ask(last: int, max_tokens: int = 3, **more: Any) -> GenerateRequest:
     return GenerateRequest(tokens=(5, last), max_tokens=max_tokens, **more)
 
@@ -142,6 +175,7 @@ async def tokens_of(generation: TokenStream) -> list[int]:
         return [token async for chunk in generation for token in chunk]
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("most", [0, 3])
 def test_it_tells_log_probabilities_of_new_tokens_and_of_the_prompt(
     servers: PlayedServers, most: int
@@ -153,10 +187,12 @@ def test_it_tells_log_probabilities_of_new_tokens_and_of_the_prompt(
         new = [11, 12, 13][:most]
         assert await tokens_of(scored) == new
         assert scored.finish_reason is FinishReason.LENGTH
-        assert scored.prompt_scores == [
+        assert plain(scored.prompt_scores) == [
             TokenScore(token, -token / 10, [(1, -0.1), (2, -0.2)]) for token in (7, 10)
         ]
-        assert scored.scores == [TokenScore(token, -token / 10, [(1, -0.1)]) for token in new]
+        assert plain(scored.scores) == [
+            TokenScore(token, -token / 10, [(1, -0.1)]) for token in new
+        ]
         (asked,) = servers.notes("asked")
         assert (asked["logprobs"], asked["echo"]) == (2, True)
         stopped = opened.link.generate(ask(10, 9, stop_tokens=(12,), logprobs=0))
@@ -168,6 +204,7 @@ def test_it_tells_log_probabilities_of_new_tokens_and_of_the_prompt(
     asyncio.run(run())
 
 
+@EVERYWHERE
 def test_it_refuses_a_grammar_by_its_name(servers: PlayedServers) -> None:
     async def run() -> None:
         opened = await servers.open()
@@ -184,6 +221,7 @@ def permissions(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@EVERYWHERE
 def test_it_continues_token_ids_and_says_why_it_ended(servers: PlayedServers) -> None:
     async def run() -> None:
         opened = await servers.open()
@@ -217,6 +255,7 @@ def test_it_continues_token_ids_and_says_why_it_ended(servers: PlayedServers) ->
     asyncio.run(run())
 
 
+@EVERYWHERE
 def test_tokens_come_before_the_last_one_is_made(servers: PlayedServers) -> None:
     async def run() -> None:
         opened = await servers.open()
@@ -253,13 +292,18 @@ def test_adapters_are_loaded_while_it_runs_and_mixed(servers: PlayedServers) -> 
     asyncio.run(run())
 
 
+@EVERYWHERE
 def test_a_refused_adapter_leaves_the_others_served(servers: PlayedServers) -> None:
     async def run() -> None:
         group = servers.group("--max-lora-rank", "8")
         await group.ready(servers.adapter("ft:a:good", 2))
         broken = Adapter("ft:a:broken", servers.folder / "nothing")
-        for one in (servers.adapter("ft:a:large", 16), broken):
-            with pytest.raises(ReplicaRefused, match="refused the adapter"):
+        refusals = {
+            servers.adapter("ft:a:large", 16): "refused the adapter",
+            broken: "adapter files cannot be (opened|read): (No such file or directory|FileNotFoundError)$",
+        }
+        for one, text in refusals.items():
+            with pytest.raises(ReplicaRefused, match=text):
                 await group.ready(one)
         assert group.answering("ft:a:good") == 1
         assert group.answering("ft:a:large") == 0
@@ -269,6 +313,7 @@ def test_a_refused_adapter_leaves_the_others_served(servers: PlayedServers) -> N
     asyncio.run(run())
 
 
+@EVERYWHERE
 def test_garbage_is_a_lost_generation_and_the_next_one_is_answered(servers: PlayedServers) -> None:
     async def run() -> None:
         opened = await servers.open()
@@ -287,6 +332,7 @@ def test_garbage_is_a_lost_generation_and_the_next_one_is_answered(servers: Play
     asyncio.run(run())
 
 
+@EVERYWHERE
 def test_a_server_that_dies_is_replaced_with_its_adapters(servers: PlayedServers) -> None:
     async def run() -> None:
         group = servers.group()
@@ -328,6 +374,7 @@ def test_a_service_that_ends_right_after_a_server_was_killed_leaves_no_folder(
     asyncio.run(run())
 
 
+@EVERYWHERE
 def test_one_that_is_not_healthy_is_ended_after_some_probes(servers: PlayedServers) -> None:
     async def run() -> None:
         group = servers.group()
@@ -371,6 +418,7 @@ def test_one_that_does_not_become_ready_leaves_nothing_behind(
     asyncio.run(until_async(lambda: not any(map(is_alive, servers.processes()))))
 
 
+@EVERYWHERE
 def test_a_command_that_is_not_there_is_refused(servers: PlayedServers) -> None:
     opener = vllm_replica(LocalProcesses(isolated=True), VllmServer(("/nowhere/vllm", "serve")))
     with pytest.raises(ReplicaRefused, match="ended while it started"):
@@ -403,6 +451,7 @@ def test_only_its_owner_with_the_key_can_ask_it_and_nothing_is_logged(
     asyncio.run(run())
 
 
+@EVERYWHERE
 def test_it_ends_with_the_service_and_so_do_its_own_processes(servers: PlayedServers) -> None:
     program = (
         "import asyncio, sys, time\n"

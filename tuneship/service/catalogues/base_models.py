@@ -1,9 +1,11 @@
 """The base models: shipped ones, those that `tuneship models add` has added, and those of a catalogue file.
 
 Reads checkpoints' metadata without loading torch. A catalogue is YAML:
-`models: [{id, path, name?, version?, description?, runtime?, runtime_options?, weights?}]`, where `path` is a
-checkpoint directory or a hub id that is already in the local cache, `runtime` names the engine that serves it, and
-`weights` the number format in which our own engine does. Code from a checkpoint is never run.
+`models: [{id, path, name?, version?, description?, runtime?, runtime_options?, weights?, instance_type?}]`.
+
+There `path` is a checkpoint directory or a hub id that is already in the local cache, `runtime` names the engine that
+serves it, `weights` the number format in which our own engine does, and `instance_type` the type of its replicas where
+Ray places them. Code from a checkpoint is never run.
 """
 
 import json
@@ -61,6 +63,8 @@ class CataloguedModel:
     """More options for the command that starts vLLM for it."""
     weights: str | None = None
     """The number format in which our engine holds its weights, one of `WEIGHTS`; None: by size and machine."""
+    instance_type: str | None = None
+    """The instance type of its replicas where Ray places them; None: `local`."""
 
     @cached_property
     def fault(self) -> str | None:
@@ -317,8 +321,13 @@ class Catalogue:
 
     def weights_of(self, path: Path) -> str | None:
         """The number format in which the model of a folder is served; None: by size and machine."""
+        model = self.at(path)
+        return None if model is None else model.weights
+
+    def at(self, path: Path) -> CataloguedModel | None:
+        """The model of a folder, which decides how all ids of the folder are served."""
         models = (*self.listed.values(), *self.shipped.values(), *self.added.values())
-        return next((model.weights for model in models if model.path == path), None)
+        return next((model for model in models if model.path == path), None)
 
     def get(self, identifier: str) -> CataloguedModel | None:
         """The base model with this id, also one that cannot be used. The operator's file decides over a name."""
@@ -346,10 +355,13 @@ def catalogue_entries(file: Path | None) -> list[CataloguedModel]:
     by_path: dict[Path, CataloguedModel] = {}
     for model in models:
         other = by_path.setdefault(model.path, model)
-        if other.weights != model.weights:  # one process serves all ids of a folder
-            raise CatalogueFault(
-                f"the weights of {other.id} and {model.id} must be the same: they are one folder"
-            )
+        for name in ("weights", "instance_type"):
+            if getattr(other, name) != getattr(
+                model, name
+            ):  # one process serves all ids of a folder
+                raise CatalogueFault(
+                    f"the {name} of {other.id} and {model.id} must be the same: they are one folder"
+                )
     return models
 
 
@@ -381,6 +393,7 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
         runtime=runtime,
         runtime_options=tuple(map(str, cast("list[Any]", options))),
         weights=None if weights is None else str(weights),
+        instance_type=None if "instance_type" not in entry else str(entry["instance_type"]),
     )
 
 

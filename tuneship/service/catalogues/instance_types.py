@@ -2,7 +2,8 @@
 
 A file is YAML: `regions: [eu-1]` and `instance_types: [{name, compute_type, cpus?, memory_gb?, gpus?, regions?,
 node_labels?}]`. A region names this installation. On one machine a type is available where the machine has its
-resources, and limits nothing that runs. Where Ray places agents, it sets a type's resources aside for each training.
+resources, and limits nothing that runs. Where Ray places agents, it sets a type's resources aside for each training and
+for each replica of a base model whose entry in the model catalogue names the type.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,9 @@ from pydantic import Field, ValidationError
 
 from tuneship.contract.common import StrictModel
 from tuneship.host.machine import GIB, Machine
-from tuneship.service.catalogues.base_models import CatalogueFault
+from tuneship.runtime.launchers import AgentSize
+from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
+from tuneship.settings import ServiceSettings
 
 # The default type and region of every request, which therefore always exist.
 LOCAL = "local"
@@ -38,7 +41,7 @@ class InstanceKind:
     regions: frozenset[str] | None = None
     """None: all regions."""
     node_labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels of the nodes on which Ray may place a training of this type."""
+    """Labels of the nodes on which Ray may place an agent of this type."""
 
     def is_on(self, machine: Machine) -> bool:
         """Whether the machine has the resources."""
@@ -51,6 +54,15 @@ class InstanceKind:
     def is_in(self, region: str) -> bool:
         """Whether the type is offered in a region."""
         return self.regions is None or region in self.regions
+
+    def agent_size(self, settings: ServiceSettings) -> AgentSize:
+        """The size of an agent for it; the settings stand for what it leaves out."""
+        return AgentSize(
+            cpus=self.cpus or settings.agent_cpus,
+            gpus=settings.agent_gpus if self.compute_type is None else self.gpus,
+            memory_bytes=int(self.memory_gb * GIB) or settings.agent_memory_bytes,
+            labels=self.node_labels,
+        )
 
     def compute_on(self, machine: Machine) -> str:
         """The compute type on a machine: `cpu` or `gpu`."""
@@ -99,6 +111,13 @@ class InstanceCatalogue:
     def get(self, name: str) -> InstanceKind | None:
         """The type with this name."""
         return self._kinds.get(name)
+
+    def of_replicas(self, base: CataloguedModel | None) -> InstanceKind:
+        """The type of a base model's replicas where Ray places them. Raises `CatalogueFault` for an unknown one."""
+        name = LOCAL if base is None or base.instance_type is None else base.instance_type
+        if (kind := self.get(name)) is None:
+            raise CatalogueFault(f"the model catalogue names an unknown instance_type: {name}")
+        return kind
 
 
 def read_file(file: Path) -> _File:

@@ -230,7 +230,7 @@ class AgentKeeper:
         try:
             try:
                 async with asyncio.timeout(START_TIMEOUT_S):
-                    address = await self._starter.start(kept.name, self._kept.keys)
+                    address = await self._starter.start(kept.name, kept.base, self._kept.keys)
                     link = await self._connect(kept, address)
             except TimeoutError:
                 raise ReplicaLost("the replica did not become ready in time") from None

@@ -18,7 +18,6 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from tuneship.host.machine import GIB
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.agent_training_link import (
     AgentNews,
@@ -316,16 +315,10 @@ class AgentTrainingLauncher:
         return training
 
     def _size_for(self, job: Row) -> AgentSize:
-        """Return the size that the job's instance type asks for; the settings stand for what it leaves out."""
-        settings = self._parts.settings
+        """Return the size that the job's instance type asks for."""
         # A type that was taken out of the file after the job was created says nothing.
         kind = self._parts.instances.get(job["compute_config"]["instance_type"]) or EMBEDDED[0]
-        return AgentSize(
-            cpus=kind.cpus or settings.agent_cpus,
-            gpus=settings.agent_gpus if kind.compute_type is None else kind.gpus,
-            memory_bytes=int(kind.memory_gb * GIB) or settings.agent_memory_bytes,
-            labels=kind.node_labels,
-        )
+        return kind.agent_size(self._parts.settings)
 
     def _extend(self, claim: JobLease) -> None:
         with self._parts.database.write_beside(first=True) as connection:

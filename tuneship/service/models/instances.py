@@ -11,14 +11,13 @@ from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceKind
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
-from tuneship.settings import ServiceSettings
 
 
 @serves(contract.list_instance_types)
 def list_instance_types(context: Context) -> InstanceTypes:
     """List the catalogue's types, the same for every caller; an entry without sizes has those of the machine."""
     settings = context.parts.settings
-    place = _place(settings)
+    place = _place(context.parts, None)
     return InstanceTypes(
         instance_types=[
             InstanceType(
@@ -39,8 +38,7 @@ def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: Catal
     kind = _kind(parts, deployment.instance_type, "instance_type")
     if deployment.region not in parts.instances.regions:
         raise _unknown("region", parts.instances.regions)
-    place = _place(parts.settings) if base.engine.is_own else this_machine()
-    uses_gpus = base.engine.uses_gpus
+    place, uses_gpus = _place(parts, base), base.engine.uses_gpus
     is_here = kind.is_on(place) and kind.is_in(deployment.region)
     if not is_here or (kind.gpus and not uses_gpus):
         raise _unavailable("instance_type")
@@ -57,13 +55,13 @@ def require_training_type(parts: Parts, name: str, param: str) -> None:
         raise _unavailable(param)
 
 
-def _place(settings: ServiceSettings) -> Machine:
+def _place(parts: Parts, base: CataloguedModel | None) -> Machine:
     """The resources of this machine, or, where Ray places agents, those that it sets aside for each replica."""
-    if settings.agents != "ray":
+    if parts.settings.agents != "ray":
         return this_machine()
-    # All deployments of a base model share its replicas, so these have one size, whatever the types are.
-    cpus, gpus = max(1, int(settings.agent_cpus)), int(settings.agent_gpus)
-    return Machine(cpus, settings.agent_memory_bytes, gpus)
+    # The deployments of a base model share its replicas, so these have one size, whatever the deployments name.
+    size = parts.instances.of_replicas(base).agent_size(parts.settings)
+    return Machine(max(1, int(size.cpus)), size.memory_bytes, int(size.gpus))
 
 
 def _kind(parts: Parts, name: str, param: str) -> InstanceKind:
