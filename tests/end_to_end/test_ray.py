@@ -7,32 +7,37 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.package_index import need_package_index
-from tests.support.processes import Serve, ended_job, rows_file, start_job
+from tests.support.processes import ROOT, Serve, ended_job, rows_file, running_deployment, start_job
 from tests.support.ray_cluster import RayNodes, descendants, install_ray, ray_nodes
 from tests.support.repeating import repeating
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate, DeploymentUpdate
 from tuneship.contract.generation import Generate
+from tuneship.service.catalogues.base_models import SHIPPED
 
 pytestmark = [pytest.mark.soak, pytest.mark.long]
 PROMPT = Generate(prompt="Which chapter is chronic eczema in?", max_tokens=8, temperature=0)
 CLIENTS = 8
-AGENT = b"tuneship.runtime.agent"
-REPLICA = b"tuneship.serving"
-TRAINER = b"tuneship.training"
+AGENT = "tuneship.runtime.agent"
+REPLICA = "tuneship.serving"
+TRAINER = "tuneship.training"
 EPOCHS, LONGER_THAN_THE_TEST = 30, 10_000
 TYPES = """
 instance_types:
   - {name: zone-b, compute_type: cpu, cpus: 3, node_labels: {zone: b}}
+  - {name: zone-c, compute_type: cpu, cpus: 1, node_labels: {zone: c}}
 """
+VLLM = str(ROOT / "tests" / "support" / "fakes" / "openai_server.py")
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +79,18 @@ def deployed(client: Client, replicas: int) -> str:
     return made
 
 
-def running(node: "subprocess.Popen[bytes]", module: bytes) -> list[int]:
-    """Processes of a node that run a module of ours."""
-    found = list[int]()
+def commands(node: "subprocess.Popen[bytes]") -> dict[int, list[str]]:
+    """The command lines of a node's processes."""
+    found = dict[int, list[str]]()
     for pid in descendants(node.pid):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # the process has ended
-        if module in command:
-            found.append(pid)
+        with suppress(OSError):  # the process has ended
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return found
+
+
+def running(node: "subprocess.Popen[bytes]", module: str) -> list[int]:
+    """Processes of a node that run a module of ours."""
+    return [pid for pid, command in commands(node).items() if module in command]
 
 
 def agents_of(cluster: RayNodes) -> set[int]:
@@ -248,12 +254,27 @@ def test_a_training_goes_on_elsewhere_when_its_node_fails(
     until(lambda: not agents_of(cluster))
 
 
-def test_a_training_is_placed_where_its_instance_type_says(
+def test_a_training_and_vllm_are_placed_where_instance_types_say(
     cluster: RayNodes, tmp_path: Path
 ) -> None:
-    file = tmp_path / "types.yaml"
-    file.write_text(TYPES)
-    service = started(cluster, tmp_path / "data", instance_catalogue=str(file))
+    types, models = tmp_path / "types.yaml", tmp_path / "models.yaml"
+    types.write_text(TYPES)
+    (tmp_path / "base").symlink_to(SHIPPED / "tuneship-tiny", target_is_directory=True)
+    entry = {
+        "id": "big",
+        "path": "base",
+        "runtime": "vllm",
+        "runtime_options": ["--seen", str(tmp_path / "seen.jsonl")],
+        "instance_type": "zone-c",
+    }
+    models.write_text(yaml.safe_dump({"models": [entry]}))
+    service = started(
+        cluster,
+        tmp_path / "data",
+        instance_catalogue=str(types),
+        model_catalogue=str(models),
+        vllm_command=f"{sys.executable} {VLLM}",
+    )
     try:
         client = service.client()
         rows = rows_file(tmp_path / "rows", 64)
@@ -263,10 +284,15 @@ def test_a_training_is_placed_where_its_instance_type_says(
         assert client.jobs.get(job_id).current_step == 0
         cluster.add_node(cpus=3, labels="zone=b")
         until(lambda: client.jobs.get(job_id).current_step > 0)
-        assert [bool(running(one, TRAINER)) for one in cluster.nodes[:-1]] == [False] * (
-            len(cluster.nodes) - 1
-        )
-        assert running(cluster.nodes[-1], TRAINER)
+        assert [len(running(one, TRAINER)) for one in cluster.nodes[-1:]] == [1]
+        cluster.add_node(cpus=1, labels="zone=c")
+        deployment = running_deployment(client, "on-vllm", "big")
+        answer = client.deployments.generate(deployment, PROMPT)
+        assert answer.usage.completion_tokens == PROMPT.max_tokens
+        served = [
+            any(VLLM in command for command in commands(one).values()) for one in cluster.nodes
+        ]
+        assert served == [False] * (len(served) - 1) + [True]
     finally:
         service.stop()
     until(lambda: not agents_of(cluster))
