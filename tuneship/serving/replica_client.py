@@ -77,11 +77,11 @@ class ReplicaFacts:
     """Facts about a replica and its base model, as sent when it is ready."""
 
     pid: int
-    # None from an engine that is not ours.
-    parameters: int | None = None
-    context_length: int | None = None
-    vocabulary: int | None = None
-    dtype: str | None = None
+    # An engine that is not ours says no more than that.
+    parameters: int = 0
+    context_length: int = 0
+    vocabulary: int = 0
+    dtype: str = ""
 
 
 class TokenStream(AsyncIterator[list[int]]):
