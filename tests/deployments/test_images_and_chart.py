@@ -36,12 +36,21 @@ ALL: dict[str, Any] = LEAST | {
     "serviceAccount": "tuneship",
     "secrets": {"bucketCredentials": "bucket"},
     "bucket": {"url": "s3://bucket/prefix", "endpoint": "https://s3.example.org", "region": "eu-1"},
-    "models": {"claim": "models", "catalogue": "models: []\n"},
+    "models": {"claim": "models", "catalogue": "models: []\n", "instanceTypes": "regions: [eu-1]\n"},
     "images": LEAST["images"] | {"pullSecrets": ["registry"]},
     "services": {"environment": {"TUNESHIP_MAXIMUM_WEBHOOKS": "30"}},
     "ray": {
         "head": {"redisAddress": "redis:6379"},
         "nodes": {"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
+        "moreNodes": [
+            {
+                "name": "gpus",
+                "replicas": 1,
+                "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}},
+                "labels": {"zone": "b"},
+                "image": "registry.example.org/tuneship-node-vllm:1",
+            }
+        ],
     },
     "ingressFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
 }  # fmt: skip
@@ -78,6 +87,19 @@ def test_what_the_chart_renders_is_what_kubernetes_takes(
             holder = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
             kubernetes_validate.validate(holder | {"template": template}, version, strict=True)
     assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "RayCluster"} <= kinds
+
+
+def test_groups_of_nodes_differ_in_what_they_say() -> None:
+    (cluster,) = (one for one in rendered(ALL) if one["kind"] == "RayCluster")
+    nodes, gpus = cluster["spec"]["workerGroupSpecs"]
+    assert (nodes["groupName"], nodes["replicas"], gpus["groupName"]) == ("nodes", 2, "gpus")
+    assert "labels" not in nodes
+    assert gpus["labels"] == {"zone": "b"}
+    (first,), (second,) = (one["template"]["spec"]["containers"] for one in (nodes, gpus))
+    assert first["image"] != second["image"]
+    assert second["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert nodes["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert "nodeSelector" not in gpus["template"]["spec"]
 
 
 def test_a_misspelt_field_would_be_found() -> None:
