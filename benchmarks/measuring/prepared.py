@@ -55,6 +55,6 @@ def own_cpu_ms(pid: int) -> float:
     """CPU milliseconds of one process without its children, to the nanosecond."""
     spent = 0
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(FileNotFoundError):  # the thread has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             spent += int(file.read_text(encoding="ascii").split()[0])
     return spent / 1e6
