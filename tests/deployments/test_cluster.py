@@ -1,9 +1,11 @@
 """The cluster for trying on one machine: what it chooses is kept and private, and its services get valid settings."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,11 +89,14 @@ def test_a_library_that_is_missing_is_named_before_anything_starts(
 @pytest.mark.soak
 @pytest.mark.long
 def test_a_cluster_starts_answers_survives_a_service_and_ends_without_a_trace(
-    tmp_path: Path,
+    tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     need_package_index()
     tools = installed(tmp_path / "env")
-    folder, port = tmp_path / "cluster", free_port()
+    outer = Path(tempfile.mkdtemp(prefix="tuneship-"))
+    outer.chmod(0o755)  # root's PostgreSQL runs as a user who may not enter pytest's folders
+    request.addfinalizer(lambda: shutil.rmtree(outer, ignore_errors=True))
+    folder, port = outer / "cluster", free_port()
     command = [tools / "python", "-m", "deployments.cluster"]
     choices = ["--folder", str(folder), "--port", str(port)]
 
