@@ -89,9 +89,10 @@ def base_options(settings: ServiceSettings, catalogues: Catalogues, path: Path) 
     catalogue, instances = catalogues
     base = catalogue.at(path)
     size = instances.of_replicas(base).agent_size(settings)
-    if base is None or base.engine is not VLLM_ENGINE:
-        return BaseOptions(catalogue.weights_of(path), size=size)
-    return BaseOptions(vllm=vllm_server(settings, base), size=size)
+    if base is None:
+        return BaseOptions(size=size)
+    vllm = vllm_server(settings, base) if base.engine is VLLM_ENGINE else None
+    return BaseOptions(base.weights, vllm, size)
 
 
 def vllm_server(settings: ServiceSettings, base: CataloguedModel) -> VllmServer:

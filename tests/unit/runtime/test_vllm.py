@@ -418,7 +418,6 @@ def test_one_that_does_not_become_ready_leaves_nothing_behind(
     asyncio.run(until_async(lambda: not any(map(is_alive, servers.processes()))))
 
 
-@EVERYWHERE
 def test_a_command_that_is_not_there_is_refused(servers: PlayedServers) -> None:
     opener = vllm_replica(LocalProcesses(isolated=True), VllmServer(("/nowhere/vllm", "serve")))
     with pytest.raises(ReplicaRefused, match="ended while it started"):
@@ -451,7 +450,6 @@ def test_only_its_owner_with_the_key_can_ask_it_and_nothing_is_logged(
     asyncio.run(run())
 
 
-@EVERYWHERE
 def test_it_ends_with_the_service_and_so_do_its_own_processes(servers: PlayedServers) -> None:
     program = (
         "import asyncio, sys, time\n"
