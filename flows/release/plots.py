@@ -1,14 +1,14 @@
 """Draws the pictures of a report: loss curves, traffic split, error rate and latency of both arms.
 
-Numbers only, never text of a dataset. Baseline and candidate keep their colours in every picture. pandas and matplotlib
-ship no complete types; the functions of this module are typed.
+Numbers only, never text of a dataset. Baseline and candidate keep their colours in every picture. Import this module
+where you draw: matplotlib starts slowly, and a run that is refused draws nothing. pandas and matplotlib ship no
+complete types; the functions of this module are typed.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
+from flows.release.limits import Limit
 from flows.rollout.result import Change
 from tuneship.contract.job_reports import JobMetrics
 from tuneship.gates.frames import series_frame
 from tuneship.gates.series import RolloutSeries
-from tuneship.gates.training_gates import TrainingRules
 
 COLOURS = {"baseline": "#4c6a92", "candidate": "#e07b1a"}
 LIMIT = "#b22222"
@@ -44,23 +44,6 @@ STYLE: Any = {
     "grid.alpha": 0.25,
     "legend.frameon": False,
 }
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The limit of a training gate on the validation loss."""
-
-    gate: str
-    value: float
-
-
-def limits_of(rules: TrainingRules, champion_best: float | None) -> list[Limit]:
-    """The limits on the validation loss that are known before the gates decide."""
-    if champion_best is not None:
-        return [Limit("T4 champion", champion_best + rules.champion_margin)]
-    if rules.max_validation_loss is not None:
-        return [Limit("T9 first model", rules.max_validation_loss)]
-    return []
 
 
 def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.plots import Limit, limits_of, plot_losses, plot_rollout
+from flows.release.limits import Limit, limits_of
 from flows.release.result import ReleaseResult
 from flows.release.step_load import StepLoad, explained, loads_by_step, rows
 from flows.rollout.words import in_words
@@ -70,6 +70,8 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     with suppress(TuneshipError):
         losses = get_job_metrics(result.job_id) if result.job_id else None
         if losses is not None and losses.steps:
+            from flows.release.plots import plot_losses  # noqa: PLC0415 - starts slowly
+
             # The limits by which the gates on the validation loss decided, or those known before.
             limits = [
                 Limit(gate["name"], gate["limit"])
@@ -79,6 +81,8 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
             plot_losses(losses, limits, folder / "loss.png")
             pictures.append("loss.png")
     if result.history and result.candidate_deployment_id:
+        from flows.release.plots import plot_rollout  # noqa: PLC0415 - starts slowly
+
         file = folder / "rollout.png"
         series = _series(result, release)
         loads = loads_by_step(result.history, series, result.candidate_deployment_id)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
-from flows.release.plots import Limit, plot_losses
+from flows.release.limits import Limit
 from flows.shared.markdown import number
 from tuneship.contract.job_reports import JobMetrics
 
@@ -40,6 +40,8 @@ class TrainingPage:
 
     def page(self) -> str:
         """The page as Markdown with its pictures embedded."""
+        from flows.release.plots import plot_losses  # noqa: PLC0415 - starts slowly
+
         lines = [
             "| job | step | epoch | training loss | validation loss | lowest |",
             "|---|" + "---|" * 5,

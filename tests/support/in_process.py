@@ -181,7 +181,6 @@ class Service:
             self._take_spare,
             self.leadership,
         )
-        self.role.on_change(self.supervisor.wake)
         limits = RateLimits(
             self.settings.control_requests_per_minute,
             self.settings.generate_requests_per_minute,
@@ -199,7 +198,7 @@ class Service:
         none = RateLimits(0, 0, self.clock)
         self.app = build_app(
             (*SERVED.values(), *OPENAI_SERVED.values()),
-            Boundary(self.parts, self.keys, rates or none, self.supervisor.wake, **places),
+            Boundary(self.parts, self.keys, rates or none, **places),
         )
 
     def _draw(self) -> int:

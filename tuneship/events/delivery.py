@@ -7,7 +7,9 @@ least once. A slow receiver does not delay others.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -26,7 +28,8 @@ from tuneship.store.webhook_records import FAILING, GONE, Due
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.2
+# The longest pause between two looks at the rows; a change of rows is looked at sooner, but not more often than this.
+LOOK_EVERY_S, SHORTEST_PAUSE_S = 1.0, 0.05
 # Attempts in flight for one receiver.
 IN_FLIGHT = 2
 # Attempts in flight in all, since each holds a socket. Healthy receivers come first.
@@ -71,14 +74,29 @@ class Deliverer:
         self._busy: dict[str, set[str]] = {}
         """Ids of the events in flight, by webhook."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._landed = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._has_landed = False
+        """Whether an attempt has ended since the last look, so that its receiver can get the next one."""
         self._threads = Threads("webhook deliveries", 4)
 
     async def run(self) -> None:
         """Run until cancelled; then give the attempts in flight some time to end."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(self._woken.set)
+
+        with self._database.listening(wake):
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             while True:
-                due_now: list[Due] = []
+                # Before the look: what changes in the middle of it may be what it does not see.
+                self._woken.clear()
+                self._has_landed = False
+                began, due_now = time.monotonic(), list[Due]()
                 busy = {webhook_id: frozenset(ids) for webhook_id, ids in self._busy.items()}
                 try:
                     due_now = await self._threads.run(self._find, busy)
@@ -91,8 +109,9 @@ class Deliverer:
                     task = asyncio.create_task(self._deliver(due))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-                self._landed.clear()
-                await wait_for_event(self._landed, TICK_S)
+                await wait_for_event(self._woken, LOOK_EVERY_S)
+                if not self._has_landed:
+                    await asyncio.sleep(max(0.0, began + SHORTEST_PAUSE_S - time.monotonic()))
         finally:
             if self._tasks:
                 _, late = await asyncio.wait(self._tasks, timeout=self._timing.drain_s)
@@ -136,7 +155,8 @@ class Deliverer:
             self._busy[webhook_id].discard(event_id)
             if not self._busy[webhook_id]:
                 del self._busy[webhook_id]
-            self._landed.set()
+            self._has_landed = True
+            self._woken.set()
 
     async def _attempt(self, due: Due) -> DeliveryOutcome:
         """Sign and send one event."""

@@ -13,11 +13,11 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.host.thread_pools import Threads
+from tuneship.host.ticks import Ticks, is_early
 from tuneship.runtime.worker_protocol import Runtime
 from tuneship.service.batches.keeper import BatchKeeper
 from tuneship.service.batches.pace import TakeSpare
 from tuneship.service.common.shutdown import end_tasks
-from tuneship.service.common.ticks import Ticks, is_early
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments import implicit
@@ -149,19 +149,23 @@ class LeaderWork:
         except (LeadershipLost, SQLAlchemyError, TimeoutError) as error:  # they lapse in any case
             logger.warning("leases of jobs were not given back: %s", type(error).__name__)
 
-    async def forget(self) -> None:
+    # The steps of the loops; each returns whether it has found work that goes on.
+
+    async def forget(self) -> bool:
         """Once an hour delete records beyond the time for which they are kept."""
         may_forget, now = self._parts.clock_watch.may_forget(), self._parts.clock()
         if may_forget and not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self._threads.run(self.forget_old, now)
+        return False
 
-    async def fold_metrics(self) -> None:
+    async def fold_metrics(self) -> bool:
         """Merge the stored metrics of the members, hour by hour, some time after each hour's end."""
         now = self._parts.clock()
         if not is_early(now, self._fold_at, FOLD_EVERY):
             self._fold_at = now + FOLD_EVERY
             await self._threads.run(self.fold_hours, now)
+        return False
 
     def fold_hours(self, now: datetime) -> None:
         """Merge the stored metrics of all hours that are over; without a cluster there are none."""
@@ -172,12 +176,13 @@ class LeaderWork:
             with database.write_beside() as connection:
                 metric_windows.fold(connection, series, hour)
 
-    async def sweep_files(self) -> None:
+    async def sweep_files(self) -> bool:
         """Once an hour set the files aside that have no row and are older than a day, e.g. of a killed upload."""
         may_forget, now = self._parts.clock_watch.may_forget(), self._parts.clock()
         if may_forget and not is_early(now, self._sweep_at, FORGET_EVERY):
             self._sweep_at = now + FORGET_EVERY
             await self._file_threads.run(self._set_leftovers_aside, now)
+        return False
 
     def _set_leftovers_aside(self, now: datetime) -> None:
         # The files are listed before the rows are read, so a row that came meanwhile keeps its files.

@@ -30,10 +30,6 @@ def _always() -> bool:
     return True
 
 
-def _never(_wake: Callable[[], None]) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Membership:
     """The differences between a service that is alone and a member of a cluster."""
@@ -45,8 +41,6 @@ class Membership:
     notifier: Notifier
     is_fit: Callable[[], bool] = _always
     """Whether it may take requests."""
-    on_change: Callable[[Callable[[], None]], None] = _never
-    """Takes what is to be called, on any thread, when another member has changed something."""
     tasks: Sequence[BackgroundTask] = ()
     """Its background work."""
     number: int = ALONE
@@ -67,6 +61,7 @@ def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membersh
 
     def hear(topics: Collection[str]) -> None:
         cache.drop()
+        database.announce()
         if ANYTHING in topics:
             notifier.wake_all()
         for topic in topics:
@@ -81,7 +76,6 @@ def member(database: Database, owner: str, lease_s: float = LEASE_S) -> Membersh
         clock,
         notifier,
         is_fit=lambda: clock.is_good,
-        on_change=lambda wake: news.subscribe(lambda _topics: wake()),
         tasks=(leadership, reading, news),
         number=number,
     )

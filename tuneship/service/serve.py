@@ -347,13 +347,12 @@ async def _run(
     supervisor = Supervisor(parts, processes, work, owner, limits.take_spare, role.leadership)
     if shared is not None:
         supervisor.share(shared)
-    role.on_change(supervisor.wake)
     own = _periodic_tasks(parts, keys)
     leader = _leader_tasks(parts, secret, role.leadership)
     tasks = (supervisor, *own, *leader, *_sharing_tasks(parts, role, shared), *role.tasks)
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
-        Boundary(parts, keys, limits, supervisor.wake, is_fit=role.is_fit),
+        Boundary(parts, keys, limits, is_fit=role.is_fit),
         lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)

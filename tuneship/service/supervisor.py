@@ -8,16 +8,17 @@ lost: after a restart the rows and checkpoints are enough.
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from tuneship.host.thread_pools import Threads
+from tuneship.host.ticks import RETRY_PAUSE_S, Ticks, is_early
 from tuneship.runtime.worker_protocol import Runtime
 from tuneship.service.batches.pace import TakeSpare
 from tuneship.service.common.leadership import Leadership
 from tuneship.service.common.shutdown import end_tasks
-from tuneship.service.common.ticks import RETRY_PAUSE_S, Ticks, is_early
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.deployments.shared_replicas import SharedReplicas
@@ -68,13 +69,22 @@ class Supervisor:
 
     def wake(self) -> None:
         """Reconcile now instead of at the next tick. May be called from any thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._ticks.wake)
-            self._loop.call_soon_threadsafe(self.leader_work.wake)
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._ticks.wake()
+        self.leader_work.wake()
 
     async def run(self) -> None:
         """Run until cancelled; then end the training processes, which resume from their checkpoints later."""
         self._loop = asyncio.get_running_loop()
+        with self._parts.database.listening(self.wake):
+            await self._run()
+
+    async def _run(self) -> None:
         leading = asyncio.create_task(self._leadership.while_leading(self._lead))
         loops = [
             asyncio.create_task(work)
@@ -129,8 +139,11 @@ class Supervisor:
             except Exception:
                 logger.exception("the last metrics or deployment logs could not be stored")
 
-    async def store_records(self) -> None:
-        """Store recorded metrics and logs, and forget the counts of deployments that are gone."""
+    async def store_records(self) -> bool:
+        """Store recorded metrics and logs, and forget the counts of deployments that are gone.
+
+        Returns that nothing is left to do, as a step of `Ticks` does.
+        """
         now = self._parts.clock()
         # Not at every tick: each time rewrites the row of a second, a minute and an hour for every series.
         if not is_early(now, self._store_at, STORE_EVERY):
@@ -140,6 +153,7 @@ class Supervisor:
         if not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self._threads.run(self.forget_counts)
+        return False
 
     def forget_counts(self) -> None:
         """Forget what was counted of deployments that are gone."""

@@ -138,6 +138,7 @@ class Database:
         self._first_engine = engine_of(url, at_start, min(URGENT_CONNECTIONS, connections))
         self.session_engine = self.engine if listen_url is None else engine_of(listen_url)
         self.cache = ReadCache()
+        self._listeners: list[Callable[[], None]] = []
         self._claimed: sa.Connection | None = None
         self._claim_timeout_s = claim_timeout_s
         self._fence: Fence | None = None
@@ -203,6 +204,7 @@ class Database:
             # A commit that failed may have taken effect, so the cache is cleared after errors, too.
             if clears:
                 self.cache.clear()
+                self.announce()
 
     @contextmanager
     def write_beside(self, *, first: bool = False) -> Generator[sa.Connection]:
@@ -233,6 +235,23 @@ class Database:
         fenced = copy.copy(self)
         fenced._fence = fence  # noqa: SLF001 - a copy of this one
         return fenced
+
+    @contextmanager
+    def listening(self, listener: Callable[[], None]) -> Generator[None]:
+        """Call `listener` after each transaction of `write` that clears the cache, on the thread of the writer.
+
+        It must not raise, and must return at once. Like the cache, it hears nothing of `write_beside`.
+        """
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def announce(self) -> None:
+        """Call all who listen, because this process or, in a cluster, another one has written something."""
+        for listener in [*self._listeners]:
+            listener()
 
     def share_cache(self, publish: Callable[[], None]) -> SharedReadCache:
         """Cache reads as one of several processes from now on; `publish` lets the others know of each write."""

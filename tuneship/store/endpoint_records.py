@@ -95,6 +95,12 @@ def lapsed(connection: sa.Connection, now: datetime) -> dict[str, str]:
     return {row.id: row.client_id for row in found}
 
 
+def next_lapse(connection: sa.Connection, now: datetime) -> datetime | None:
+    """When the next lease lapses that has not yet; None without any."""
+    query = sa.select(sa.func.min(endpoints.c.lease_until)).where(~is_lapsed(now))
+    return connection.scalar(query)
+
+
 def is_lapsed(now: datetime) -> sa.ColumnElement[bool]:
     """Condition for endpoints whose lease has lapsed and is still in the row."""
     return endpoints.c.lease_until <= now

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.plots import Limit, limits_of, plot_losses, plot_rollout
+from flows.release.limits import Limit, limits_of
+from flows.release.plots import plot_losses, plot_rollout
 from flows.release.report import report, summary, with_pictures
 from flows.release.result import Accuracy, ReleaseResult
 from flows.release.step_load import ArmLoad, explained, loads_by_step

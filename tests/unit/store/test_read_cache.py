@@ -108,3 +108,19 @@ def test_what_others_may_change_is_dropped_at_their_news_and_after_a_second() ->
     cache.read("key", lambda: "value")
     cache.clear()
     assert (cache.find("key"), published) == (None, ["changed"])
+
+
+def test_listeners_hear_of_writes_that_clear_it_once_those_are_committed(
+    database: Database,
+) -> None:
+    heard: list[int] = []
+    with database.listening(lambda: heard.append(count(database))):
+        write(database)
+        with database.write(clears=False):
+            pass
+        with database.write_beside():
+            pass
+        # A copy behind a fence is the same database.
+        write(database.fenced(lambda _: None))
+    write(database)
+    assert heard == [1, 2]

@@ -236,14 +236,13 @@ class Context:
         with self.parts.database.write_beside() as connection:
             self.add_audit_entry(connection, status)
 
-    def commit(self) -> bool:
-        """Make the changes durable and return whether there were any. Called by the boundary, before the answer."""
+    def commit(self) -> None:
+        """Make the changes durable, if there are any. Called by the boundary, before the answer."""
         if self._opened is None:
-            return False
+            return
         self._opened.close()
         self._opened = self._transaction = None
         self._run(self.after_commit)
-        return True
 
     def _run(self, actions: Sequence[Callable[[], None]]) -> None:
         for action in actions:

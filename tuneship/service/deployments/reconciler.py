@@ -72,8 +72,8 @@ class DeploymentKeeper:
         """All threads that it uses."""
         return (self._records, self._files, self._health_checks.threads)
 
-    async def reconcile(self) -> None:
-        """Start work on rows that are not settled, and a health check when one is due."""
+    async def reconcile(self) -> bool:
+        """Start work on rows that are not settled, and a health check when one is due; return whether there are any."""
         is_unsettled = tables.deployments.c.status.in_(UNSETTLED)
         unsettled = await self._records.run(self._rows, is_unsettled)
         for row in unsettled:
@@ -87,6 +87,7 @@ class DeploymentKeeper:
                     self._working[row["id"]] = task
                     task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
         self._health_checks.start_when_due()
+        return bool(unsettled)
 
     def _rows(self, condition: sa.ColumnElement[bool]) -> list[DeploymentRow]:
         with self._parts.database.read() as connection:

@@ -19,9 +19,8 @@ from tuneship.store.job_leases import JobLease
 
 logger = logging.getLogger(__name__)
 
-# Requests follow the fallback as soon as a lease has lapsed; this delays only the record and its event.
-POLL_S = 0.2
-RETRY_PAUSE_S = 1.0
+# The longest pause between two looks. Leases are longer, so the lapse of each is known at the look before it.
+LOOK_EVERY_S = 1.0
 # A third of a job's lease, so that a renewal that fails can be tried again.
 RENEW_EVERY = timedelta(seconds=10)
 
@@ -55,19 +54,20 @@ class LeaseKeeper:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _repeat(self, work: Callable[[datetime], None]) -> None:
+    def _repeat(self, work: Callable[[datetime], float]) -> None:
         pause_s = 0.0
         while not self._stopped.wait(pause_s):
-            pause_s = POLL_S
             try:
-                work(self._parts.clock())
-            except Exception:  # the database is away: the next poll tries again
+                pause_s = work(self._parts.clock())
+            except Exception:  # the database is away: the next look tries again
                 logger.exception("leases could not be ended or renewed")
-                pause_s = RETRY_PAUSE_S
+                pause_s = LOOK_EVERY_S
 
-    def _end_lapsed(self, now: datetime) -> None:
+    def _end_lapsed(self, now: datetime) -> float:
+        """End the leases that have lapsed; returns the seconds until the next look."""
         with self._parts.database.read(first=True) as connection:
             lapsed = endpoint_records.lapsed(connection, now)
+            next_lapse = endpoint_records.next_lapse(connection, now)
         self._retries.keep_only(lapsed)
         waiting = self._retries.waiting()
         # The write is urgent and so goes ahead of all others: none is begun for nothing.
@@ -81,14 +81,20 @@ class LeaseKeeper:
                         logger.warning("lease lapsed, split reverted: %s", endpoint_id)
                     else:
                         self._retries.add(endpoint_id, error)
-            except Exception:  # one tenant's rows may be held; the next poll tries them again
+            except Exception:  # one tenant's rows may be held; the next look tries them again
                 logger.exception("lapsed leases of a tenant could not be ended")
+        if next_lapse is None:
+            return LOOK_EVERY_S
+        left_s = (next_lapse - self._parts.clock()).total_seconds()
+        return min(LOOK_EVERY_S, max(0.0, left_s))
 
-    def _renew_held(self, now: datetime) -> None:
+    def _renew_held(self, now: datetime) -> float:
+        """Renew the leases of jobs when it is time; returns the seconds until the next look."""
         if now < self._renew_at:
-            return
+            return LOOK_EVERY_S
         held = self._held()
         if held:
             with self._parts.database.write_beside(first=True) as connection:
                 leases.renew(connection, held, now)
         self._renew_at = now + RENEW_EVERY
+        return LOOK_EVERY_S

@@ -242,7 +242,7 @@ class _OperationEndpoint:
             if hold is not None:
                 answer = sealed_answer(response, self._parts.vault, hold.key)
                 idempotency.finish(context.transaction, hold, answer)
-            committed = context.commit()
+            context.commit()
         except BaseException as error:
             context.roll_back(error)
             if hold is not None:
@@ -250,8 +250,6 @@ class _OperationEndpoint:
                 with self._parts.database.write(context.client_id) as connection:
                     idempotency.abandon(connection, hold)
             raise
-        if committed and self._operation.is_change:
-            self._boundary.wake()
         return response
 
 

@@ -45,8 +45,6 @@ class Boundary:
     parts: Parts
     keys: Keys
     limits: RateLimits
-    wake: Callable[[], None]
-    """Lets the supervisor know that something was committed."""
     generations: InFlightLimits = field(
         default_factory=lambda: InFlightLimits(each=64, together=256)
     )

@@ -78,8 +78,8 @@ class TrainingKeeper:
         preparing = self._preparing
         return [*([] if preparing is None else [preparing]), *(run.claim for run in [*self._runs])]
 
-    async def tick(self) -> None:
-        """Start, follow and end what is due; call it often, on the main thread."""
+    async def tick(self) -> bool:
+        """Start, follow and end what is due; call it on the main thread, and often while it returns that jobs run."""
         await self._cancel_abandoned()
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start_jobs())
@@ -87,6 +87,7 @@ class TrainingKeeper:
             await self._follow_safely(run)
         if all(run.last_step for run in self._runs) and not self._preparing:
             self._launcher.keep_warm(self._parts.clock())
+        return bool(self._runs) or self._preparing is not None
 
     async def stop(self) -> None:
         """End what ends with the service; the jobs go on from their checkpoints later."""

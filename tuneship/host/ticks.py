@@ -1,0 +1,58 @@
+"""Steps that are repeated: often while there is work, now and then while there is none, and at once after a change."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from tuneship.host.waiting import wait_for_event
+
+logger = logging.getLogger(__name__)
+
+# The pause after a step that has found work, and after one that has found none. The second is for what no change
+# announces, such as a time that has come: a service that does nothing must leave the processor to others.
+TICK_S, IDLE_TICK_S = 0.2, 1.0
+# The shortest time between two steps, whatever changes: many small writes must not make every loop read each time.
+SHORTEST_TICK_S = 0.05
+RETRY_PAUSE_S = 1.0
+
+
+class Ticks:
+    """Repeats steps on one event loop."""
+
+    def __init__(self, tick_s: float = TICK_S, idle_tick_s: float = IDLE_TICK_S) -> None:
+        """Begin without a step. The pauses follow a step that has found work, and one that has found none."""
+        self._tick_s = tick_s
+        self._idle_tick_s = idle_tick_s
+        self._woken: list[asyncio.Event] = []
+
+    def wake(self) -> None:
+        """Take the next steps now; called on the event loop's thread."""
+        for event in self._woken:
+            event.set()
+
+    async def repeat(self, step: Callable[[], Awaitable[bool]]) -> None:
+        """Repeat a step, which returns whether it has found work, until cancelled and whatever fails."""
+        woken = asyncio.Event()
+        self._woken.append(woken)
+        try:
+            while True:
+                # Before the step: a change in the middle of it may be one that it does not see.
+                woken.clear()
+                began = time.monotonic()
+                try:
+                    has_work = await step()
+                except Exception:  # the loop must outlive any failure; the next tick tries again
+                    logger.exception("supervision failed")
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    continue
+                await wait_for_event(woken, self._tick_s if has_work else self._idle_tick_s)
+                await asyncio.sleep(max(0.0, began + SHORTEST_TICK_S - time.monotonic()))
+        finally:
+            self._woken.remove(woken)
+
+
+def is_early(now: datetime, due: datetime, every: timedelta) -> bool:
+    """Whether it is not time yet. After the clock was set back it is time."""
+    return due - every <= now < due
