@@ -193,7 +193,7 @@ class AgentTraining:
             async with asyncio.timeout(HELLO_PATIENCE_S):
                 self._greet(json.loads(await reader.readline()), writer)
             while (line := await reader.readline()).endswith(b"\n"):
-                await self._obey(json.loads(line))
+                await self._obey(json.loads(line), writer)
         except (OSError, TimeoutError):  # it is gone, or said nothing
             pass
         except (NotUnderstood, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -218,11 +218,13 @@ class AgentTraining:
         if self._leader is not None and not self._leader.transport.is_closing():
             self._leader.write(line)
 
-    def _answer(self, frame: Frame, **fields: Any) -> None:
-        self._send(encoded({"id": frame["id"], **fields}))
+    def _answer(self, leader: asyncio.StreamWriter, frame: Frame, **fields: Any) -> None:
+        # Only over the connection that has asked: on another one the same id stands for another question.
+        if not leader.transport.is_closing():
+            leader.write(encoded({"id": frame["id"], **fields}))
 
-    async def _obey(self, frame: Frame) -> None:
-        """Carry out a message. Raises `NotUnderstood` and the like."""
+    async def _obey(self, frame: Frame, leader: asyncio.StreamWriter) -> None:
+        """Carry out a message that came over the connection of `leader`. Raises `NotUnderstood` and the like."""
         match frame["op"]:
             case "file":
                 await self._threads.run(self._keep_piece, frame)
@@ -233,20 +235,20 @@ class AgentTraining:
             case "renewed":
                 self._renew(int(frame["number"]))
             case "news":
-                task = asyncio.create_task(self._answer_with_news(frame))
+                task = asyncio.create_task(self._answer_with_news(frame, leader))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case "hold":
                 step, files = await self._threads.run(self._hold, frame["what"])
-                self._answer(frame, step=step, files=files)
+                self._answer(leader, frame, step=step, files=files)
             case "piece":
                 piece = await self._threads.run(self._piece, frame)
-                self._answer(frame, content=b64encode(piece).decode())
+                self._answer(leader, frame, content=b64encode(piece).decode())
             case "cancel":
                 await self._threads.run((self._attempt / CANCEL_FILE).touch)
             case "stop":
                 self.end()
-                self._answer(frame)
+                self._answer(leader, frame)
                 self.over.set()
             case _:
                 raise NotUnderstood
@@ -360,7 +362,7 @@ class AgentTraining:
 
     # Its files.
 
-    async def _answer_with_news(self, frame: Frame) -> None:
+    async def _answer_with_news(self, frame: Frame, leader: asyncio.StreamWriter) -> None:
         """Answer as soon as there is something that the leader does not know, or when it has waited long enough."""
         loop = asyncio.get_running_loop()
         latest = loop.time() + float(frame["wait_s"])
@@ -375,7 +377,7 @@ class AgentTraining:
             if is_new or loop.time() > latest:
                 break
             await asyncio.sleep(LOOK_S)
-        self._answer(frame, lines=lines, exit_code=exit_code, step=step)
+        self._answer(leader, frame, lines=lines, exit_code=exit_code, step=step)
 
     def _look(self, offset: int) -> tuple[str, int]:
         """Complete lines from the offset on, and the step of the newest checkpoint."""

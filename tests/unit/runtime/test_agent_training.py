@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.support.agents import HELLO, access, hurry_heartbeats, silent_after
 from tests.support.engines import PlayedEngines
 from tests.support.tiny_model import build_tiny_model
 from tests.support.training_nodes import TrainingNode, order_for
-from tests.support.waiting import until_async
+from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.host.deadline_file import elapsed_s, is_past, write_deadline
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime import agent_training
@@ -251,6 +252,34 @@ def test_a_leader_that_comes_back_reads_on(
             assert (await second.news(known, 0, 60)).exit_code == 3
             for link in (first, second):
                 await link.aclose()
+
+    asyncio.run(run())
+
+
+def test_what_a_lost_connection_has_asked_is_not_answered_over_the_next(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both number their questions from 0, so the leader would take lines that it has for those behind them."""
+
+    async def run() -> None:
+        async with node_in(tmp_path / "node", monkeypatch) as node:
+            link = await node.connect()
+            await link.train(order_for(base))
+            trainer = await node.trainer()
+            asking = asyncio.create_task(link.news(0, 0, PATIENCE_S))
+            await until_async(lambda: node.agent._tasks)
+            await link.aclose()
+            with pytest.raises(TrainingAgentLost):
+                await asking
+            link = await node.connect()
+            never = asyncio.get_running_loop().create_future()
+            link._answers[0] = never  # the id of the question that was lost
+            trainer.say({"kind": "log"})
+            await until_async(lambda: not node.agent._tasks)
+            link._ids = count(1)
+            assert (await link.news(0, 0, PATIENCE_S)).lines == '{"kind": "log"}\n'
+            assert not never.done()
+            await link.aclose()
 
     asyncio.run(run())
 
