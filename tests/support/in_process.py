@@ -5,7 +5,6 @@ import json
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as futures_threads
@@ -476,10 +475,7 @@ class Service:
         return answer.json()["id"]
 
     def until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-        end = time.monotonic() + patience_s
-        while not holds():
-            assert time.monotonic() < end, "it never became true"
-            time.sleep(0.02)
+        until(holds, patience_s)
 
 
 def split(shares: dict[str, int], **fields: Any) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import TypeVar
 Found = TypeVar("Found")
 PATIENCE_S = 300.0
 """Limit for each wait: many times the usual time, because a busy host may stall for seconds."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+"""Limits for the pause between two looks."""
 LOWEST_FREE = 10_000
 LOWEST_OF_MOST = 32_768
 """The lowest port that most systems choose for connections by themselves."""
@@ -22,17 +24,27 @@ _GIVEN = set[int]()
 def until(holds: Callable[[], Found], patience_s: float = PATIENCE_S) -> Found:
     """Poll until `holds` returns a true value, and return it; fail after `patience_s`."""
     end = time.monotonic() + patience_s
-    while not (found := holds()):
+    while True:
+        began = time.monotonic()
+        if found := holds():
+            return found
         assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
-    return found
+        time.sleep(pause_after(time.monotonic() - began))
 
 
 async def until_async(holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     """Poll until `holds` returns a true value, without blocking the event loop."""
     async with asyncio.timeout(patience_s):
-        while not holds():  # noqa: ASYNC110 - the condition lies in another process
-            await asyncio.sleep(0.02)
+        while True:
+            began = time.monotonic()
+            if holds():
+                return
+            await asyncio.sleep(pause_after(time.monotonic() - began))
+
+
+def pause_after(look_s: float) -> float:
+    """The pause after a look that took this long: looking must not keep the processor from what is waited for."""
+    return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, 10 * look_s))
 
 
 def is_alive(process: int) -> bool:

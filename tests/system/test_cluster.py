@@ -45,7 +45,7 @@ from tuneship.store.read_cache import MAX_AGE_S
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 
 BASE = "tuneship-tiny"
-EPOCHS = 20
+EPOCHS = 12
 WRITERS = 32
 # What a kill has met is sent once more, and that one succeeds.
 TRIES = 2

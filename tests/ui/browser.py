@@ -25,6 +25,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 
+from tests.support.waiting import pause_after
+
 PROGRAMS = ("chromium", "chromedriver")
 PATIENCE_S = 600.0
 """Limit for each wait: two busy cores may need a minute for the largest form."""
@@ -138,6 +140,7 @@ class Browser:
         """Call `look` until it returns something; if it never does, fail with the last error and a screenshot."""
         end = time.monotonic() + PATIENCE_S
         while True:
+            began = time.monotonic()
             found, complaint = None, "nothing was found"
             try:
                 found = look()
@@ -148,7 +151,7 @@ class Browser:
             if time.monotonic() > end:
                 file = self.picture("never")
                 raise AssertionError(f"{complaint}\n{file}\nThe page says: {self.text[:2000]}")
-            time.sleep(0.2)
+            time.sleep(max(0.2, pause_after(time.monotonic() - began)))
 
     def press(self, name: str) -> None:
         """Press the button of this name; if there are several, the last one, which lies in a dialog over the page."""
