@@ -2,9 +2,9 @@
 
     python benchmarks/service.py
 
-Prints the seconds until the service is ready, tokens per second with 1 and with 16 clients, and the time of a request
-that only reads. Every answer is checked before a number is printed. `adapters.py` measures the time from the last
-training step to the first answer.
+Prints the seconds until the service is ready, tokens per second with 1 and with 16 clients, the time of a request that
+only reads, and the processor time of the service's process while nobody asks it anything. Every answer is checked
+before a number is printed. `adapters.py` measures the time from the last training step to the first answer.
 """
 
 import argparse
@@ -15,12 +15,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring.running import deploy, example_rows, job_on, running, start, stop, tune, upload
+from measuring.running import (
+    deploy,
+    example_rows,
+    job_on,
+    own_cpu_seconds,
+    running,
+    start,
+    stop,
+    tune,
+    upload,
+)
 
 from tuneship.client import Client
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import Job
 
+IDLE_S = 20.0
 PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib"
 
 
@@ -82,6 +93,16 @@ def reading(client: Client, deployment_id: str) -> None:
     )
 
 
+def idling(pid: int, seconds: float) -> None:
+    """Measure the share of a core that the service's own process uses while it has nothing to do."""
+    before = own_cpu_seconds(pid)
+    time.sleep(seconds)
+    share = (own_cpu_seconds(pid) - before) / seconds
+    print(
+        f"processor time without any request                         {share * 100:8.1f} % of a core"
+    )
+
+
 def main() -> None:
     """Run everything on a fresh data directory."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -105,6 +126,7 @@ def main() -> None:
             deployment_id = deploy(client, str(job.fine_tuned_model), "bench")
             throughput(client, deployment_id, chosen.seconds, chosen.rounds)
             reading(client, deployment_id)
+            idling(service.pid, IDLE_S)
 
 
 if __name__ == "__main__":

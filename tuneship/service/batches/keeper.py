@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tuneship.contract.openai.batches import OPEN, BatchError, BatchStatus
 from tuneship.host.thread_pools import Threads
-from tuneship.host.waiting import wait_for_event
+from tuneship.host.ticks import Ticks
 from tuneship.service.batches.batch_run import BatchRun, StoringTiming
 from tuneship.service.batches.pace import BatchPace, TakeSpare
 from tuneship.service.batches.stored_answers import BatchLost, end_batch
@@ -22,7 +22,6 @@ from tuneship.store.row_types import BatchRow
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
 # Batches that are worked on at the same time, of one tenant and of all; the others wait, the oldest first.
 AT_ONCE_EACH = 2
 AT_ONCE = 8
@@ -35,7 +34,7 @@ class BatchKeeper:
         """`take_spare` counts a request against its tenant's limit of requests, if there is enough of it left."""
         self._parts = parts
         self._pace = BatchPace(parts.in_flight, take_spare)
-        self._woken = asyncio.Event()
+        self._ticks = Ticks()
         self._retries = BackgroundRetries(parts.clock)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -44,26 +43,20 @@ class BatchKeeper:
 
     def wake(self) -> None:
         """Look at the rows now; called on the event loop's thread."""
-        self._woken.set()
+        self._ticks.wake()
 
     async def run(self) -> None:
         """Work until cancelled; what was not stored by then is answered again after the next start."""
         try:
-            while True:
-                self._woken.clear()
-                await self._look()
-                await wait_for_event(self._woken, LOOK_EVERY_S)
+            await self._ticks.repeat(self._look)
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _look(self) -> None:
-        try:
-            found = await self.threads.run(self._open_batches)
-        except Exception:  # the database is away: the next look tries again
-            logger.exception("batches could not be looked for")
-            return
+    async def _look(self) -> bool:
+        """Start what can be started; returns that nothing is left to do before the rows change."""
+        found = await self.threads.run(self._open_batches)
         self._retries.keep_only([row["id"] for row in found])
         clients = Counter(row["client_id"] for row in found if row["id"] in self._runs)
         for row in found:
@@ -78,6 +71,7 @@ class BatchKeeper:
             ):
                 clients[row["client_id"]] += 1
                 self._start(row)
+        return False
 
     def _open_batches(self) -> Sequence[BatchRow]:
         with self._parts.database.read() as connection:
@@ -90,7 +84,7 @@ class BatchKeeper:
 
         def forget(_: object) -> None:
             del self._runs[batch_id], self._tasks[batch_id]
-            self._woken.set()
+            self._ticks.wake()
 
         task.add_done_callback(forget)
 

@@ -5,14 +5,13 @@ One file at a time, in a thread; the supervisor runs it. It keeps no state: afte
 processed is tried a few times, then it is `failed`. Next: `reading.py`.
 """
 
-import asyncio
 import logging
 import threading
 from typing import Any
 
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.host.thread_pools import Threads
-from tuneship.host.waiting import wait_for_event
+from tuneship.host.ticks import Ticks
 from tuneship.security.sealed_files import open_plain
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries
@@ -27,8 +26,6 @@ from tuneship.store.stored_files import dataset_file
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
-
 
 class DatasetProcessing:
     """The loop over rows in `processing`."""
@@ -36,23 +33,20 @@ class DatasetProcessing:
     def __init__(self, parts: Parts) -> None:
         """Begin with no dataset tried."""
         self._parts = parts
-        self._woken = asyncio.Event()
+        self._ticks = Ticks(tick_s=0.0)
         self._stopped = threading.Event()
         self._retries = BackgroundRetries(parts.clock)
         self.threads = Threads("dataset processing", 1)
 
     def wake(self) -> None:
         """Look at the rows now; called on the event loop's thread."""
-        self._woken.set()
+        self._ticks.wake()
 
     async def run(self) -> None:
         """Process datasets until cancelled; the file that is being read is then read again at the next start."""
         self._stopped.clear()
         try:
-            while True:
-                self._woken.clear()
-                if not await self.threads.run(self._process_next):
-                    await wait_for_event(self._woken, LOOK_EVERY_S)
+            await self._ticks.repeat(lambda: self.threads.run(self._process_next))
         finally:
             self._stopped.set()
 
