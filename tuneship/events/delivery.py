@@ -28,8 +28,8 @@ from tuneship.store.webhook_records import FAILING, GONE, Due
 
 logger = logging.getLogger(__name__)
 
-# The longest pause between two looks at the rows; a change of rows is looked at sooner, but not more often than this.
-LOOK_EVERY_S, SHORTEST_PAUSE_S = 1.0, 0.05
+# The shortest time between two looks at the rows because they have changed.
+SHORTEST_PAUSE_S = 0.05
 # Attempts in flight for one receiver.
 IN_FLIGHT = 2
 # Attempts in flight in all, since each holds a socket. Healthy receivers come first.
@@ -47,6 +47,8 @@ class DeliveryTiming:
     waits: Sequence[timedelta] = WAITS
     # How long a shutdown waits for attempts in flight; the others are due again after the restart.
     drain_s: float = 5.0
+    # The longest pause between two looks at the rows; when they change they are looked at sooner.
+    look_every_s: float = 1.0
     # The pause before a failed read or write of ours is retried. For a write it doubles at each failure,
     # up to `LONGEST_PAUSE_S`.
     record_again_s: float = 1.0
@@ -109,7 +111,7 @@ class Deliverer:
                     task = asyncio.create_task(self._deliver(due))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-                await wait_for_event(self._woken, LOOK_EVERY_S)
+                await wait_for_event(self._woken, self._timing.look_every_s)
                 if not self._has_landed:
                     await asyncio.sleep(max(0.0, began + SHORTEST_PAUSE_S - time.monotonic()))
         finally:

@@ -140,6 +140,19 @@ def test_an_event_arrives_signed_with_everything_that_names_it(outbox: Outbox) -
     asyncio.run(story())
 
 
+def test_an_event_is_sent_when_it_is_committed_and_not_at_the_next_look(outbox: Outbox) -> None:
+    async def story() -> None:
+        timing = DeliveryTiming(look_every_s=3600)
+        async with listening() as receiver, outbox.delivering(timing):
+            outbox.webhook(receiver.url())
+            for _ in range(3):
+                outbox.emit()
+                await outbox.settled()
+            assert len(receiver.received) == 3
+
+    asyncio.run(story())
+
+
 def test_only_what_was_asked_for_is_addressed(outbox: Outbox) -> None:
     family, _ = outbox.webhook("https://a.test/", "fine_tuning.job.*")
     kind, _ = outbox.webhook("https://b.test/", "dataset.failed", "fine_tuning.job.failed")
