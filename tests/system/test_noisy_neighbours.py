@@ -224,6 +224,8 @@ LOADS: list[Callable[[Tenant, Serve], Load]] = [
     merge, upload, validate, large_json, crowded_json, deep_json, long_prompt, long_lists,
     metrics_of_a_job, a_hundred_deployments, streams_that_nobody_reads,
 ]  # fmt: skip
+# One of each kind: files, work in a thread, long answers, many rows, connections that stay.
+PER_COMMIT = (merge, upload, long_prompt, long_lists, streams_that_nobody_reads)
 
 
 @dataclass
@@ -389,7 +391,13 @@ def measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measureme
         pytest.param(TIMES, id="alone", marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.parametrize("load", LOADS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(load, id=load.__name__, marks=[] if load in PER_COMMIT else pytest.mark.soak)
+        for load in LOADS
+    ],
+)
 def test_a_tenant_does_not_slow_another_down(
     measurements: Measurements, load: Callable[[Tenant, Serve], Load], times: float
 ) -> None:
