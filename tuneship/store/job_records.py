@@ -112,22 +112,22 @@ def mark_epoch_reported(connection: sa.Connection, job_id: str, epoch: int) -> b
 
 
 def put_metrics(connection: sa.Connection, job_id: str, steps: Sequence[dict[str, Any]]) -> None:
-    """Store steps by (job, step), so that those which a resumed attempt reports again replace the earlier ones.
+    """Store steps by (job, step), so that one that is reported again replaces the earlier one.
 
     Each step also stores the id of the newest log entry, which is its position in the job's stream.
     """
     if not steps:
         return
-    numbers = [step["step"] for step in steps]
+    by_step = {step["step"]: step for step in steps}
     connection.execute(
         sa.delete(job_metrics).where(
-            job_metrics.c.job_id == job_id, job_metrics.c.step.in_(numbers)
+            job_metrics.c.job_id == job_id, job_metrics.c.step.in_(by_step)
         )
     )
     newest = sa.select(sa.func.coalesce(sa.func.max(job_logs.c.id), 0))
     log_id = connection.execute(newest.where(job_logs.c.job_id == job_id)).scalar_one()
     common = {"job_id": job_id, "log_id": log_id}
-    connection.execute(sa.insert(job_metrics), [{**step, **common} for step in steps])
+    connection.execute(sa.insert(job_metrics), [{**step, **common} for step in by_step.values()])
 
 
 def last_step_of(connection: sa.Connection, job_id: str) -> int:

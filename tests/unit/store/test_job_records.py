@@ -53,7 +53,7 @@ def test_steps_lie_behind_a_step_or_behind_the_log_entry_of_their_time(database:
 def test_a_step_reported_again_stays_one(database: Database) -> None:
     with database.write() as connection:
         job_records.put_metrics(connection, "ft_1", [step(1, evaluated=True), step(2)])
-        job_records.put_metrics(connection, "ft_1", [step(2, evaluated=True), step(3)])
+        job_records.put_metrics(connection, "ft_1", [step(2, evaluated=True), step(3), step(3)])
         every = job_records.curve_of(connection, "ft_1", evaluated_only=False)
         measured = job_records.curve_of(connection, "ft_1", evaluated_only=True)
     assert [one.step for one in every.rows] == [1, 2, 3]
