@@ -110,7 +110,7 @@ class Tenant(RuleBasedStateMachine):
 
     def _reaches(self, job: str, state: str) -> None:
         def reached() -> bool:
-            self.service.supervisor.wake()
+            self.service.database.announce()
             return self.service.job_status(job, self.name) == state
 
         self.service.until(reached)

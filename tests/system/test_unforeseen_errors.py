@@ -49,7 +49,7 @@ def after_pauses(service: Service, holds: Callable[[], bool]) -> None:
 
     def passed() -> bool:
         service.clock.ahead += LONGEST_PAUSE + timedelta(seconds=1)
-        service.supervisor.wake()
+        service.database.announce()
         return holds()
 
     service.until(passed)

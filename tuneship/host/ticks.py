@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from tuneship.host.waiting import wait_for_event
@@ -19,23 +20,31 @@ RETRY_PAUSE_S = 1.0
 
 
 class Ticks:
-    """Repeats steps on one event loop."""
+    """Repeats steps, each on the event loop that calls `repeat`."""
 
-    def __init__(self, tick_s: float = TICK_S, idle_tick_s: float = IDLE_TICK_S) -> None:
-        """Begin without a step. The pauses follow a step that has found work, and one that has found none."""
+    def __init__(
+        self,
+        tick_s: float = TICK_S,
+        idle_tick_s: float = IDLE_TICK_S,
+        shortest_s: float = SHORTEST_TICK_S,
+    ) -> None:
+        """Begin without a step; the pauses are those of the constants above."""
         self._tick_s = tick_s
         self._idle_tick_s = idle_tick_s
-        self._woken: list[asyncio.Event] = []
+        self._shortest_s = shortest_s
+        self._woken: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def wake(self) -> None:
-        """Take the next steps now; called on the event loop's thread."""
-        for event in self._woken:
-            event.set()
+        """Take the next steps now. May be called from any thread, after the change that they shall see."""
+        for loop, event in [*self._woken]:
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(event.set)
 
-    async def repeat(self, step: Callable[[], Awaitable[bool]]) -> None:
+    async def repeat(self, step: Callable[[], Awaitable[bool | None]]) -> None:
         """Repeat a step, which returns whether it has found work, until cancelled and whatever fails."""
         woken = asyncio.Event()
-        self._woken.append(woken)
+        place = (asyncio.get_running_loop(), woken)
+        self._woken.append(place)
         try:
             while True:
                 # Before the step: a change in the middle of it may be one that it does not see.
@@ -48,9 +57,9 @@ class Ticks:
                     await asyncio.sleep(RETRY_PAUSE_S)
                     continue
                 await wait_for_event(woken, self._tick_s if has_work else self._idle_tick_s)
-                await asyncio.sleep(max(0.0, began + SHORTEST_TICK_S - time.monotonic()))
+                await asyncio.sleep(max(0.0, began + self._shortest_s - time.monotonic()))
         finally:
-            self._woken.remove(woken)
+            self._woken.remove(place)
 
 
 def is_early(now: datetime, due: datetime, every: timedelta) -> bool:

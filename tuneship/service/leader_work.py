@@ -61,7 +61,7 @@ class LeaderWork:
     ) -> None:
         """See `Supervisor`, which runs it."""
         self._parts = parts
-        self._ticks = Ticks()
+        self._ticks, self._timed = Ticks(), Ticks()
         self._threads = Threads("old records", 1)
         self._file_threads = Threads("left-over files", 1)
         training_threads = Threads("training", 4)
@@ -85,12 +85,6 @@ class LeaderWork:
         # Not at a start, when an operator may just have put an older database in place.
         self._sweep_at = parts.clock() + FORGET_EVERY
 
-    def wake(self) -> None:
-        """Reconcile now instead of at the next tick; called on the event loop's thread."""
-        self._ticks.wake()
-        self._datasets.wake()
-        self.batches.wake()
-
     async def run(self) -> None:
         """Run until cancelled; then end the training processes, which resume from their checkpoints later."""
         self._leases.start()
@@ -100,13 +94,14 @@ class LeaderWork:
                 self._datasets.run(),
                 self.batches.run(),
                 self._ticks.repeat(self._trainings.tick),
-                self._ticks.repeat(self.forget),
-                self._ticks.repeat(self.fold_metrics),
-                self._ticks.repeat(self.sweep_files),
+                self._timed.repeat(self.forget),
+                self._timed.repeat(self.fold_metrics),
+                self._timed.repeat(self.sweep_files),
             )
         ]
         try:
-            await asyncio.wait(loops)
+            with self._parts.database.listening(self._ticks.wake):
+                await asyncio.wait(loops)
         finally:
             await self._end(loops)
 
@@ -149,23 +144,19 @@ class LeaderWork:
         except (LeadershipLost, SQLAlchemyError, TimeoutError) as error:  # they lapse in any case
             logger.warning("leases of jobs were not given back: %s", type(error).__name__)
 
-    # The steps of the loops; each returns whether it has found work that goes on.
-
-    async def forget(self) -> bool:
+    async def forget(self) -> None:
         """Once an hour delete records beyond the time for which they are kept."""
         may_forget, now = self._parts.clock_watch.may_forget(), self._parts.clock()
         if may_forget and not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self._threads.run(self.forget_old, now)
-        return False
 
-    async def fold_metrics(self) -> bool:
+    async def fold_metrics(self) -> None:
         """Merge the stored metrics of the members, hour by hour, some time after each hour's end."""
         now = self._parts.clock()
         if not is_early(now, self._fold_at, FOLD_EVERY):
             self._fold_at = now + FOLD_EVERY
             await self._threads.run(self.fold_hours, now)
-        return False
 
     def fold_hours(self, now: datetime) -> None:
         """Merge the stored metrics of all hours that are over; without a cluster there are none."""
@@ -176,13 +167,12 @@ class LeaderWork:
             with database.write_beside() as connection:
                 metric_windows.fold(connection, series, hour)
 
-    async def sweep_files(self) -> bool:
+    async def sweep_files(self) -> None:
         """Once an hour set the files aside that have no row and are older than a day, e.g. of a killed upload."""
         may_forget, now = self._parts.clock_watch.may_forget(), self._parts.clock()
         if may_forget and not is_early(now, self._sweep_at, FORGET_EVERY):
             self._sweep_at = now + FORGET_EVERY
             await self._file_threads.run(self._set_leftovers_aside, now)
-        return False
 
     def _set_leftovers_aside(self, now: datetime) -> None:
         # The files are listed before the rows are read, so a row that came meanwhile keeps its files.

@@ -8,7 +8,6 @@ lost: after a restart the rows and checkpoints are enough.
 
 import asyncio
 import logging
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -55,8 +54,7 @@ class Supervisor:
         self._parts = parts
         self._leadership = leadership
         self._made_of = (runtime, work, owner, take_spare)
-        self._ticks = Ticks()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticks, self._timed = Ticks(), Ticks()
         self._threads = Threads("records", 1)
         self._deployments = DeploymentKeeper(parts, self._leadership)
         self.leader_work = LeaderWork(parts, *self._made_of)
@@ -67,35 +65,20 @@ class Supervisor:
         """Use the replicas of the whole cluster; call it before `run`."""
         self._deployments = DeploymentKeeper(self._parts, self._leadership, shared)
 
-    def wake(self) -> None:
-        """Reconcile now instead of at the next tick. May be called from any thread."""
-        loop = self._loop
-        if loop is not None:
-            with suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        self._ticks.wake()
-        self.leader_work.wake()
-
     async def run(self) -> None:
         """Run until cancelled; then end the training processes, which resume from their checkpoints later."""
-        self._loop = asyncio.get_running_loop()
-        with self._parts.database.listening(self.wake):
-            await self._run()
-
-    async def _run(self) -> None:
         leading = asyncio.create_task(self._leadership.while_leading(self._lead))
         loops = [
             asyncio.create_task(work)
             for work in (
                 self._warm_deployments(),
                 self._ticks.repeat(self._deployments.reconcile),
-                self._ticks.repeat(self.store_records),
+                self._timed.repeat(self.store_records),
             )
         ]
         try:
-            await asyncio.wait([leading, *loops])
+            with self._parts.database.listening(self._ticks.wake):
+                await asyncio.wait([leading, *loops])
         finally:
             await self._end(leading, loops)
 
@@ -139,11 +122,8 @@ class Supervisor:
             except Exception:
                 logger.exception("the last metrics or deployment logs could not be stored")
 
-    async def store_records(self) -> bool:
-        """Store recorded metrics and logs, and forget the counts of deployments that are gone.
-
-        Returns that nothing is left to do, as a step of `Ticks` does.
-        """
+    async def store_records(self) -> None:
+        """Store recorded metrics and logs, and forget the counts of deployments that are gone."""
         now = self._parts.clock()
         # Not at every tick: each time rewrites the row of a second, a minute and an hour for every series.
         if not is_early(now, self._store_at, STORE_EVERY):
@@ -153,7 +133,6 @@ class Supervisor:
         if not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self._threads.run(self.forget_counts)
-        return False
 
     def forget_counts(self) -> None:
         """Forget what was counted of deployments that are gone."""

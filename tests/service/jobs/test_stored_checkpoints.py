@@ -154,7 +154,7 @@ def test_a_store_that_is_away_is_tried_again_later(
 
 
 def test_those_of_ended_jobs_are_deleted_after_a_day(service: Service) -> None:
-    job_id = service.job()
+    job_id = service.job(compute_config={"max_runtime_hours": 48})  # it outlasts the day
     service.trainer().start_of(2)
     blobs = service.parts.blobs
     kept, gone = (blobs.path_of(f"checkpoints/{name}") for name in (job_id, "ft_ended"))

@@ -41,21 +41,17 @@ class BatchKeeper:
         self.threads = Threads("batches", 4)
         self.timing = StoringTiming()
 
-    def wake(self) -> None:
-        """Look at the rows now; called on the event loop's thread."""
-        self._ticks.wake()
-
     async def run(self) -> None:
         """Work until cancelled; what was not stored by then is answered again after the next start."""
         try:
-            await self._ticks.repeat(self._look)
+            with self._parts.database.listening(self._ticks.wake):
+                await self._ticks.repeat(self._look)
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _look(self) -> bool:
-        """Start what can be started; returns that nothing is left to do before the rows change."""
+    async def _look(self) -> None:
         found = await self.threads.run(self._open_batches)
         self._retries.keep_only([row["id"] for row in found])
         clients = Counter(row["client_id"] for row in found if row["id"] in self._runs)
@@ -71,7 +67,6 @@ class BatchKeeper:
             ):
                 clients[row["client_id"]] += 1
                 self._start(row)
-        return False
 
     def _open_batches(self) -> Sequence[BatchRow]:
         with self._parts.database.read() as connection:

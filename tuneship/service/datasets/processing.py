@@ -38,15 +38,12 @@ class DatasetProcessing:
         self._retries = BackgroundRetries(parts.clock)
         self.threads = Threads("dataset processing", 1)
 
-    def wake(self) -> None:
-        """Look at the rows now; called on the event loop's thread."""
-        self._ticks.wake()
-
     async def run(self) -> None:
         """Process datasets until cancelled; the file that is being read is then read again at the next start."""
         self._stopped.clear()
         try:
-            await self._ticks.repeat(lambda: self.threads.run(self._process_next))
+            with self._parts.database.listening(self._ticks.wake):
+                await self._ticks.repeat(lambda: self.threads.run(self._process_next))
         finally:
             self._stopped.set()
 

@@ -54,17 +54,22 @@ class LeaseKeeper:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _repeat(self, work: Callable[[datetime], float]) -> None:
+    def _repeat(self, work: Callable[[datetime], datetime | None]) -> None:
+        """Repeat work that returns when it is due again, if that is known."""
         pause_s = 0.0
         while not self._stopped.wait(pause_s):
+            pause_s = LOOK_EVERY_S
             try:
-                pause_s = work(self._parts.clock())
+                due = work(self._parts.clock())
             except Exception:  # the database is away: the next look tries again
                 logger.exception("leases could not be ended or renewed")
-                pause_s = LOOK_EVERY_S
+                continue
+            if due is not None:
+                left_s = (due - self._parts.clock()).total_seconds()
+                pause_s = min(LOOK_EVERY_S, max(0.0, left_s))
 
-    def _end_lapsed(self, now: datetime) -> float:
-        """End the leases that have lapsed; returns the seconds until the next look."""
+    def _end_lapsed(self, now: datetime) -> datetime | None:
+        """End the leases that have lapsed; returns when the next one lapses."""
         with self._parts.database.read(first=True) as connection:
             lapsed = endpoint_records.lapsed(connection, now)
             next_lapse = endpoint_records.next_lapse(connection, now)
@@ -83,18 +88,13 @@ class LeaseKeeper:
                         self._retries.add(endpoint_id, error)
             except Exception:  # one tenant's rows may be held; the next look tries them again
                 logger.exception("lapsed leases of a tenant could not be ended")
-        if next_lapse is None:
-            return LOOK_EVERY_S
-        left_s = (next_lapse - self._parts.clock()).total_seconds()
-        return min(LOOK_EVERY_S, max(0.0, left_s))
+        return next_lapse
 
-    def _renew_held(self, now: datetime) -> float:
-        """Renew the leases of jobs when it is time; returns the seconds until the next look."""
+    def _renew_held(self, now: datetime) -> None:
         if now < self._renew_at:
-            return LOOK_EVERY_S
+            return
         held = self._held()
         if held:
             with self._parts.database.write_beside(first=True) as connection:
                 leases.renew(connection, held, now)
         self._renew_at = now + RENEW_EVERY
-        return LOOK_EVERY_S
