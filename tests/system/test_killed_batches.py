@@ -14,6 +14,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.slow
 
 REQUESTS = 200
+TOKENS = 48
+"""Tokens of an answer: so many that the batch lasts many times longer than a pause of `until`."""
 ENDS = ("completed", "failed", "expired", "cancelled")
 
 
@@ -26,7 +28,7 @@ def request(number: int) -> dict[str, object]:
     body = {
         "model": "tuneship-tiny",
         "messages": [{"role": "user", "content": f"Which chapter is case {number}?"}],
-        "max_tokens": 4,
+        "max_tokens": TOKENS,
         "temperature": 0,
     }
     url = "/v1/chat/completions"
@@ -44,7 +46,8 @@ def test_each_request_is_answered_once_after_two_kills(tmp_path: Path) -> None:
         )
         stored = 0
         for _ in range(2):
-            stored = until(lambda before=stored: _more_than(before, client_of(served), batch.id))
+            stored = until(lambda c=client, before=stored: _more_than(before, c, batch.id))
+            assert stored < REQUESTS
             served.kill()
             served.process.wait(60)
             served.start()
