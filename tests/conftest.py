@@ -1,7 +1,8 @@
 """Configuration of all tests: which database they run on, and how Hypothesis generates examples.
 
 A test file with `pytestmark = pytest.mark.both_databases` runs on SQLite and on Postgres, provided its fixtures use
-`database_settings`; all other files run on SQLite. On Postgres it is `slow`, unless it is a unit test. Examples have no
+`database_settings`; all other files run on SQLite. On Postgres it is `slow`, unless it is a unit test, and left to
+`make soak` with `both_databases(postgres="soak")`. Examples have no
 time limit, because machines differ, and leave no files in the checkout. Every run generates the same examples, so a
 failure comes from the change under test; `make soak` generates new ones.
 """
@@ -43,18 +44,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 BOTH = ("sqlite", pytest.param("postgres", marks=pytest.mark.postgres))
-# `make test-all` repeats on Postgres what `make test` runs on SQLite, but for the tests of the store itself.
-BOTH_BUT_POSTGRES_LATER = (
-    "sqlite",
-    pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow]),
-)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     asks = "database_settings" in metafunc.fixturenames
-    if asks and metafunc.definition.get_closest_marker("both_databases"):
-        both = BOTH if "unit" in metafunc.definition.path.parts else BOTH_BUT_POSTGRES_LATER
-        metafunc.parametrize("database_settings", both, indirect=True, scope="session")
+    wanted = metafunc.definition.get_closest_marker("both_databases")
+    if not asks or wanted is None:
+        return
+    marks = [pytest.mark.postgres]
+    # `make test-all` repeats on Postgres what `make test` runs on SQLite, but for the tests of the store itself.
+    if "unit" not in metafunc.definition.path.parts:
+        marks.append(pytest.mark.slow)
+    if wanted.kwargs.get("postgres") == "soak":
+        marks.append(pytest.mark.soak)
+    both = ("sqlite", pytest.param("postgres", marks=marks))
+    metafunc.parametrize("database_settings", both, indirect=True, scope="session")
 
 
 @pytest.hookimpl(trylast=True)

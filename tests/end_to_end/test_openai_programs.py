@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.openai_programs import MODEL, QUESTION, Asked, environment, npm_install
+from tests.support.repeats import variants
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -24,15 +25,15 @@ PYTHON = {
     "llamaindex_like.py": ("llama-index-llms-openai-like==0.8.1",),
 }
 NODE = {
-    "openai-node 6": ("openai_node.mjs", "openai@6.49.0"),
     "openai-node 7": ("openai_node.mjs", "openai@7.57.0"),
-    "AI SDK 6": (
-        "ai_sdk.mjs",
-        *("ai@6.0.326", "@ai-sdk/openai@3", "@ai-sdk/openai-compatible@2"),
-    ),
     "AI SDK 7": (
         "ai_sdk.mjs",
         *("ai@7.0.173", "@ai-sdk/openai@4", "@ai-sdk/openai-compatible@3"),
+    ),
+    "openai-node 6": ("openai_node.mjs", "openai@6.49.0"),
+    "AI SDK 6": (
+        "ai_sdk.mjs",
+        *("ai@6.0.326", "@ai-sdk/openai@3", "@ai-sdk/openai-compatible@2"),
     ),
 }
 
@@ -76,7 +77,7 @@ def test_llm_answers_at_once_and_as_a_stream(asked: Asked, tmp_path: Path) -> No
         assert printed.strip() == asked.answer.strip()
 
 
-@pytest.mark.parametrize("program", NODE)
+@pytest.mark.parametrize("program", variants(NODE, each_commit=2))
 def test_a_program_of_node_gets_the_models_answers(
     asked: Asked, node_22: Path, tmp_path: Path, program: str
 ) -> None:

@@ -75,9 +75,12 @@ class Machine:
         return Client(ClientSettings.from_credentials(credentials))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Run `up` in an empty home folder, and `down` after all tests, also when they are interrupted or killed."""
+    """Run `up` in an empty home folder, and `down` after the tests of a file, also when they are interrupted or killed.
+
+    Not for the whole session: what `up` starts uses an eighth of a core when nobody asks anything of it.
+    """
     home = tmp_path_factory.mktemp("home")
     ports = {name: str(free_port()) for name in ("PORT", "PREFECT_PORT", "BRIDGE_PORT")}
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}

@@ -26,7 +26,7 @@ from tests.support.waiting import until, until_async
 from tuneship.contract.generation import Generate
 from tuneship.store.backup_format import read_manifest
 
-pytestmark = [pytest.mark.both_databases, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.slow, pytest.mark.long]
 CLIENTS = 32
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 BEFORE, BETWEEN = 64, 64

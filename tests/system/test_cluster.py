@@ -202,7 +202,8 @@ def next_version(folder: Path, *, works_with: str) -> Starter:
     return starter_in(folder)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("rounds", [1, 10])
 def test_a_rolling_upgrade_refuses_nothing_and_loses_nothing(
     members: Members, tmp_path: Path, rounds: int
 ) -> None:

@@ -25,7 +25,7 @@ from tests.support.in_process import Service
 from tests.support.object_invariants import check_objects
 from tests.support.object_server import ObjectServer
 from tests.support.processes import ROOT
-from tests.support.repeats import repeats
+from tests.support.repeats import repeats, variants
 from tuneship.contract.openai.batches import OPEN
 from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.service import serve
@@ -148,7 +148,7 @@ def is_settled(service: Service) -> bool:
         return connection.execute(busy).first() is None
 
 
-@pytest.mark.parametrize("number", PASSES)
+@pytest.mark.parametrize("number", variants(PASSES))
 @pytest.mark.parametrize("point", [point for point in POINTS if point not in OBJECT_POINTS])
 def test_a_service_that_died_goes_on_and_every_promise_holds(
     crash: Crash, mailbox: Mailbox, point: str, number: int

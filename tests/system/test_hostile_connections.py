@@ -17,6 +17,7 @@ import pytest
 
 from tests.service.http.test_tls import certificate
 from tests.support.processes import Serve, start
+from tests.support.repeats import variants
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.settings import ClientSettings
 
@@ -195,7 +196,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     made.stop()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", variants(KINDS, each_commit=2))
 def test_two_thousand_connections_hold_nobody_up(
     serve: Serve, kind: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -226,7 +227,7 @@ def few_files(module: str, *arguments: str, **options: Any) -> Any:
     return start(module, *arguments, preexec_fn=limit, **options)
 
 
-@pytest.mark.parametrize("kind", ["slow heads", "bodies after a refused key"])
+@pytest.mark.parametrize("kind", variants(["slow heads", "bodies after a refused key"]))
 def test_more_connections_than_descriptors_hold_nobody_up(
     tmp_path: Path, kind: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -224,8 +224,8 @@ LOADS: list[Callable[[Tenant, Serve], Load]] = [
     merge, upload, validate, large_json, crowded_json, deep_json, long_prompt, long_lists,
     metrics_of_a_job, a_hundred_deployments, streams_that_nobody_reads,
 ]  # fmt: skip
-# One of each kind: files, work in a thread, long answers, many rows, connections that stay.
-PER_COMMIT = (merge, upload, long_prompt, long_lists, streams_that_nobody_reads)
+# Work in a thread, long answers, connections that stay.
+PER_COMMIT = (merge, long_prompt, streams_that_nobody_reads)
 
 
 @dataclass

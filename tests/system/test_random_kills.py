@@ -32,7 +32,7 @@ from tuneship.store import tables
 from tuneship.store.audit import Chain
 from tuneship.store.database import Database, url_of
 
-pytestmark = [pytest.mark.both_databases, pytest.mark.long]
+pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.long]
 CLIENTS = 6
 READY_WITHIN_S = 60.0
 """Limit in seconds that holds on a machine under any load; the real figures are printed."""

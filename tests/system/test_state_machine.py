@@ -334,7 +334,7 @@ def test_any_order_of_operations_keeps_the_invariants(
         run_state_machine_as_test(
             Tenant,
             settings=settings(
-                max_examples=50,
+                max_examples=25,
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -149,7 +149,7 @@ def test_a_trainer_that_dies_while_it_writes_goes_on_from_what_is_whole(
     ("calls", "error", "path", "first"),
     [
         (WRITE, "ENOSPC", CHECKPOINT, 3),
-        (WRITE, "EIO", ADAPTER, 2),
+        pytest.param(WRITE, "EIO", ADAPTER, 2, marks=pytest.mark.soak),
         pytest.param(WRITE, "ENOSPC", PROGRESS, 5, marks=pytest.mark.soak),
         pytest.param(FLUSH, "EIO", CHECKPOINT, 1, marks=pytest.mark.soak),
         pytest.param(RENAME, "ENOSPC", ADAPTER, 1, marks=pytest.mark.soak),

@@ -126,7 +126,10 @@ def test_a_decided_rollback_is_sent_and_confirmed_without_a_record(
 
 
 @pytest.mark.parametrize("break_down", WAYS)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak)],
+)
 def test_a_signal_gives_the_traffic_back_without_a_record(
     fake: FakeService,
     mounted: Path,

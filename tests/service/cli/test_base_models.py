@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 from tests.support.families import build_family
 from tests.support.gguf_files import write_gguf
 from tests.support.processes import ROOT, Serve
+from tests.support.repeats import variants
 from tests.support.waiting import until
 from tuneship.cli.main import app
 from tuneship.conversion.order import ReadingReport
@@ -289,9 +290,7 @@ def test_a_model_of_the_hubs_local_cache_is_added_by_its_id(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(one, marks=pytest.mark.soak) for one in ("qwen2", "qwen3"))]
-)
+@pytest.mark.parametrize("family", variants(["llama", "qwen2", "qwen3"]))
 def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(
     tmp_path: Path, family: str
 ) -> None:
@@ -331,10 +330,7 @@ def test_the_rotation_of_llama_3_is_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number_format",
-    ["BF16", "Q4_1", *(pytest.param(one, marks=pytest.mark.soak) for one in ("F16", "Q8_0"))],
-)
+@pytest.mark.parametrize("number_format", variants(["Q4_1", "BF16", "F16", "Q8_0"]))
 def test_a_gguf_file_of_fewer_bits_is_kept_in_sixteen(tmp_path: Path, number_format: str) -> None:
     file = write_gguf(
         build_family(tmp_path / "made", "llama"), tmp_path / "tiny.gguf", number_format

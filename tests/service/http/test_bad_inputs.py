@@ -129,7 +129,7 @@ ARCHIVES = {
 LIMITS = {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
 OWN_WORDS = {"level", "object", "other", "user"}
 """Words that messages use by themselves, for any request."""
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 
 def request_of(world: World, case: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:

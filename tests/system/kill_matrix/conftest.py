@@ -28,9 +28,12 @@ from tuneship.client import Client
 from tuneship.settings import ClientSettings
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    """Start a Prefect server of our own, because the one of the test harness cannot be restarted."""
+    """Start a Prefect server of our own, because the one of the test harness cannot be restarted.
+
+    It ends with the file's tests: an idle one uses a twelfth of a core.
+    """
     server = PrefectServer(tmp_path_factory.mktemp("prefect") / "home")
     own = {
         PREFECT_API_URL: server.url,
@@ -64,7 +67,7 @@ def setup_for(direct: ClientSettings, prefect: PrefectServer) -> Iterator[Servic
         yield ServiceSetup(proxy, settings, client, environment_of(settings, prefect), prefect)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def simulated(
     tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer
 ) -> Iterator[ServiceSetup]:
@@ -84,7 +87,7 @@ def simulated(
             yield setup
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def real(
     tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer
 ) -> Iterator[ServiceSetup]:

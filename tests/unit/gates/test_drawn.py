@@ -48,12 +48,6 @@ def test_flapping_errors_are_stopped_by_minute_twelve() -> None:
 
 
 @pytest.mark.slow
-@EACH
-def test_a_dozen_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
-    assert_within_bounds(kind, runs_of(kind, range(1000, 1012), **LIVE_BAKE))
-
-
-@pytest.mark.slow
 @pytest.mark.soak
 @EACH
 def test_a_thousand_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
