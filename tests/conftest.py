@@ -2,9 +2,9 @@
 
 A test file with `pytestmark = pytest.mark.both_databases` runs on SQLite and on Postgres, provided its fixtures use
 `database_settings`; all other files run on SQLite. On Postgres it is `slow`, unless it is a unit test, and left to
-`make soak` with `both_databases(postgres="soak")`. Examples have no
-time limit, because machines differ, and leave no files in the checkout. Every run generates the same examples, so a
-failure comes from the change under test; `make soak` generates new ones.
+`make soak` with `both_databases(postgres="soak")`. Examples have no time limit, because machines differ, and leave no
+files in the checkout. Every run generates the same examples, so a failure comes from the change under test; `make soak`
+generates new ones.
 """
 
 import gc

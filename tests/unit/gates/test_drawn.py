@@ -1,7 +1,6 @@
 """The gates promote what must be promoted and stop what must be stopped, on requests that are drawn one by one.
 
-`make test` has a few runs of every kind, `make test-all` has 12, `make soak` 1,000.
-`python -m tests.unit.gates.drawn` prints all.
+`make test` has a few runs of every kind, `make soak` 1,000. `python -m tests.unit.gates.drawn` prints all.
 """
 
 import math
