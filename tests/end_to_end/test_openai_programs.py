@@ -38,7 +38,7 @@ NODE = {
 }
 
 
-@pytest.mark.parametrize("program", PYTHON)
+@pytest.mark.parametrize("program", variants(PYTHON, each_commit=3))
 def test_a_python_program_gets_the_models_answers(
     asked: Asked, tmp_path: Path, program: str
 ) -> None:

@@ -227,6 +227,7 @@ def test_a_second_init_is_refused(whole: Installed, shop: Path) -> None:
     assert {file: file.read_bytes() for file in shop.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.soak
 def test_the_first_command_of_the_project_releases_a_model(whole: Installed, shop: Path) -> None:
     release, _, _ = commands(shop / "README.md")
     assert release.startswith("python flows/tune_and_deploy.py --params examples/release.yaml")

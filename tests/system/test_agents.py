@@ -122,7 +122,8 @@ class Askers:
             self.answers[last.completion] += 1
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [3, 60])
 def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(
     tmp_path: Path, kills: int
 ) -> None:

@@ -127,7 +127,8 @@ def _answering(client: Client, endpoint: str) -> str:
     return client.endpoints.generate(endpoint, PROMPT).deployment_id
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [3, 60])
 def test_writes_are_neither_refused_nor_lost_nor_doubled_when_members_are_killed(
     members: Members, kills: int
 ) -> None:

@@ -227,7 +227,8 @@ def few_files(module: str, *arguments: str, **options: Any) -> Any:
     return start(module, *arguments, preexec_fn=limit, **options)
 
 
-@pytest.mark.parametrize("kind", variants(["slow heads", "bodies after a refused key"]))
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["slow heads", "bodies after a refused key"])
 def test_more_connections_than_descriptors_hold_nobody_up(
     tmp_path: Path, kind: str, record_property: Callable[[str, object], None]
 ) -> None:

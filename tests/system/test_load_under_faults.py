@@ -25,7 +25,7 @@ from tests.support.processes import Serve, running_deployment
 from tests.support.waiting import until, until_async
 from tests.system.test_load import TLS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 CLIENTS = 32
 QUIET_S, LOCKED_S = 5.0, 3.0
 """Seconds between two faults, and seconds for which the database is locked."""

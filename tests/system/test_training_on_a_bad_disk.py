@@ -113,6 +113,7 @@ def client(environment: Environment) -> Client:
     return environment.serve.client()
 
 
+@pytest.mark.soak
 def test_what_is_written_in_half_is_written_on(environment: Environment, client: Client) -> None:
     files = (CHECKPOINT, ADAPTER, PROGRESS, STORED)
     with environment.kernel.injected(*(Fault(WRITE, is_half=True, path=one) for one in files)):

@@ -265,6 +265,7 @@ def test_progress_losses_and_curve_move_while_it_trains(release_run: Release) ->
     assert 0 < early.percent < late.percent < 100
 
 
+@pytest.mark.soak
 def test_the_form_of_retrain_starts_a_run_that_says_why_it_skips(
     installation: PlayedInstallation, browser: Browser
 ) -> None:
@@ -326,6 +327,7 @@ def test_the_report_shows_counts_beside_limits_and_its_pictures(
     browser.picture("end of the report")
 
 
+@pytest.mark.soak  # the next test looks at what all pages are made of
 def test_no_page_shows_a_prompt_or_an_answer(
     installation: PlayedInstallation, browser: Browser, release: str, submitted: dict[str, Any]
 ) -> None:

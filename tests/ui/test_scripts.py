@@ -18,7 +18,7 @@ from tests.support.local_machine import Machine
 from tests.support.payloads import SCRIPTS
 from tests.ui.browser import Browser
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.soak]
 RUNS_A_SCRIPT = "data:text/html,<p>shown</p><img src=x onerror=alert(1)>"
 
 

@@ -181,7 +181,10 @@ def test_requests_that_callers_give_up_return_the_traffic(callers: Callers) -> N
 
 @pytest.mark.parametrize(
     ("fault", "share", "reason"),
-    [("refuse", "0.5", "refused_requests"), ("short", "1", "quality")],
+    [
+        ("refuse", "0.5", "refused_requests"),
+        pytest.param("short", "1", "quality", marks=pytest.mark.soak),
+    ],
 )
 def test_what_no_error_tells_returns_the_traffic_for_its_own_reason(
     driven: Driven, fault: str, share: str, reason: str

@@ -55,7 +55,11 @@ def test_a_dataset_in_plain_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "place", "epochs"), [("checkpoints", CHECKPOINTS, 1000), ("adapters", MODELS, 1)]
+    ("kind", "place", "epochs"),
+    [
+        ("checkpoints", CHECKPOINTS, 1000),
+        pytest.param("adapters", MODELS, 1, marks=pytest.mark.soak),
+    ],
 )
 def test_what_a_trainer_writes_in_plain_is_found(
     tmp_path: Path, kind: str, place: str, epochs: int

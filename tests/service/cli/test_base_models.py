@@ -199,6 +199,12 @@ def test_a_base_is_added_in_the_number_format_in_which_it_is_served(tmp_path: Pa
     checked = answer(data, "check", "small")
     assert checked["served_format"] == "int4"
     assert abs(checked["served_loss"] - done["served_loss"]) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_the_number_format_that_is_measured_to_be_fastest_is_a_good_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
     measured = answer(data, "add", str(TINY), "--id", "measured", "--weights", "auto")
     assert measured["weights"] in ("float32", "bfloat16", "int8", "int4")
     assert measured["served_loss"] <= 1.01 * measured["loss_after"]
@@ -309,6 +315,7 @@ def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_rotation_of_llama_3_is_found_again(tmp_path: Path) -> None:
     rope = {
         "rope_type": "llama3",

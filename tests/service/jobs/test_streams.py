@@ -488,7 +488,7 @@ def steps_of(received: list[dict[str, str]]) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_real_training_is_followed_over_a_cut_line_and_a_killed_service(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data")
     received: list[dict[str, str]] = []

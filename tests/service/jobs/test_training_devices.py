@@ -76,6 +76,7 @@ def test_a_job_whose_second_process_is_killed_goes_on_and_its_service_ends_both(
     until(lambda: not (serve.data_dir / "work" / job_id).exists())
 
 
+@pytest.mark.soak
 def test_a_job_on_two_devices_makes_a_model(serve: Serve, tmp_path: Path) -> None:
     client = serve.client()
     job = ended_job(client, start_job(client, rows_file(tmp_path / "rows.jsonl", 72)))

@@ -25,6 +25,7 @@ from tests.support.fakes.proxy import (
     rewritten,
     trickled,
 )
+from tests.support.repeats import variants
 from tests.system.faults.chain import HALF, STEPS, Case, Step
 from tests.system.faults.way import unknown_name, without_tls
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
@@ -104,7 +105,7 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", variants([1, 3]))
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
 def test_a_failure_that_passes_is_outlived(case: Case, fault: Fault, times: int) -> None:
     asks = fault is PASSING["3-503-retry-after"]

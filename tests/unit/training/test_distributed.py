@@ -161,6 +161,7 @@ def test_sigterm_to_the_group_is_a_cancel_and_no_lost_rank(make_job: "JobMaker")
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_job_goes_on_with_another_number_of_devices(
     make_job: "JobMaker", whole_pair: "Job", tmp_path: Path
 ) -> None:

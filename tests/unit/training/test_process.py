@@ -142,16 +142,11 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     assert loss == pytest.approx(completed["validation_loss"], rel=1e-4)
 
 
+@pytest.mark.soak  # `test_resume.py` kills in the test's own process
 @pytest.mark.parametrize(
     "fault",
-    [
-        pytest.param(
-            DIE_AT_RENAME.format(number=3),
-            id="while a later checkpoint is written",
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(DIE_AT_RENAME.format(number=5), id="while the adapter is written"),
-    ],
+    [DIE_AT_RENAME.format(number=3), DIE_AT_RENAME.format(number=5)],
+    ids=["while a later checkpoint is written", "while the adapter is written"],
 )
 def test_a_killed_training_resumes_to_the_same_bits(
     make_job: "JobMaker", whole_job: "Job", fault: str

@@ -128,7 +128,12 @@ def uninterrupted(
 @NO_WARNING
 @pytest.mark.parametrize(
     ("file", "number"),
-    [(file, number) for file, count in POINTS.items() for number in range(count)],
+    [
+        # Each commit tries every second one.
+        pytest.param(file, number, marks=[pytest.mark.soak] if number % 2 else [])
+        for file, count in POINTS.items()
+        for number in range(count)
+    ],
 )
 def test_a_training_killed_at_any_line_ends_with_the_same_bits(
     whole_job: "Job",
