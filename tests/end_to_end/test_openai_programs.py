@@ -38,7 +38,7 @@ NODE = {
 }
 
 
-@pytest.mark.parametrize("program", variants(PYTHON, each_commit=3))
+@pytest.mark.parametrize("program", variants(PYTHON, each_commit=2))
 def test_a_python_program_gets_the_models_answers(
     asked: Asked, tmp_path: Path, program: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_llm_answers_at_once_and_as_a_stream(asked: Asked, tmp_path: Path) -> No
         assert printed.strip() == asked.answer.strip()
 
 
-@pytest.mark.parametrize("program", variants(NODE, each_commit=2))
+@pytest.mark.parametrize("program", variants(NODE))
 def test_a_program_of_node_gets_the_models_answers(
     asked: Asked, node_22: Path, tmp_path: Path, program: str
 ) -> None:

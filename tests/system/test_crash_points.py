@@ -34,7 +34,7 @@ from tuneship.store.batch_records import INPUT
 from tuneship.store.queries import Row
 from tuneship.training.checkpoints import Checkpoints
 
-pytestmark = [pytest.mark.both_databases, pytest.mark.slow]
+pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.slow]
 Crash = Callable[..., Order]
 PASSES = (1, 2)
 LEAVES_OBJECTS = {

@@ -196,7 +196,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     made.stop()
 
 
-@pytest.mark.parametrize("kind", variants(KINDS, each_commit=2))
+@pytest.mark.parametrize("kind", variants(KINDS))
 def test_two_thousand_connections_hold_nobody_up(
     serve: Serve, kind: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -204,6 +204,7 @@ def test_two_thousand_connections_hold_nobody_up(
         withstand(serve, GoodClient(serve), kind, NUMBER, record_property)
 
 
+@pytest.mark.soak
 def test_two_thousand_idle_handshakes_of_tls_hold_nobody_up(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

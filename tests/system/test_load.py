@@ -18,7 +18,7 @@ from tests.support.in_process import LINES, jsonl
 from tests.support.processes import Serve, running_deployment
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 CLIENTS = 200
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """An unused TLS context, because a client without one creates its own, which takes longer than its requests."""

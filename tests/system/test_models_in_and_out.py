@@ -117,6 +117,7 @@ def test_what_goes_wrong_is_one_line_and_leaves_nothing(tmp_path: Path, adapter:
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".exporting")] == []
 
 
+@pytest.mark.soak
 def test_an_export_that_is_killed_leaves_nothing_that_the_next_does_not_remove(
     tmp_path: Path, adapter: Path
 ) -> None:

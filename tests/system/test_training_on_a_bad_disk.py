@@ -121,6 +121,7 @@ def test_what_is_written_in_half_is_written_on(environment: Environment, client:
     environment.check_results(client, job)
 
 
+@pytest.mark.soak
 def test_a_service_that_cannot_store_for_a_while_stores_it_later(
     environment: Environment, client: Client
 ) -> None:

@@ -22,6 +22,7 @@ from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import PATIENCE_S, STANDS_STILL, Script, plan, slow_plan, wait_for
 from tests.flows.upkeep.test_guard import RETURNED, age, ends, left_at
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
+from tests.support.repeats import variants
 from tuneship.gates.plan import CanaryPlan
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -74,7 +75,7 @@ def mounted(records: Path) -> Iterator[Path]:
         subprocess.run(["/bin/umount", "--lazy", str(records)], check=True)
 
 
-@pytest.mark.parametrize("break_down", WAYS)
+@pytest.mark.parametrize("break_down", variants(WAYS))
 def test_a_flow_whose_record_cannot_be_written_gives_the_traffic_back_and_says_so(
     fake: FakeService, mounted: Path, break_down: Callable[[Path], None]
 ) -> None:
@@ -108,7 +109,7 @@ def test_an_error_of_the_flow_gives_the_traffic_back_without_a_record(
     assert fake.weights == RETURNED
 
 
-@pytest.mark.parametrize("break_down", WAYS)
+@pytest.mark.parametrize("break_down", variants(WAYS))
 def test_a_decided_rollback_is_sent_and_confirmed_without_a_record(
     fake: FakeService, mounted: Path, break_down: Callable[[Path], None]
 ) -> None:
@@ -125,7 +126,7 @@ def test_a_decided_rollback_is_sent_and_confirmed_without_a_record(
         assert file.unwritten
 
 
-@pytest.mark.parametrize("break_down", WAYS)
+@pytest.mark.parametrize("break_down", variants(WAYS))
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak)],

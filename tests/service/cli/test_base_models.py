@@ -349,6 +349,7 @@ def test_a_gguf_file_of_fewer_bits_is_kept_in_sixteen(tmp_path: Path, number_for
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_weights_that_are_not_finite_or_missing_are_refused(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
