@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -534,7 +535,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        with suppress(ConnectionError):  # a killed client reads no answer
+            self.wfile.write(content)
 
     def _stream(self, answer: dict[str, Any]) -> None:
         """Send the answer as events: first its text, then the whole answer."""
