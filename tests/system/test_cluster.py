@@ -103,7 +103,8 @@ def test_three_members_answer_as_one_and_survive_the_kill_of_the_leader(
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize("changes", [20, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("changes", [20, 200])
 def test_a_split_that_any_member_changes_is_used_at_once_there_and_after_a_second_everywhere(
     members: Members, changes: int
 ) -> None:

@@ -106,6 +106,7 @@ def test_several_devices_learn_what_one_learns_also_without_network(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_job_has_no_more_processes_than_rows_in_a_batch(make_job: "JobMaker") -> None:
     job, alone = make_job(batch_size=1, devices=4, epochs=1), make_job(batch_size=1, epochs=1)
     assert (job.run(), alone.run()) == (0, 0)

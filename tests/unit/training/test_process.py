@@ -220,6 +220,7 @@ def test_serving_has_the_higher_priority(make_job: "JobMaker") -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.soak
 def test_a_training_that_stood_still_goes_on(make_job: "JobMaker") -> None:
     """A training stands still while its machine sleeps, or while its container is paused."""
     job = make_job(epochs=10_000)
