@@ -79,7 +79,7 @@ class Machine:
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """Run `up` in an empty home folder, and `down` after the tests of a file, also when they are interrupted or killed.
 
-    Not for the whole session: what `up` starts uses an eighth of a core when nobody asks anything of it.
+    Not for the whole session: what `up` starts uses a twentieth of a core while idle.
     """
     home = tmp_path_factory.mktemp("home")
     ports = {name: str(free_port()) for name in ("PORT", "PREFECT_PORT", "BRIDGE_PORT")}

@@ -32,7 +32,7 @@ from tuneship.settings import ClientSettings
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     """Start a Prefect server of our own, because the one of the test harness cannot be restarted.
 
-    It ends with the file's tests: an idle one uses a twelfth of a core.
+    It ends with the file's tests, since an idle one uses the processor, too.
     """
     server = PrefectServer(tmp_path_factory.mktemp("prefect") / "home")
     own = {
