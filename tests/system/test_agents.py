@@ -35,6 +35,7 @@ AGENT = "tuneship.runtime.agent"
 PROMPT = Generate(prompt="What is case 7?", max_tokens=8, temperature=0)
 TEXT = Embed(input=["What is case 7?"])
 CLIENTS = 32
+KILLS = 60
 
 
 def agents_of(service: Serve) -> list[int]:
@@ -123,9 +124,8 @@ class Askers:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kills", [3, 60])
 def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(
-    tmp_path: Path, kills: int
+    tmp_path: Path,
 ) -> None:
     """A stream that has begun may end with the error that the contract names for this."""
     unlimited = {"generate_requests_per_minute": "0"}
@@ -137,7 +137,7 @@ def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(
         with askers.at_work():
             until(lambda: len(askers.spans) > 4 * CLIENTS)
             first = time.monotonic()
-            for number in range(kills):
+            for number in range(KILLS):
                 agents = until(lambda: (found := agents_of(service))[1:] and found)
                 victim = agents[0] if number % 2 else children(agents[0])[0]
                 os.kill(victim, signal.SIGKILL)
@@ -152,7 +152,7 @@ def test_no_whole_answer_is_lost_when_agents_and_replicas_are_killed(
         calm = [span for sent, span in askers.spans if sent + span < first]
         later = [span for sent, span in askers.spans if sent > first]
         print(  # noqa: T201 - the figures of the run
-            f"{kills} kills, p99 {p99(later):.2f} s, before the first one {p99(calm):.2f} s, "
+            f"{KILLS} kills, p99 {p99(later):.2f} s, before the first one {p99(calm):.2f} s, "
             f"{askers.answers.total()} answers, streams that broke off: {dict(askers.broken)}"
         )
         assert set(askers.answers) == {expected}

@@ -47,6 +47,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 BASE = "tuneship-tiny"
 EPOCHS = 12
 WRITERS = 32
+CHANGES, KILLS, ROUNDS = 200, 60, 10
+"""How often a split is changed, a member is killed, and all members are upgraded."""
 # What a kill has met is sent once more, and that one succeeds.
 TRIES = 2
 # Of a curve, what differs between two jobs.
@@ -104,9 +106,8 @@ def test_three_members_answer_as_one_and_survive_the_kill_of_the_leader(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("changes", [20, 200])
 def test_a_split_that_any_member_changes_is_used_at_once_there_and_after_a_second_everywhere(
-    members: Members, changes: int
+    members: Members,
 ) -> None:
     members.start()
     old, new = (running_deployment(members.clients[2], name, BASE) for name in ("old", "new"))
@@ -114,7 +115,7 @@ def test_a_split_that_any_member_changes_is_used_at_once_there_and_after_a_secon
         CanaryEndpointCreate(name="canary", deployments=split(**{old: 100, new: 0}))
     )
     assert {_answering(client, canary.id) for client in members.clients} == {old}
-    for _, client in zip(range(changes), cycle(members.clients), strict=False):
+    for _, client in zip(range(CHANGES), cycle(members.clients), strict=False):
         old, new = new, old
         shares = split(**{old: 100, new: 0})
         client.canary_endpoints.update(canary.id, CanaryEndpointUpdate(deployments=shares))
@@ -129,16 +130,15 @@ def _answering(client: Client, endpoint: str) -> str:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kills", [3, 60])
 def test_writes_are_neither_refused_nor_lost_nor_doubled_when_members_are_killed(
-    members: Members, kills: int
+    members: Members,
 ) -> None:
     """Every other victim is the leader."""
     members.start()
     deployment = running_deployment(members.clients[0], "d", BASE)
     writers = MemberWriters(members, deployment, WRITERS, TRIES)
     with writers.at_work(pause_s=0.5):
-        for number in range(kills):
+        for number in range(KILLS):
             leader = members.leader
             follower = next(one for one in members.serves if one is not leader)
             victim = follower if number % 2 else leader
@@ -205,9 +205,8 @@ def next_version(folder: Path, *, works_with: str) -> Starter:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("rounds", [1, 10])
 def test_a_rolling_upgrade_refuses_nothing_and_loses_nothing(
-    members: Members, tmp_path: Path, rounds: int
+    members: Members, tmp_path: Path
 ) -> None:
     members.start(notice_s=600)
     clients = [client.with_options(tries=1) for client in members.clients]
@@ -258,7 +257,7 @@ def test_a_rolling_upgrade_refuses_nothing_and_loses_nothing(
     assert refused.returncode
     newer = next_version(tmp_path / "next", works_with=HEAD)
     # In the end the upgrade is taken back at one of them.
-    for number, starter in rounds * [(0, newer), (1, newer), (2, newer), (0, start)]:
+    for number, starter in ROUNDS * [(0, newer), (1, newer), (2, newer), (0, start)]:
         restart(number, starter)
     ended.set()
     for worker in workers:

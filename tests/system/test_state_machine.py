@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 from tests.support import invariants
 from tests.support.in_process import Service, split
+from tests.support.repeats import variants
 from tuneship.contract.jobs import ENDED
 from tuneship.contract.jobs import MOVES as JOB_MOVES
 from tuneship.store import tables
@@ -326,15 +327,16 @@ def test_the_graph_of_jobs_has_no_way_out_of_an_end() -> None:
 
 
 @pytest.mark.hypothesis
+@pytest.mark.parametrize("examples", variants([25, 50]))
 def test_any_order_of_operations_keeps_the_invariants(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, examples: int
 ) -> None:
     with Service(tmp_path_factory.mktemp("machine")) as service:
         Tenant.service = service
         run_state_machine_as_test(
             Tenant,
             settings=settings(
-                max_examples=25,
+                max_examples=examples,
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -1,6 +1,7 @@
 """The gates promote what must be promoted and stop what must be stopped, on requests that are drawn one by one.
 
-`make test` has a few runs of every kind, `make soak` 1,000. `python -m tests.unit.gates.drawn` prints all.
+`make test` has a few runs of every kind, `make test-all` has 12, `make soak` 1,000.
+`python -m tests.unit.gates.drawn` prints all.
 """
 
 import math
@@ -44,6 +45,12 @@ def test_flapping_errors_are_stopped_by_minute_twelve() -> None:
     kind = KINDS["flapping: 8 % errors every second minute v 0.3 %"]
     assert kind.by == 12
     assert_within_bounds(kind, runs_of(kind, range(20), **LIVE_BAKE))
+
+
+@pytest.mark.slow
+@EACH
+def test_a_dozen_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
+    assert_within_bounds(kind, runs_of(kind, range(1000, 1012), **LIVE_BAKE))
 
 
 @pytest.mark.slow
