@@ -18,7 +18,7 @@ ROWS = 24
 
 
 @pytest.mark.slow
-@pytest.mark.soak  # it downloads 270 MB and takes four minutes
+@pytest.mark.soak  # it downloads 98 MB and takes four minutes
 def test_a_real_model_is_downloaded_added_tuned_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,13 @@ class Serve:
         """The address and the local key, as another program would find them."""
         return ClientSettings.from_credentials(self.data_dir / "credentials.json")
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of a request with the local key."""
+        settings = self.settings
+        key = settings.api_key.get_secret_value()
+        return {"Authorization": f"Bearer {key}", "X-Client-ID": settings.client_id}
+
     def client(self) -> Client:
         self._clients.append(Client(self.settings))
         return self._clients[-1]

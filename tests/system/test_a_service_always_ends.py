@@ -129,13 +129,8 @@ def merge(serve: Serve, ids: list[str]) -> None:
     body = {"dataset_ids": ids, "name": "both"}
     with suppress(httpx.HTTPError):
         httpx.post(
-            f"{serve.url}/v1/datasets/merge", json=body, headers=headers(serve), timeout=PATIENCE_S
+            f"{serve.url}/v1/datasets/merge", json=body, headers=serve.headers, timeout=PATIENCE_S
         )
-
-
-def headers(serve: Serve) -> dict[str, str]:
-    key = serve.settings.api_key.get_secret_value()
-    return {"Authorization": f"Bearer {key}", "X-Client-ID": serve.settings.client_id}
 
 
 def read_by(fifo: Path) -> int:
@@ -173,7 +168,7 @@ def test_the_database_stands_still(start_service: StartService, postgres: Cluste
 def is_unanswered(serve: Serve, deployment: str) -> bool:
     """Whether a request that reads the database times out; the service still waits for the database then."""
     try:
-        httpx.get(f"{serve.url}/v1/deployments/{deployment}", headers=headers(serve), timeout=2)
+        httpx.get(f"{serve.url}/v1/deployments/{deployment}", headers=serve.headers, timeout=2)
     except httpx.ReadTimeout:
         return True
     return False

@@ -19,7 +19,6 @@ from tests.service.http.test_tls import certificate
 from tests.support.processes import Serve, start
 from tests.support.repeats import variants
 from tests.support.waiting import PATIENCE_S, until
-from tuneship.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
 NUMBER = 2000
@@ -99,11 +98,7 @@ class GoodClient:
     """A client with a key that also asks for the health, on new connections and on one that is kept."""
 
     def __init__(self, serve: Serve, ca_file: Path | None = None) -> None:
-        settings = ClientSettings.from_credentials(serve.data_dir / "credentials.json")
-        self._headers = {
-            "Authorization": f"Bearer {settings.api_key.get_secret_value()}",
-            "X-Client-ID": settings.client_id,
-        }
+        self._headers = serve.headers
         verify: Any = False if ca_file is None else ssl.create_default_context(cafile=str(ca_file))
         self._options = {
             "base_url": serve.url,

@@ -1,7 +1,6 @@
 """200 clients work at once for half a minute: nothing acknowledged is lost, and every answer is a declared one."""
 
 import asyncio
-import json
 import random
 import re
 import ssl
@@ -129,11 +128,7 @@ def routes_of(document: dict[str, Any]) -> list[Any]:
 
 
 async def load(serve: Serve, history: History) -> None:
-    credentials = json.loads((serve.data_dir / "credentials.json").read_text())
-    headers = {
-        "Authorization": f"Bearer {credentials['api_key']}",
-        "X-Client-ID": credentials["client_id"],
-    }
+    headers = serve.headers
     end = asyncio.get_running_loop().time() + SECONDS
     async with httpx.AsyncClient(
         base_url=serve.url, trust_env=False, verify=TLS, timeout=300
@@ -155,13 +150,8 @@ def listed_ids(serve: Serve, path: str) -> set[str]:
     """Return every id of a list, read page by page."""
     found: set[str] = set()
     offset: int | None = 0
-    credentials = json.loads((serve.data_dir / "credentials.json").read_text())
-    headers = {
-        "Authorization": f"Bearer {credentials['api_key']}",
-        "X-Client-ID": credentials["client_id"],
-    }
     with httpx.Client(
-        base_url=serve.url, headers=headers, timeout=300, trust_env=False, verify=TLS
+        base_url=serve.url, headers=serve.headers, timeout=300, trust_env=False, verify=TLS
     ) as http:
         while offset is not None:
             page = http.get(path, params={"limit": 100, "offset": offset}).json()

@@ -129,13 +129,8 @@ class Way:
     completions: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        credentials = json.loads((self.serve.data_dir / "credentials.json").read_text())
-        headers = {
-            "Authorization": f"Bearer {credentials['api_key']}",
-            "X-Client-ID": credentials["client_id"],
-        }
         self.http = httpx.Client(
-            base_url=self.serve.url, headers=headers, timeout=60, trust_env=False
+            base_url=self.serve.url, headers=self.serve.headers, timeout=60, trust_env=False
         )
 
     def ask(self, method: str, path: str, status: int = 200, **options: Any) -> httpx.Response:

@@ -14,7 +14,6 @@ import pytest
 from tests.support.processes import Serve, running_deployment
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.client import ApiError
-from tuneship.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +22,10 @@ class AcceptedRequest:
     """A request that the service has accepted: it asked for the body, which it does not if it refuses a request."""
 
     def __init__(self, serve: Serve, path: str, body: dict[str, Any]) -> None:
-        settings = ClientSettings.from_credentials(serve.data_dir / "credentials.json")
         content = json.dumps(body).encode()
         headers = {
             "Host": "service.test",
-            "Authorization": f"Bearer {settings.api_key.get_secret_value()}",
-            "X-Client-ID": settings.client_id,
+            **serve.headers,
             "Content-Type": "application/json",
             "Content-Length": str(len(content)),
             "Expect": "100-continue",

@@ -461,11 +461,7 @@ def followed(
     serve: Serve, job_id: str, received: list[dict[str, str]], steps_wanted: int | None = None
 ) -> None:
     """Append the frames after the last known one, up to the end or to so many steps; then disconnect."""
-    credentials = json.loads((serve.data_dir / "credentials.json").read_text())
-    headers = {
-        "Authorization": f"Bearer {credentials['api_key']}",
-        "X-Client-ID": credentials["client_id"],
-    }
+    headers = serve.headers
     if received:
         headers["Last-Event-ID"] = received[-1]["id"]
     url = f"{serve.url}/v1/fine-tuning/jobs/{job_id}/logs?stream=true"
