@@ -58,9 +58,12 @@ class LocalBlobs:
         """Copy a local file unchanged, sealed or not, to a key; returns its SHA-256. Raises `OSError`."""
         descriptor, name = tempfile.mkstemp(dir=self._scratch, prefix=STAGED)
         try:
-            raw = HashedFile(descriptor, "wb")
             # On a nearly full disk a raw write may take only part of a block; the buffer writes the rest or raises.
-            with path.open("rb") as source, io.BufferedWriter(raw) as copy:
+            with (
+                HashedFile(descriptor, "wb") as raw,
+                path.open("rb") as source,
+                io.BufferedWriter(raw) as copy,
+            ):
                 shutil.copyfileobj(source, copy)
             self._move(Path(name), key)
         finally:

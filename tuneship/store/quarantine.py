@@ -70,11 +70,12 @@ def set_aside(data_dir: Path, objects: Collection[str], now: datetime) -> Path |
 
 
 def left_over(connection: sa.Connection, files: Set[str], known: Set[str]) -> set[str]:
-    """The folders in `files` that are neither in `known` nor those of ended jobs.
+    """The folders in `files` that are neither in `known` nor passing ones of jobs that have ended.
 
-    `files`: from `files_in`; `known`: from `objects_of`.
+    `files`: from `files_in`; `known`: from `objects_of`. What an ended job leaves of `PASSING` is removed later.
     """
     unknown = set(files - known)
-    if any(path.startswith("work/") for path in unknown):
-        unknown -= {f"work/{name}" for name in connection.scalars(sa.select(tables.jobs.c.id))}
+    if any(path.startswith(PASSING) for path in unknown):
+        jobs = list(connection.scalars(sa.select(tables.jobs.c.id)))
+        unknown -= {f"{kind}{name}" for kind in PASSING for name in jobs}
     return unknown

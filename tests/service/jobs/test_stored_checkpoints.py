@@ -1,6 +1,7 @@
 """Checkpoints go to the store of files as they come, and the next attempt gets the one that the row names."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,10 +17,12 @@ from tests.support.waiting import until_async
 from tuneship.host.thread_pools import Threads
 from tuneship.service.jobs.launcher import StoredCheckpoint
 from tuneship.service.jobs.stored_checkpoints import FOLDER, StoredCheckpoints
+from tuneship.service.jobs.work_folders import clear_work
 from tuneship.store import tables
 from tuneship.store.blobs import BlobsAway
 from tuneship.store.job_leases import LEASE
 from tuneship.store.local_blobs import LocalBlobs
+from tuneship.store.quarantine import left_over, objects_of
 from tuneship.training.checkpoint_folders import step_folder
 from tuneship.training.spec import FORMAT_FILE
 
@@ -153,6 +156,40 @@ def test_a_store_that_is_away_is_tried_again_later(
     assert len(tries) == 1 + len(FILES) + 1
 
 
+@pytest.mark.parametrize("files_before", [0, 1, 2])
+def test_an_upload_that_outlasts_its_job_leaves_nothing(
+    tmp_path: Path, blobs: LocalBlobs, monkeypatch: pytest.MonkeyPatch, files_before: int
+) -> None:
+    one = Machine(tmp_path / "one", blobs, 1)
+    put, done, is_over = blobs.put, list[str](), threading.Event()
+
+    def ends_meanwhile(path: Path, key: str) -> str:
+        if len(done) == files_before:  # as `WorkFolders.clear` does
+            clear_work(tmp_path, "one")
+            blobs.delete("checkpoints/ft_1")
+        done.append(key)
+        return put(path, key)
+
+    def last_delete(key: str) -> None:
+        delete(key)
+        if key == "checkpoints/ft_1/1-8":
+            is_over.set()
+
+    delete = blobs.delete
+    monkeypatch.setattr(blobs, "put", ends_meanwhile)
+    monkeypatch.setattr(blobs, "delete", last_delete)
+    one.save(8)
+
+    async def run() -> None:
+        one.stored.look()
+        await until_async(is_over.is_set)
+        one.stored.stop()
+
+    asyncio.run(run())
+    assert len(done) > files_before
+    assert not [name for name in blobs.names() if name.startswith("checkpoints/")]
+
+
 def test_those_of_ended_jobs_are_deleted_after_a_day(service: Service) -> None:
     job_id = service.job(compute_config={"max_runtime_hours": 48})  # it outlasts the day
     service.trainer().start_of(2)
@@ -164,6 +201,17 @@ def test_those_of_ended_jobs_are_deleted_after_a_day(service: Service) -> None:
     service.until(lambda: not gone.exists())
     assert kept.exists()
     assert not (service.settings.data_dir / "set-aside").exists()
+
+
+def test_one_that_an_ended_job_left_is_no_fault(service: Service) -> None:
+    job_id = service.job()
+    service.trainer().complete()
+    service.until(lambda: service.job_status(job_id) == "completed")
+    for name in (job_id, "ft_unknown"):
+        (service.parts.blobs.path_of(f"checkpoints/{name}") / "1-8").mkdir(parents=True)
+    with service.database.read() as connection:
+        found = left_over(connection, service.parts.blobs.names(), objects_of(connection))
+    assert found == {"checkpoints/ft_unknown"}
 
 
 @pytest.mark.slow

@@ -118,10 +118,15 @@ class StoredCheckpoints:
             if not give_second_names(folder, step, sent):  # there is a newer one
                 return
             stored = StoredCheckpoint(self._number, step, {})
-            objects = {
-                file.name: self._blobs.put(file, f"{self._prefix(stored)}/{file.name}")
-                for file in sorted(sent.iterdir())
-            }
+            try:
+                objects = {
+                    file.name: self._blobs.put(file, f"{self._prefix(stored)}/{file.name}")
+                    for file in sorted(sent.iterdir())
+                }
+            finally:
+                if not folder.exists():
+                    # The job has ended meanwhile. Its stored checkpoints may be deleted before this one came.
+                    self._blobs.delete(self._prefix(stored))
             shutil.rmtree(sent, ignore_errors=True)
             self.newest = replace(stored, objects=objects)
             self._stored.append(self.newest)
