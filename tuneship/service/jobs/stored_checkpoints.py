@@ -125,7 +125,7 @@ class StoredCheckpoints:
                 }
             finally:
                 if not folder.exists():
-                    # The job has ended meanwhile. Its stored checkpoints may be deleted before this one came.
+                    # The job has ended meanwhile. Its stored checkpoints may have been deleted before this one came.
                     self._blobs.delete(self._prefix(stored))
             shutil.rmtree(sent, ignore_errors=True)
             self.newest = replace(stored, objects=objects)
