@@ -197,7 +197,7 @@ class ServiceSettings(BaseSettings):
     ] = 1
     warm_trainer: bool = Field(
         default=True,
-        description="Keep a training process waiting with its libraries loaded: jobs begin seconds earlier.",
+        description="Load the libraries of trainings before the first job, which begins seconds earlier.",
     )
     replica_processes: Annotated[
         int, Field(ge=1, description="Serving processes of one base model at most.")

@@ -324,6 +324,14 @@ class PlayedEngines:
         """The error that answers every generation instead of tokens, if any."""
         self.replicas: list[PlayedReplica] = []
         self.trainers: list[PlayedTrainer] = []
+        self.preloaded: list[str] = []
+        """The modules whose libraries were asked for beforehand."""
+
+    def preload(self, module: str) -> None:
+        self.preloaded.append(module)
+
+    def close(self) -> None:
+        """Do nothing: there is no fork server."""
 
     def start(self, spec: WorkerSpec) -> Worker:
         if self.start_error is not None and spec.module == "tuneship.training":

@@ -82,7 +82,7 @@ def run(data_dir: Path, url: str) -> None:
         maximum_datasets=10**6,
     )
     with (
-        patch.object(serve, "LocalProcesses", lambda **_: engines),
+        patch.object(serve, "ForkedProcesses", lambda **_: engines),
         patch.object(serve, "can_isolate", lambda _: True),  # the check concerns real workers
     ):
         # With its parent, so that a failing test leaves no process running.

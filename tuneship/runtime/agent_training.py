@@ -347,7 +347,7 @@ class AgentTraining:
         try:
             spec = WorkerSpec(
                 "tuneship.training",
-                ("--wait", str(reader), "--keep-output"),
+                ("--wait", str(reader)),
                 LOG,
                 inherited=(reader,),
                 places=Places((base, inputs), (self._attempt, checkpoints)),

@@ -1,4 +1,4 @@
-"""Isolates a worker before it loads anything: no network, no other processes, and no files but its own.
+"""Isolates a worker before it reads anything: no network, no other processes, and no files but its own.
 
 Training and serving need none of these: they read a model and communicate over an inherited pair of sockets. So every
 worker of ours is isolated (`launch.py`), whether a job requests `network_isolation` or not. There are four layers, none

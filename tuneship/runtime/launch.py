@@ -12,13 +12,17 @@ import resource
 import runpy
 import signal
 import sys
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
 from tuneship.runtime.isolation import hide, isolate
 from tuneship.runtime.landlock import Places
 
+COMMAND = (sys.executable, "-m", "tuneship.runtime.launch")
+"""The beginning of a worker's command line."""
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 # Modes: full isolation, or the worker does not start; as far as the host can; none, for third-party
 # programs; the same as the worker that starts this one.
 ISOLATED, WEAKLY_ISOLATED, OPEN, INHERITED = "isolated", "weakly-isolated", "open", "inherited"
@@ -39,14 +43,22 @@ def outlive_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0)
 
 
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents end. Raises `OSError`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(PR_SET_CHILD_SUBREAPER, *(ctypes.c_ulong(one) for one in (1, 0, 0, 0))) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def leave_no_core() -> None:
     """Write no core file when this process crashes: its memory holds private data."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def main() -> None:
-    """Restrict this process and run the named module in it."""
-    parent, mode, *rest = sys.argv[1:]
+def run(command: Sequence[str]) -> None:
+    """Restrict this process and run a module in it. `command`: the arguments of this program."""
+    parent, mode, *rest = command
     options = list(takewhile(lambda option: option.startswith((READ, WRITE)), rest))
     module, *arguments = rest[len(options) :]
     die_with_parent(int(parent))
@@ -65,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:])

@@ -139,7 +139,10 @@ class LiveReplicas(ABC):
                 await replica.finish(DRAIN_S, DRAIN_POLL_S)
             finally:
                 self._leaving.remove(replica)
-            if not is_lost:
+            if is_lost:
+                code = replica.worker.exit_code()
+                logger.error("replica lost: process %s ended with %s", replica.worker.pid, code)
+            else:
                 self._emit("info", "replica ended", replica, is_end=True)
 
         self._spawn(end())

@@ -5,6 +5,7 @@ it in `live_replicas.py`. The process of a replica: `tuneship/serving/replica.py
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,8 @@ from tuneship.serving.replica_client import ANSWER_TIMEOUT_S, ReplicaLine, Repli
 # A big model takes minutes to read; a process that hangs before it is ready must not be waited
 # for forever.
 START_TIMEOUT_S = 900.0
+
+logger = logging.getLogger(__name__)
 
 
 def usual_weights(_base: Path) -> None:
@@ -51,8 +54,12 @@ def replica_process(
         worker, ours = start_serving(runtime, base, log, options, loaded_from)
         try:
             return OpenedReplica(worker, await ReplicaLine.open(ours, answer_timeout_s))
-        except BaseException:  # refused, lost or cancelled: leave no process without a connection
+        except (
+            BaseException
+        ) as error:  # refused, lost or cancelled: leave no process without a connection
             worker.kill()
+            if isinstance(error, ReplicaLost):
+                logger.warning("a replica ended with %s before it was ready", worker.exit_code())
             raise
 
     return open_replica

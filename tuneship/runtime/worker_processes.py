@@ -5,12 +5,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-from tuneship.runtime.launch import ISOLATED, OPEN, READ, WEAKLY_ISOLATED, WRITE
+from tuneship.runtime.launch import COMMAND, ISOLATED, OPEN, READ, WEAKLY_ISOLATED, WRITE
 from tuneship.runtime.worker_protocol import Worker, WorkerSpec
 from tuneship.settings import worker_environment
 
@@ -30,17 +31,33 @@ OFFLINE = {
 TEMPORARY = "worker-"
 
 
-# A killed process ends at once, unless the kernel waits in it for a disk or a network file
-# system.
+# A killed process ends at once, unless the kernel waits in it for a disk or a network file system.
 KILL_PATIENCE_S = 3.0
 
 logger = logging.getLogger(__name__)
 
 
+class Process(Protocol):
+    """The methods of `subprocess.Popen` that a worker needs."""
+
+    @property
+    def pid(self) -> int:
+        """The process id. Raises `ProcessLookupError` where no process was started."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return the exit code: None while it runs, negative if a signal ended it."""
+        ...
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end and return the exit code. Raises `subprocess.TimeoutExpired`."""
+        ...
+
+
 class WorkerProcess:
     """A worker in a process group of its own."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", temporary: Path | None) -> None:
+    def __init__(self, process: Process, temporary: Path | None) -> None:
         """Watch a process that leads its group; its folder for temporary files is removed when it ends."""
         self._process = process
         self._temporary = temporary
@@ -78,7 +95,10 @@ class WorkerProcess:
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                try:
+                    os.killpg(self._process.pid, number)
+                except ProcessLookupError:  # it does not lead a group yet
+                    os.kill(self._process.pid, number)
 
 
 class LocalProcesses:
@@ -96,32 +116,42 @@ class LocalProcesses:
         threads = {"OMP_NUM_THREADS": str(spec.threads)} if spec.threads else {}
         temporary = None if spec.needs_network else Path(tempfile.mkdtemp(prefix=TEMPORARY))
         places = {} if temporary is None else {"TMPDIR": str(temporary)}
+        variables = {**OFFLINE, **threads, **places, **spec.environment}
         try:
             with spec.log.open("ab") as log:
-                process = subprocess.Popen(  # noqa: S603 - our own module and paths
-                    [*self._launch_command(spec, temporary), spec.module, *spec.arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=worker_environment({**OFFLINE, **threads, **places, **spec.environment}),
-                    pass_fds=spec.inherited,
-                    start_new_session=True,
-                )
+                return self._started(spec, variables, log.fileno(), temporary)
         except BaseException:
             if temporary is not None:
                 temporary.rmdir()
             raise
+
+    def preload(self, module: str) -> None:
+        """Do nothing: each process loads its own libraries."""
+
+    def _started(
+        self, spec: WorkerSpec, variables: Mapping[str, str], log: int, temporary: Path | None
+    ) -> Worker:
+        process = subprocess.Popen(  # noqa: S603 - our own module and paths
+            [*COMMAND, *self._launch_arguments(spec, temporary)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=worker_environment(variables),
+            pass_fds=spec.inherited,
+            start_new_session=True,
+        )
         return WorkerProcess(process, temporary)
 
-    def _launch_command(self, spec: WorkerSpec, temporary: Path | None) -> list[str]:
-        """The beginning of the command line; see `launch.py`."""
-        launch = [sys.executable, "-m", "tuneship.runtime.launch", str(os.getpid())]
+    def _launch_arguments(self, spec: WorkerSpec, temporary: Path | None) -> list[str]:
+        """The command line after `COMMAND`; see `launch.py`."""
+        parent, module = str(os.getpid()), [spec.module, *spec.arguments]
         if temporary is None:
-            return [*launch, OPEN]
+            return [parent, OPEN, *module]
         writable = (temporary, *spec.places.writable)
         return [
-            *launch,
+            parent,
             ISOLATED if self._isolated else WEAKLY_ISOLATED,
             *(f"{READ}{path.absolute()}" for path in spec.places.readable),
             *(f"{WRITE}{path.absolute()}" for path in writable),
+            *module,
         ]

@@ -55,3 +55,7 @@ class Runtime(Protocol):
     def start(self, spec: WorkerSpec) -> Worker:
         """Start a worker. Raises `OSError` when that is impossible."""
         ...
+
+    def preload(self, module: str) -> None:
+        """Prepare for workers of this module, so that they start sooner. Nothing happens where that is impossible."""
+        ...

@@ -74,7 +74,7 @@ class LeaderWork:
         )
         launcher: TrainingLauncher
         if agents is None:
-            launcher = LocalTrainingLauncher(parts, runtime, work, folders)
+            launcher = LocalTrainingLauncher(parts, runtime, folders)
         else:
             launcher = AgentTrainingLauncher(parts, agents, folders, self._lease_threads)
         self._trainings = TrainingKeeper(parts, launcher, owner, training_threads)

@@ -36,12 +36,13 @@ from tuneship.host.process_start import process_start
 from tuneship.host.thread_pools import Threads
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.engine_kinds import VLLM_ENGINE
+from tuneship.runtime.forked_workers import ForkedProcesses
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
 from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import NotStartedYet, OpenReplica
 from tuneship.runtime.vllm import vllm_replica
-from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import Runtime
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
@@ -209,12 +210,13 @@ def _build(
     settings: ServiceSettings,
     opened: Installation,
     place: tuple[socket.socket, str],
-    isolates: bool,
+    workers: tuple[Runtime, bool],
     timing: ServiceTiming,
     role: Membership,
 ) -> tuple[Parts, SharedReplicas | None]:
+    """`workers`: what starts them, and whether they are isolated."""
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
-    runtime = LocalProcesses(isolated=isolates)
+    runtime, isolates = workers
     catalogue = Catalogue(settings.model_catalogue, added_folder(data_dir))
     instances = InstanceCatalogue(settings.instance_catalogue)
     for base in catalogue:
@@ -332,7 +334,9 @@ async def _run(
     isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
     owner = f"{socket.gethostname()}:{os.getpid()}"
     role = alone() if settings.cluster is None else member(opened.database, owner)
-    parts, shared = _build(settings, opened, place, isolates, timing, role)
+    logs, work = settings.data_dir / "logs", settings.data_dir / "work"
+    processes = ForkedProcesses(isolated=isolates, log=logs / "fork-server.log")
+    parts, shared = _build(settings, opened, place, (processes, isolates), timing, role)
     if settings.cluster is None:
         recover(parts)
     else:
@@ -343,7 +347,6 @@ async def _run(
         limits = RateLimits(*per_minute, parts.clock)
     else:
         limits = SharedRateLimits(*per_minute, parts.clock, parts.database)
-    processes, work = LocalProcesses(isolated=isolates), settings.data_dir / "work"
     supervisor = Supervisor(parts, processes, work, owner, limits.take_spare, role.leadership)
     if shared is not None:
         supervisor.share(shared)
@@ -360,6 +363,7 @@ async def _run(
     places = (settings.data_dir, database, parts.blobs.place)
     logger.info(text, version("tuneship"), parts.public_url, *places)
     await _Server(server_config(app, settings), parts, connections).serve(sockets=[place[0]])
+    processes.close()
     parts.database.close()
     if parts.tracing is not None:
         with suppress(TimeoutError):

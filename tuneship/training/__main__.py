@@ -1,8 +1,7 @@
-"""The training process: `python -m tuneship.training WORK_DIR`, or `--wait DESCRIPTOR` for a warm trainer.
+"""The training process: `python -m tuneship.training WORK_DIR [DESCRIPTOR]`, or `--wait DESCRIPTOR`.
 
-A warm trainer loads torch and then reads its order (work directory and keys) from a pipe; with `--keep-output` it goes
-on to write where it did before, instead of into the log of the work directory. A process that is started
-for a job with sealed files gets its keys the same way, with `WORK_DIR DESCRIPTOR`.
+With a descriptor it reads its order (work directory and keys) from that pipe; with `--wait` it loads torch first, since
+the order may come later.
 
 Reads WORK_DIR/spec.json and appends to WORK_DIR/progress.jsonl, whose last line says how the job ended. Exit code 0
 for completed and cancelled, 1 for failed, 2 for arguments it does not understand. torch is loaded only after the watch
@@ -33,7 +32,6 @@ from tuneship.training.progress_file import (
 from tuneship.training.spec import (
     CANCEL_FILE,
     LEASE_FILE,
-    LOG_FILE,
     PROGRESS_FILE,
     SIGNALLED,
     SPEC_FILE,
@@ -61,16 +59,12 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["--wait", descriptor]:
             order = wait_for_job(int(descriptor))
-            if order is not None:
-                write_into(order.folder / LOG_FILE)
-        case ["--wait", descriptor, "--keep-output"]:
-            order = wait_for_job(int(descriptor))
         case [work_dir]:
             order = Order(Path(work_dir))
         case [_, descriptor] if descriptor.isdigit():
             order = read_order(int(descriptor))
         case _:
-            usage = "python -m tuneship.training WORK_DIR [DESCRIPTOR] | --wait DESCRIPTOR [--keep-output]"
+            usage = "python -m tuneship.training WORK_DIR [DESCRIPTOR] | --wait DESCRIPTOR"
             sys.stderr.write(f"usage: {usage}\n")
             return 2
     return 0 if order is None else run_job(order)
@@ -87,13 +81,6 @@ def wait_for_job(descriptor: int) -> Order | None:
     import tuneship.training.training_loop  # noqa: F401, PLC0415 (loads torch: seconds)
 
     return read_order(descriptor)
-
-
-def write_into(file: Path) -> None:
-    """Send the output to a log from now on, as if the process had been started for its job."""
-    with file.open("ab") as log:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(log.fileno(), stream.fileno())
 
 
 def run_job(order: Order) -> int:
@@ -126,10 +113,8 @@ def run_job(order: Order) -> int:
 
 def restrict_to_job_files(order: Order, spec: TrainingSpec) -> None:
     """Restrict this process to the files of its job, where it is isolated at all."""
-    read = (Path(spec.base_model), spec.training_file, spec.validation_file)
-    write = (order.folder, spec.output_dir, spec.checkpoint_dir, Path(tempfile.gettempdir()))
-    is_restricted = narrow(Places(tuple(path for path in read if path is not None), write))
-    if is_restricted:
+    write = (order.folder, *spec.written_paths, Path(tempfile.gettempdir()))
+    if narrow(Places(spec.read_paths, write)):
         return
     # The kernel restricts one thread at a time, and a library has started others: the process replaces itself by a
     # new program, which has one thread, and hands it the order.

@@ -102,6 +102,17 @@ class TrainingSpec:
     # Digest of the base model's files where another machine may go on, which knows the model by another path perhaps.
     base_digest: str | None = None
 
+    @property
+    def read_paths(self) -> tuple[Path, ...]:
+        """The files and folders that the attempt reads and does not write."""
+        files = (self.training_file, self.validation_file)
+        return (Path(self.base_model), *(file for file in files if file is not None))
+
+    @property
+    def written_paths(self) -> tuple[Path, ...]:
+        """The folders that the attempt writes to, beside its own."""
+        return self.output_dir, self.checkpoint_dir
+
     def to_json(self) -> str:
         """One JSON object; paths as text."""
         return json.dumps(asdict(self), default=str, indent=2) + "\n"

@@ -453,7 +453,7 @@ def test_a_running_service_offers_trains_and_serves_a_model_that_is_added_meanwh
     serve = Serve(data, warm_trainer="true")
     try:
         client = serve.client()
-        until(lambda: serve.workers("--wait"))
+        until(lambda: serve.workers("tuneship.runtime.fork_server"))
         assert answer(data, "add", str(checkpoint(tmp_path / "own")))["id"] == "own"
         assert {model.id for model in client.models.list().models} == {"own", "tuneship-tiny"}
         with rows_file(tmp_path / "rows.jsonl", 64).open("rb") as rows:

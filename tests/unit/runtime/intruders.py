@@ -13,10 +13,10 @@ from tests.support.waiting import until
 from tuneship.runtime import replica_set as replicas
 from tuneship.runtime.intrusion_targets import Targets, opened
 from tuneship.runtime.worker_processes import LocalProcesses
-from tuneship.runtime.worker_protocol import Worker, WorkerSpec
-from tuneship.service.access.isolation import training_places, worker_folder
+from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
+from tuneship.service.access.isolation import worker_folder
 from tuneship.service.catalogues.base_models import Catalogue
-from tuneship.service.jobs import warm_trainer
+from tuneship.service.jobs.local_launcher import trainer_spec
 from tuneship.settings import ServiceSettings
 from tuneship.training.spec import SPEC_FILE, Order, ResolvedHyperparameters, TrainingSpec
 
@@ -109,10 +109,10 @@ class Installation:
             open_replica(self.catalogue.default.path, log).send(None)
         return replace(asked[0], inherited=())
 
-    def training(self, log: Path, line: int) -> WorkerSpec:
-        """Return the spec of a training worker, as `start_on` makes it."""
-        places = training_places(ServiceSettings(data_dir=self.data), self.work, self.catalogue)
-        return warm_trainer.trainer_spec((), log, line, places)
+    def training(self, order: Order, log: Path, line: int) -> WorkerSpec:
+        """Return the spec of the training worker with this order."""
+        spec = TrainingSpec.from_json((order.folder / SPEC_FILE).read_text())
+        return replace(trainer_spec(order.folder, spec, line), log=log)
 
     def order(self) -> Order:
         """Write a job of this tenant, and return its order."""
@@ -145,6 +145,8 @@ class Intrusions:
     targets: Targets
     modules: Path
     """Folder on the import path of workers."""
+    runtime: Runtime
+    """The way in which the intruders are started."""
 
     def serving(self) -> dict[str, str]:
         """Run an intruder in a serving process. Return its outcome by attack."""
@@ -166,7 +168,7 @@ class Intrusions:
         (self.modules / "intruder_again.py").write_text(IN_TRAINER)
         with os.fdopen(ours, "w") as line:
             line.write(order.to_line())
-        spec = self.installation.training(log, theirs)
+        spec = self.installation.training(order, log, theirs)
         try:
             arguments = (str(order.folder), str(theirs))
             return self.outcomes_of(replace(spec, module="intruder", arguments=arguments))
@@ -182,7 +184,7 @@ class Intrusions:
 
     def outcomes_of(self, spec: WorkerSpec) -> dict[str, str]:
         """Run this worker to its end. Return its outcome by attack."""
-        worker = LocalProcesses(isolated=True).start(spec)
+        worker = self.runtime.start(spec)
         until(lambda: worker.exit_code() is not None)
         text = spec.log.read_text()
         assert worker.exit_code() == 0, text[-3000:]
@@ -195,7 +197,8 @@ def prepared_intrusions(folder: Path, modules: Path) -> Iterator[Intrusions]:
     installation = Installation(folder)
     (modules / "sleeper.py").write_text(SLEEPER)
     log = modules / "sleeper.log"
-    sibling = LocalProcesses(isolated=True).start(WorkerSpec("sleeper", (), log))
+    runtime = LocalProcesses(isolated=True)
+    sibling = runtime.start(WorkerSpec("sleeper", (), log))
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         until(lambda: log.read_text() == "asleep\n")
@@ -209,7 +212,7 @@ def prepared_intrusions(folder: Path, modules: Path) -> Iterator[Intrusions]:
             secrets=list(map(str, installation.secrets)),
             folders=installation.folders,
         ) as targets:
-            yield Intrusions(installation, targets, modules)
+            yield Intrusions(installation, targets, modules, runtime)
     finally:
         sibling.kill()
         bystander.kill()

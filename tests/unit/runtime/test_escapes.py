@@ -4,6 +4,8 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,12 @@ from tests.unit.runtime.intruders import (
     AFTER_THREADS,
     IN_RANK,
     IN_TRAINER,
+    INTRUSION,
     Intrusions,
     prepared_intrusions,
 )
 from tuneship.runtime.escapes import ON_TARGETS
+from tuneship.runtime.forked_workers import LIBRARIES, ForkedProcesses
 from tuneship.runtime.intrusion import WAYS
 from tuneship.runtime.process_attacks import ON_PROCESSES
 
@@ -49,6 +53,24 @@ def intrusions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Intrusions]
             yield prepared
 
 
+@pytest.fixture(scope="module", params=["started", "forked"])
+def intruded(
+    request: pytest.FixtureRequest, intrusions: Intrusions, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Intrusions]:
+    """The installation, with intruders that are started or forked as the workers whose place they take."""
+    if request.param == "started":
+        yield intrusions
+        return
+    libraries = {
+        INTRUSION: LIBRARIES["tuneship.serving"],
+        "intruder": LIBRARIES["tuneship.training"],
+    }
+    log = tmp_path_factory.mktemp("server") / "log"
+    with closing(ForkedProcesses(isolated=True, log=log, libraries=libraries)) as runtime:
+        yield replace(intrusions, runtime=runtime)
+    assert log.read_text() == ""
+
+
 @pytest.fixture(scope="module")
 def unisolated(intrusions: Intrusions) -> dict[str, str]:
     """Outcome of every attack from a worker without isolation."""
@@ -73,17 +95,17 @@ def test_every_way_succeeds_without_isolation_where_the_host_allows_it_at_all(
 
 
 def test_nothing_succeeds_in_a_serving_process(
-    intrusions: Intrusions, unisolated: dict[str, str]
+    intruded: Intrusions, unisolated: dict[str, str]
 ) -> None:
-    found = intrusions.serving()
+    found = intruded.serving()
     assert found.keys() == unisolated.keys()
     assert set(found.values()) == {"refused"}, opened_ways(found)
 
 
 def test_nothing_succeeds_in_a_training_process(
-    intrusions: Intrusions, unisolated: dict[str, str]
+    intruded: Intrusions, unisolated: dict[str, str]
 ) -> None:
-    found = intrusions.training(IN_TRAINER)
+    found = intruded.training(IN_TRAINER)
     assert found.keys() == unisolated.keys()
     assert set(found.values()) == {"refused"}, opened_ways(found)
 

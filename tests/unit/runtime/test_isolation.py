@@ -15,8 +15,7 @@ from tuneship.runtime import isolation, system_calls
 from tuneship.runtime.isolation import CannotIsolate
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.system_calls import ARCHITECTURES, CONDITIONAL, REFUSED, SIGNALS
-from tuneship.runtime.worker_processes import LocalProcesses
-from tuneship.runtime.worker_protocol import WorkerSpec
+from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 
 ROOT = Path(__file__).parents[3]
 NO_LANDLOCK = ("-m", "tests.support.weak_host", "--no-landlock", sys.executable)
@@ -29,6 +28,7 @@ except PermissionError:
     print("no")
 """
 Maker = Callable[..., WorkerSpec]
+Said = Callable[..., str]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing isolates")
 
@@ -46,11 +46,16 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
     return make
 
 
-def said(spec: WorkerSpec, *, isolated: bool = True) -> str:
+@pytest.fixture
+def said(runtime: Callable[[bool], Runtime]) -> Said:
     """Run a worker to its end, and return what it printed."""
-    worker = LocalProcesses(isolated=isolated).start(spec)
-    until(lambda: worker.exit_code() is not None)
-    return spec.log.read_text()
+
+    def run(spec: WorkerSpec, *, isolated: bool = True) -> str:
+        worker = runtime(isolated).start(spec)
+        until(lambda: worker.exit_code() is not None)
+        return spec.log.read_text()
+
+    return run
 
 
 def printed(*command: str) -> str:
@@ -66,13 +71,13 @@ def printed(*command: str) -> str:
 
 @pytest.mark.parametrize(("needs_network", "reached"), [(False, "no\n"), (True, "yes\n")])
 def test_workers_are_started_without_network_unless_they_need_it(
-    spec: Maker, needs_network: bool, reached: str
+    spec: Maker, said: Said, needs_network: bool, reached: str
 ) -> None:
     assert said(spec(TRIES_A_SOCKET, needs_network=needs_network)) == reached
 
 
 def test_a_worker_reaches_its_places_and_may_write_to_some_of_them(
-    spec: Maker, tmp_path: Path
+    spec: Maker, said: Said, tmp_path: Path
 ) -> None:
     for name in ("readable", "writable", "other"):
         (tmp_path / name).mkdir()
@@ -93,7 +98,7 @@ def test_a_worker_reaches_its_places_and_may_write_to_some_of_them(
     assert found == ["yes", "no", "yes", "yes", "no", "no", "none", "yes"]
 
 
-def test_a_base_model_may_be_a_folder_of_links(spec: Maker, tmp_path: Path) -> None:
+def test_a_base_model_may_be_a_folder_of_links(spec: Maker, said: Said, tmp_path: Path) -> None:
     """The cache of a model hub has such folders. The folder that the links lead to stays closed."""
     snapshot, stored = tmp_path / "snapshot", tmp_path / "stored"
     snapshot.mkdir()
@@ -111,10 +116,12 @@ def test_a_base_model_may_be_a_folder_of_links(spec: Maker, tmp_path: Path) -> N
     assert found == "named\nclosed\n"
 
 
-def test_a_workers_temporary_files_go_with_it(spec: Maker) -> None:
+def test_a_workers_temporary_files_go_with_it(
+    spec: Maker, runtime: Callable[[bool], Runtime]
+) -> None:
     text = "import tempfile, time\nprint(tempfile.mkdtemp(), flush=True)\ntime.sleep(600)\n"
     worker_spec = spec(text)
-    worker = LocalProcesses(isolated=True).start(worker_spec)
+    worker = runtime(True).start(worker_spec)
     folder = Path(until(lambda: worker_spec.log.read_text().strip()))
     assert folder.is_dir()
     worker.kill()

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.waiting import is_alive, until
 from tuneship.runtime.landlock import Places
-from tuneship.runtime.worker_processes import LocalProcesses
-from tuneship.runtime.worker_protocol import WorkerSpec
+from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 
 ROOT = Path(__file__).parents[3]
+MakeRuntime = Callable[..., Runtime]
 
 
 @pytest.fixture
@@ -30,12 +30,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 
 
 def test_a_worker_runs_with_its_arguments_and_a_small_environment(
-    tmp_path: Path, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    module: Callable[[str], str],
+    runtime: MakeRuntime,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TUNESHIP_DATABASE_URL", "postgresql://secret")
     name = module("import os, sys\nprint(sys.argv[1:], *sorted(os.environ))")
     log = tmp_path / "log"
-    worker = LocalProcesses(isolated=True).start(WorkerSpec(name, ("a", "b"), log, threads=1))
+    worker = runtime().start(WorkerSpec(name, ("a", "b"), log, threads=1))
     until(lambda: worker.exit_code() is not None)
     assert worker.exit_code() == 0
     text = log.read_text()
@@ -45,16 +48,20 @@ def test_a_worker_runs_with_its_arguments_and_a_small_environment(
     assert "DATABASE" not in text
 
 
-def test_a_worker_leaves_no_core_file(tmp_path: Path, module: Callable[[str], str]) -> None:
+def test_a_worker_leaves_no_core_file(
+    tmp_path: Path, module: Callable[[str], str], runtime: MakeRuntime
+) -> None:
     name = module("import resource\nprint(resource.getrlimit(resource.RLIMIT_CORE))")
     for isolated in (True, False):
         log = tmp_path / f"log-{isolated}"
-        worker = LocalProcesses(isolated=isolated).start(WorkerSpec(name, (), log))
+        worker = runtime(isolated).start(WorkerSpec(name, (), log))
         until(lambda worker=worker: worker.exit_code() is not None)
         assert log.read_text() == "(0, 0)\n"
 
 
-def test_killing_a_worker_ends_its_children(tmp_path: Path, module: Callable[[str], str]) -> None:
+def test_killing_a_worker_ends_its_children(
+    tmp_path: Path, module: Callable[[str], str], runtime: MakeRuntime
+) -> None:
     child = tmp_path / "child"
     name = module(
         "import subprocess, sys, pathlib, time\n"
@@ -62,7 +69,7 @@ def test_killing_a_worker_ends_its_children(tmp_path: Path, module: Callable[[st
         f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\ntime.sleep(600)"
     )
     spec = WorkerSpec(name, (), tmp_path / "log", places=Places(writable=(tmp_path,)))
-    worker = LocalProcesses(isolated=True).start(spec)
+    worker = runtime().start(spec)
     until(lambda: child.is_file() and child.read_text() != "")
     worker.kill()
     assert worker.exit_code() == -signal.SIGKILL
@@ -70,14 +77,14 @@ def test_killing_a_worker_ends_its_children(tmp_path: Path, module: Callable[[st
 
 
 def test_a_stopped_worker_may_end_in_its_own_way(
-    tmp_path: Path, module: Callable[[str], str]
+    tmp_path: Path, module: Callable[[str], str], runtime: MakeRuntime
 ) -> None:
     log = tmp_path / "log"
     name = module(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "print('set', flush=True)\ntime.sleep(600)"
     )
-    worker = LocalProcesses(isolated=True).start(WorkerSpec(name, (), log))
+    worker = runtime().start(WorkerSpec(name, (), log))
     until(lambda: "set" in log.read_text())
     worker.stop()
     until(lambda: worker.exit_code() is not None)
@@ -86,14 +93,23 @@ def test_a_stopped_worker_may_end_in_its_own_way(
     worker.stop()
 
 
-def test_a_worker_dies_with_its_parent(tmp_path: Path, module: Callable[[str], str]) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        "worker_processes.LocalProcesses(isolated=True)",
+        "forked_workers.ForkedProcesses(isolated=True, log=log, libraries={'worker_of_test': ()})",
+    ],
+)
+def test_a_worker_dies_with_its_parent(
+    tmp_path: Path, module: Callable[[str], str], made: str
+) -> None:
     name = module("import time\ntime.sleep(600)")
     program = (
         "import time, pathlib\n"
-        "from tuneship.runtime.worker_processes import LocalProcesses\n"
+        "from tuneship.runtime import forked_workers, worker_processes\n"
         "from tuneship.runtime.worker_protocol import WorkerSpec\n"
-        f"spec = WorkerSpec({name!r}, (), pathlib.Path({str(tmp_path / 'log')!r}))\n"
-        "worker = LocalProcesses(isolated=True).start(spec)\n"
+        f"log = pathlib.Path({str(tmp_path / 'log')!r})\n"
+        f"worker = {made}.start(WorkerSpec({name!r}, (), log))\n"
         "time.sleep(0.5)\nprint(worker.pid, flush=True)\ntime.sleep(600)"
     )
     parent = subprocess.Popen(

@@ -3,13 +3,12 @@
 import logging
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.worker_processes import TEMPORARY
-from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.settings import ServiceSettings
 from tuneship.store.audit_heads import heads_file
@@ -27,17 +26,6 @@ def worker_folder(settings: ServiceSettings, kind: str) -> Path:
     folder = readable_root(settings) / kind
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
-
-
-def training_places(
-    settings: ServiceSettings, work: Path, bases: Iterable[CataloguedModel]
-) -> Places:
-    """The folders that a training process may read and write before it has a job; then only the job's remain."""
-    datasets = worker_folder(settings, "datasets")
-    # The whole folder, so that a process that waits already can read a model that is added later.
-    added = added_folder(settings.data_dir)
-    added.mkdir(mode=0o700, exist_ok=True)
-    return Places((*(base.path for base in bases), added, datasets), (work,))
 
 
 def can_isolate(settings: ServiceSettings) -> bool:

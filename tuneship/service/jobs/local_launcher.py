@@ -4,18 +4,31 @@ The process itself is `tuneship/training/`; it writes its progress to a file, an
 """
 
 import os
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.worker_protocol import Runtime, Worker
-from tuneship.service.access.isolation import training_places
+from tuneship.runtime.landlock import Places
+from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs.launcher import Training, TrainingOrder, TrainingProgress
-from tuneship.service.jobs.warm_trainer import WarmTrainer, trainer_spec
 from tuneship.service.jobs.work_folders import FolderTraining, PreparedAttempt, WorkFolders
 from tuneship.store.blobs import Blobs
-from tuneship.training.spec import CANCEL_FILE, LOG_FILE, Order
+from tuneship.training.spec import CANCEL_FILE, LOG_FILE, Order, TrainingSpec
+
+# Pause after the service's start and after each start of a job, so that loading libraries does not slow down theirs.
+SETTLE = timedelta(seconds=2)
+MODULE = "tuneship.training"
+
+
+def trainer_spec(folder: Path, spec: TrainingSpec, pipe: int) -> WorkerSpec:
+    """A training process that reads its order from the file descriptor `pipe`, and reaches the files of its job alone.
+
+    `folder`: of the attempt.
+    """
+    arguments = (str(folder), str(pipe))
+    places = Places(spec.read_paths, (folder, *spec.written_paths))
+    return WorkerSpec(MODULE, arguments, folder / LOG_FILE, inherited=(pipe,), places=places)
 
 
 class LocalTraining(FolderTraining):
@@ -58,15 +71,13 @@ class LocalTraining(FolderTraining):
 class LocalTrainingLauncher:
     """Starts training processes. Obeys `TrainingLauncher`."""
 
-    def __init__(self, parts: Parts, runtime: Runtime, work: Path, folders: WorkFolders) -> None:
-        """`work`: the folder of all work folders."""
+    def __init__(self, parts: Parts, runtime: Runtime, folders: WorkFolders) -> None:
+        """Load the libraries of trainings some time later, if the settings say so."""
         self._parts = parts
         self._runtime = runtime
         self._folders = folders
         self._running: list[LocalTraining] = []
-        log = parts.settings.data_dir / "logs" / "trainer.log"
-        self._places = training_places(parts.settings, work, parts.catalogue)
-        self._warm = WarmTrainer(runtime, log, self._places, parts.clock())
+        self._preload_at = parts.clock() + SETTLE if parts.settings.warm_trainer else None
 
     async def start(self, order: TrainingOrder) -> Training:
         """Write the attempt's spec and hand it to a process. Call it on the main thread (see `runtime/launch.py`).
@@ -76,7 +87,7 @@ class LocalTrainingLauncher:
         attempt = await self._folders.prepared(order)
         # Nothing may be awaited from here on: a process that nobody knows of could not be ended.
         try:
-            worker = self._spawn(Order(attempt.folder, order.keys))
+            worker = self._spawn(attempt, order)
         except BaseException:
             attempt.held.close()
             raise
@@ -84,17 +95,12 @@ class LocalTrainingLauncher:
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
 
-    def _spawn(self, order: Order) -> Worker:
-        """Take the process that waits with its libraries loaded, or start one."""
-        waiting = self._warm.take(order, self._parts.clock())
-        if waiting is not None:
-            return waiting
+    def _spawn(self, attempt: PreparedAttempt, order: TrainingOrder) -> Worker:
+        line = Order(attempt.folder, order.keys).to_line()
         reader, writer = os.pipe()
         try:
-            os.write(writer, order.to_line().encode())  # the pipe holds it until there is a reader
-            arguments = (str(order.folder), str(reader))
-            log = order.folder / LOG_FILE
-            return self._runtime.start(trainer_spec(arguments, log, reader, self._places))
+            os.write(writer, line.encode())  # the pipe holds it until there is a reader
+            return self._runtime.start(trainer_spec(attempt.folder, attempt.spec, reader))
         finally:
             os.close(writer)
             os.close(reader)
@@ -104,17 +110,17 @@ class LocalTrainingLauncher:
         return self._folders.earlier(job_id, attempt)
 
     def keep_warm(self, now: datetime) -> None:
-        """Have a process wait for the next job with its libraries loaded."""
-        if self._parts.settings.warm_trainer:
-            self._warm.tend(now)
+        """Have the libraries of trainings loaded before the first job."""
+        if self._preload_at is not None and now >= self._preload_at:
+            self._preload_at = None
+            self._runtime.preload(MODULE)
 
     async def clear(self, job_id: str) -> None:
         """Remove the folder of a job that has ended."""
         await self._folders.clear(job_id)
 
     async def stop(self) -> None:
-        """End all processes, the waiting one too."""
-        self._warm.stop()
+        """End all processes."""
         for training in self._running:
             if training.is_running:
                 training.kill()

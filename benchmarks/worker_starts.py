@@ -1,0 +1,150 @@
+"""Measures the start of replicas and trainings: forked from a loaded process, beside processes of their own.
+
+    python benchmarks/worker_starts.py [--rounds 5]
+
+Both are started by the product's own runtimes, with isolation, on the demo's base model; each round starts both, in
+turns. A replica must give the same greedy tokens in both, a training the same losses. Prints medians: seconds from the
+request for a replica until it is ready, its memory that is not shared then, seconds from the request for a training
+until its first step is reported.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+
+from tuneship.runtime.forked_workers import LIBRARIES, ForkedProcesses
+from tuneship.runtime.landlock import Places
+from tuneship.runtime.serving_process import ServingOptions, start_serving
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
+from tuneship.training.spec import (
+    LOG_FILE,
+    PROGRESS_FILE,
+    SPEC_FILE,
+    ResolvedHyperparameters,
+    TrainingSpec,
+)
+
+READY_S = "replica ready, s"
+READY_MB = "replica ready, MB not shared"
+FIRST_STEP_S = "training until its first step, s"
+ROWS, PROMPT, TOKENS = 32, tuple(range(3, 19)), 12
+POLL_S = 0.002
+PATIENCE_S = 120.0
+SETTINGS = ResolvedHyperparameters(
+    learning_rate=0.01,
+    batch_size=8,
+    epochs=1,
+    warmup_steps=0,
+    lora_rank=4,
+    lora_alpha=8,
+    lora_dropout=0.0,
+    target_modules=("all-linear",),
+    seed=7,
+)
+
+
+def private_mb(process: int) -> float:
+    """Memory of a process that it shares with no other."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def median_of_starts(runtimes: dict[str, Runtime], base: Path, folder: Path, rounds: int) -> None:
+    """Measure in turns and print; ends the program where the two do not do the same work."""
+    measured: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for turn in range(rounds):
+        order = list(runtimes) if turn % 2 else list(reversed(runtimes))
+        work = defaultdict[str, list[object]](list)
+        for way in order:
+            for found, result in (
+                asyncio.run(replica(runtimes[way], base, folder)),
+                training(runtimes[way], base, folder),
+            ):
+                work[way].append(result)
+                for name, value in found.items():
+                    measured[name, way].append(value)
+        if work[order[0]] != work[order[1]]:
+            sys.exit("the two ways gave different tokens or losses")
+    for (name, way), values in sorted(measured.items()):
+        spread = f"{min(values):.2f} to {max(values):.2f}"
+        print(f"{name:36} {way:10} {statistics.median(values):8.2f}   ({spread})")
+
+
+async def replica(runtime: Runtime, base: Path, folder: Path) -> tuple[dict[str, float], object]:
+    """Start a replica: what was measured, and its tokens."""
+    began = time.monotonic()
+    worker, ours = start_serving(runtime, base, folder / "serving.log", ServingOptions(1 << 24), ())
+    try:
+        line = await ReplicaLine.open(ours)
+        measured = {READY_S: time.monotonic() - began, READY_MB: private_mb(worker.pid)}
+        tokens = await line.generate(GenerateRequest(PROMPT, TOKENS)).read_all()
+        await line.aclose()
+    finally:
+        worker.kill()
+    return measured, tokens
+
+
+def training(runtime: Runtime, base: Path, folder: Path) -> tuple[dict[str, float], object]:
+    """Run a training of a few steps: what was measured, and its losses."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        work, data = Path(name, "work"), Path(name, "data.jsonl")
+        line = json.dumps({"instruction": "Which code?", "response": "E11.9"})
+        data.write_text(f"{line}\n" * ROWS, encoding="utf-8")
+        written = Path(name, "output"), Path(name, "checkpoints")
+        for place in (work, *written):
+            place.mkdir()
+        spec = TrainingSpec(
+            str(base), data, data, "instruction", *written, 0.5, PATIENCE_S, 1, SETTINGS
+        )
+        (work / SPEC_FILE).write_text(spec.to_json(), encoding="utf-8")
+        places = Places(spec.read_paths, (work, *written))
+        order = WorkerSpec("tuneship.training", (str(work),), work / LOG_FILE, places=places)
+        began, first_step_s = time.monotonic(), 0.0
+        worker = runtime.start(order)
+        try:
+            while worker.exit_code() is None and time.monotonic() - began < PATIENCE_S:
+                if not first_step_s and losses(work):
+                    first_step_s = time.monotonic() - began
+                time.sleep(POLL_S)
+        finally:
+            worker.kill()
+        if worker.exit_code() != 0 or not first_step_s:
+            sys.exit(f"a training ended with {worker.exit_code()}")
+        return {FIRST_STEP_S: first_step_s}, losses(work)
+
+
+def losses(work: Path) -> list[object]:
+    """The losses that a training has reported so far, complete lines only."""
+    path = work / PROGRESS_FILE
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [line["training_loss"] for line in lines if line["kind"] == "step"]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        base = Catalogue(None, folder).default.path
+        with closing(ForkedProcesses(isolated=True, log=folder / "fork-server.log")) as forked:
+            for module in LIBRARIES:
+                forked.preload(module)
+            own = LocalProcesses(isolated=True)
+            median_of_starts({"forked": forked, "its own": own}, base, folder, rounds)
+
+
+if __name__ == "__main__":
+    main()
