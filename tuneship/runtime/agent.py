@@ -40,6 +40,7 @@ from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.launch import die_with_parent, leave_no_core, outlive_parent
+from tuneship.runtime.replica_protocol import ReplicaLink
 from tuneship.runtime.serving_process import ServingOptions, start_serving
 from tuneship.runtime.training_protocol import TRAIN
 from tuneship.runtime.worker_processes import LocalProcesses
@@ -108,8 +109,10 @@ class ReplicaStart:
         self._scratch = scratch
         self._threads = Threads("start of a replica", 1)
         self._worker: Worker | None = None
+        self._link: ReplicaLink | None = None
+        """Connection to an engine that is not ours."""
         self._serving: asyncio.Task[None] | None = None
-        """Answers for an engine that is not ours."""
+        """Answers for that engine."""
 
     async def start(self, order: ServeOrder) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start the process and return the streams of its socket. Raises `CannotServe` and `OSError`."""
@@ -141,7 +144,7 @@ class ReplicaStart:
             replica = await vllm_replica(LocalProcesses(isolated=False), server)(base, LOG)
         except ServingError as error:
             raise CannotServe(str(error)) from error
-        self._worker = replica.worker
+        self._worker, self._link = replica.worker, replica.link
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=theirs, limit=MAX_REQUEST_BYTES)
         self._serving = asyncio.create_task(LinkServer(replica, writer).serve(reader))
@@ -168,6 +171,11 @@ class ReplicaStart:
 
     async def close(self) -> None:
         """End the process, and wait until nothing of it is left."""
+        # First the decrypted adapters: a killed server does not remove them, and this agent may be killed as well.
+        if self._link is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSED_PATIENCE_S):
+                    await self._link.aclose()
         self.end()
         if self._serving is not None:
             await asyncio.wait([self._serving], timeout=CLOSED_PATIENCE_S)

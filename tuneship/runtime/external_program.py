@@ -10,9 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import FrameType
 
 from tuneship.runtime.launch import die_with_parent
+
+# The program may write to its folder while it is being removed.
+REMOVALS = 10
 
 
 def main() -> None:
@@ -20,7 +24,10 @@ def main() -> None:
     folder, *command = sys.argv[1:]
 
     def end(_number: int = 0, _frame: FrameType | None = None) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not Path(folder).exists():
+                break
         os.killpg(0, signal.SIGKILL)  # this process too
 
     signal.signal(signal.SIGHUP, end)

@@ -22,15 +22,18 @@ from tests.support.agents import AUTHORITY
 from tests.support.fakes.openai_server import Trouble
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import is_alive, until, until_async
+from tuneship.runtime.agent import ReplicaStart
+from tuneship.runtime.agent_protocol import ServeOrder
 from tuneship.runtime.agent_replicas import AgentReplicas
 from tuneship.runtime.agent_starter import AgentOptions, AgentStarter, BaseOptions
+from tuneship.runtime.base_digest import BaseDigests
 from tuneship.runtime.engine_kinds import VllmServer
 from tuneship.runtime.live_replicas import HUNG_PROBES
 from tuneship.runtime.local_agents import LocalAgents
 from tuneship.runtime.replica_protocol import Adapter, OpenedReplica
 from tuneship.runtime.replica_set import ReplicaSet
 from tuneship.runtime.vllm import vllm_replica
-from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_processes import LocalProcesses, WorkerProcess
 from tuneship.security.sealed_files import new_key, write_sealed
 from tuneship.serving.replica_client import (
     FinishReason,
@@ -70,10 +73,12 @@ class PlayedServers:
         self.seen = folder / "seen.jsonl"
         self.log = folder / "log"
 
+    def server(self, *more: str, patience_s: float = PATIENCE_S) -> VllmServer:
+        command = (sys.executable, str(SERVER))
+        return VllmServer(command, ("--seen", str(self.seen), *more), patience_s)
+
     def opener(self, *more: str, patience_s: float = PATIENCE_S) -> Any:
-        server = VllmServer(
-            (sys.executable, str(SERVER)), ("--seen", str(self.seen), *more), patience_s
-        )
+        server = self.server(*more, patience_s=patience_s)
         runtime = LocalProcesses(isolated=True)
         if not self._on_agents:
             return vllm_replica(runtime, server)
@@ -355,6 +360,34 @@ def test_a_server_that_dies_is_replaced_with_its_adapters(servers: PlayedServers
         await until_async(lambda: not servers.folders())
 
     asyncio.run(run())
+
+
+def test_an_agent_that_is_killed_while_it_ends_leaves_no_decrypted_adapter(
+    servers: PlayedServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed server removes nothing, so the agent must have removed the files before it kills the server."""
+    build_tiny_model(servers.folder)
+    digest = BaseDigests().of(servers.folder)
+    base, server = str(servers.folder), servers.server()
+    order = ServeOrder(base, digest, False, 0, 1, None, server)
+    left: list[list[Path]] = []
+    kill = WorkerProcess.kill
+
+    def kill_and_note(worker: WorkerProcess) -> None:
+        left.append(servers.folders())
+        kill(worker)
+
+    async def run() -> None:
+        start = ReplicaStart(servers.folder, servers.folder)
+        reader, writer = await start.start(order)
+        assert "ready" in json.loads(await reader.readline())
+        assert len(servers.folders()) == 1
+        monkeypatch.setattr(WorkerProcess, "kill", kill_and_note)
+        await start.close()
+        writer.close()
+
+    asyncio.run(run())
+    assert left == [[]]
 
 
 def test_a_service_that_ends_right_after_a_server_was_killed_leaves_no_folder(
