@@ -163,9 +163,7 @@ def dumped(preamble: str, *module: str, work_folder: Path) -> bool:
     (work_folder / "sleeper.py").write_text(
         "import time\nprint('runs', flush=True)\ntime.sleep(600)\n"
     )
-    # A service that ran in this process has lowered the limit for good, unless root raises it.
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    as_large_as_may_be = (resource.RLIM_INFINITY if os.geteuid() == 0 else hard,) * 2
+    as_large_as_may_be = (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2
     run = f"import runpy\nrunpy.run_module({module[0]!r}, run_name='__main__', alter_sys=True)\n"
     process = subprocess.Popen(
         [sys.executable, "-c", preamble + run, *module[1:]],
