@@ -171,12 +171,14 @@ class ReplicaStart:
 
     async def close(self) -> None:
         """End the process, and wait until nothing of it is left."""
-        # First the decrypted adapters: a killed server does not remove them, and this agent may be killed as well.
-        if self._link is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSED_PATIENCE_S):
-                    await self._link.aclose()
-        self.end()
+        try:
+            # First the decrypted adapters: a killed server does not remove them, and this agent may be killed as well.
+            if self._link is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSED_PATIENCE_S):
+                        await self._link.aclose()
+        finally:
+            self.end()
         if self._serving is not None:
             await asyncio.wait([self._serving], timeout=CLOSED_PATIENCE_S)
 

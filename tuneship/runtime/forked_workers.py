@@ -102,9 +102,8 @@ class ForkedProcess:
 
     def reap_group(self) -> None:
         """Take note of the ends of its child processes, which this process adopts when it ends before them."""
-        if (
-            self._pid is not None and self._exit_code is not None
-        ):  # else its own end would be among them
+        if self._pid is not None and self._exit_code is not None:
+            # Not before it has ended itself, whose exit code would be lost here.
             with suppress(ChildProcessError):
                 while os.waitpid(-self._pid, os.WNOHANG)[0]:
                     pass

@@ -141,7 +141,9 @@ class LiveReplicas(ABC):
                 self._leaving.remove(replica)
             if is_lost:
                 code = replica.worker.exit_code()
-                logger.error("replica lost: process %s ended with %s", replica.worker.pid, code)
+                logger.warning(
+                    "process %s of a lost replica ended with %s", replica.worker.pid, code
+                )
             else:
                 self._emit("info", "replica ended", replica, is_end=True)
 

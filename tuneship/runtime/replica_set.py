@@ -54,10 +54,8 @@ def replica_process(
         worker, ours = start_serving(runtime, base, log, options, loaded_from)
         try:
             return OpenedReplica(worker, await ReplicaLine.open(ours, answer_timeout_s))
-        except (
-            BaseException
-        ) as error:  # refused, lost or cancelled: leave no process without a connection
-            worker.kill()
+        except BaseException as error:
+            worker.kill()  # whatever the reason: leave no process without a connection
             if isinstance(error, ReplicaLost):
                 logger.warning("a replica ended with %s before it was ready", worker.exit_code())
             raise

@@ -369,7 +369,9 @@ def test_an_agent_that_is_killed_while_it_ends_leaves_no_decrypted_adapter(
     build_tiny_model(servers.folder)
     digest = BaseDigests().of(servers.folder)
     base, server = str(servers.folder), servers.server()
-    order = ServeOrder(base, digest, False, 0, 1, None, server)
+    order = ServeOrder(
+        base, digest, isolated=False, cache_bytes=0, processes=1, weights=None, vllm=server
+    )
     left: list[list[Path]] = []
     kill = WorkerProcess.kill
 

@@ -16,7 +16,7 @@ from tuneship.service.jobs.work_folders import FolderTraining, PreparedAttempt, 
 from tuneship.store.blobs import Blobs
 from tuneship.training.spec import CANCEL_FILE, LOG_FILE, Order, TrainingSpec
 
-# Pause after the service's start and after each start of a job, so that loading libraries does not slow down theirs.
+# Pause after the service's start, so that loading libraries does not slow it down.
 SETTLE = timedelta(seconds=2)
 MODULE = "tuneship.training"
 
