@@ -51,7 +51,7 @@ class FilledService:
 
     def fill(self) -> None:
         """Create one real job and its copies, and start a service whose training process is paused."""
-        self.process, _ = start(self.data_dir, {"TUNESHIP_WARM_TRAINER": "false"})
+        self.process, _ = start(self.data_dir, {"TUNESHIP_PRELOAD_TRAINING": "false"})
         with self.client() as client:
             self.dataset = upload(client, "bench", example_rows("hospital_a.jsonl", 64))
             template = client.jobs.create(self.job()).id
@@ -60,7 +60,7 @@ class FilledService:
                 time.sleep(0.05)
         stop(self.process)
         copy(self.data_dir / "tuneship.sqlite", template, self.number)
-        self.process, _ = start(self.data_dir, {"TUNESHIP_WARM_TRAINER": "false"})
+        self.process, _ = start(self.data_dir, {"TUNESHIP_PRELOAD_TRAINING": "false"})
         with self.client() as client:
             client.jobs.create(self.job(epochs=10_000))
         while not (found := trainer_of(self.process.pid)):

@@ -29,7 +29,7 @@ from tuneship.contract.datasets import DatasetUpload, DatasetValidate
 ROOT = Path(__file__).parents[1]
 TOKENIZER = ROOT / "tuneship" / "base_models" / "tuneship-tiny" / "tokenizer.json"
 DIAGNOSES = ROOT / "examples" / "icd10cm" / "diagnoses.txt"
-SERVICE = {"TUNESHIP_PRELOAD_BASE_MODELS": "false", "TUNESHIP_WARM_TRAINER": "false"}
+SERVICE = {"TUNESHIP_PRELOAD_BASE_MODELS": "false", "TUNESHIP_PRELOAD_TRAINING": "false"}
 PASSAGES = 4000
 # The peer gets so much per call; it is no faster with more.
 PEER_CHARACTERS = 256 << 10

@@ -19,26 +19,28 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
+from tuneship.host.thread_pools import Threads
 from tuneship.runtime.forked_workers import LIBRARIES, ForkedProcesses
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.serving_process import ServingOptions, start_serving
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.jobs.work_folders import FolderProgress
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 from tuneship.training.spec import (
     LOG_FILE,
-    PROGRESS_FILE,
     SPEC_FILE,
     ResolvedHyperparameters,
     TrainingSpec,
 )
 
 READY_S = "replica ready, s"
-READY_MB = "replica ready, MB not shared"
+READY_MIB = "replica ready, MiB not shared"
 FIRST_STEP_S = "training until its first step, s"
 ROWS, PROMPT, TOKENS = 32, tuple(range(3, 19)), 12
 POLL_S = 0.002
+MOST_LINES = 100
 PATIENCE_S = 120.0
 SETTINGS = ResolvedHyperparameters(
     learning_rate=0.01,
@@ -53,7 +55,7 @@ SETTINGS = ResolvedHyperparameters(
 )
 
 
-def private_mb(process: int) -> float:
+def private_mib(process: int) -> float:
     """Memory of a process that it shares with no other."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
@@ -68,7 +70,7 @@ def median_of_starts(runtimes: dict[str, Runtime], base: Path, folder: Path, rou
         for way in order:
             for found, result in (
                 asyncio.run(replica(runtimes[way], base, folder)),
-                training(runtimes[way], base, folder),
+                asyncio.run(training(runtimes[way], base, folder)),
             ):
                 work[way].append(result)
                 for name, value in found.items():
@@ -86,7 +88,7 @@ async def replica(runtime: Runtime, base: Path, folder: Path) -> tuple[dict[str,
     worker, ours = start_serving(runtime, base, folder / "serving.log", ServingOptions(1 << 24), ())
     try:
         line = await ReplicaLine.open(ours)
-        measured = {READY_S: time.monotonic() - began, READY_MB: private_mb(worker.pid)}
+        measured = {READY_S: time.monotonic() - began, READY_MIB: private_mib(worker.pid)}
         tokens = await line.generate(GenerateRequest(PROMPT, TOKENS)).read_all()
         await line.aclose()
     finally:
@@ -94,40 +96,43 @@ async def replica(runtime: Runtime, base: Path, folder: Path) -> tuple[dict[str,
     return measured, tokens
 
 
-def training(runtime: Runtime, base: Path, folder: Path) -> tuple[dict[str, float], object]:
+def prepared(base: Path, folder: Path) -> WorkerSpec:
+    """The files of a training of a few steps in an empty folder, and its process."""
+    data, line = folder / "data.jsonl", {"instruction": "Which code?", "response": "E11.9"}
+    data.write_text(f"{json.dumps(line)}\n" * ROWS, encoding="utf-8")
+    written = folder / "output", folder / "checkpoints"
+    for place in written:
+        place.mkdir()
+    spec = TrainingSpec(
+        str(base), data, data, "instruction", *written, 0.5, PATIENCE_S, 1, SETTINGS
+    )
+    (folder / SPEC_FILE).write_text(spec.to_json(), encoding="utf-8")
+    places = Places(spec.read_paths, (folder, *written))
+    return WorkerSpec("tuneship.training", (str(folder),), folder / LOG_FILE, places=places)
+
+
+async def training(runtime: Runtime, base: Path, folder: Path) -> tuple[dict[str, float], object]:
     """Run a training of a few steps: what was measured, and its losses."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        work, data = Path(name, "work"), Path(name, "data.jsonl")
-        line = json.dumps({"instruction": "Which code?", "response": "E11.9"})
-        data.write_text(f"{line}\n" * ROWS, encoding="utf-8")
-        written = Path(name, "output"), Path(name, "checkpoints")
-        for place in (work, *written):
-            place.mkdir()
-        spec = TrainingSpec(
-            str(base), data, data, "instruction", *written, 0.5, PATIENCE_S, 1, SETTINGS
-        )
-        (work / SPEC_FILE).write_text(spec.to_json(), encoding="utf-8")
-        places = Places(spec.read_paths, (work, *written))
-        order = WorkerSpec("tuneship.training", (str(work),), work / LOG_FILE, places=places)
-        began, first_step_s = time.monotonic(), 0.0
+        order = prepared(base, Path(name))
+        progress, first_step_s = FolderProgress(Path(name), Threads("progress", 1)), 0.0
+        began = time.monotonic()
         worker = runtime.start(order)
         try:
             while worker.exit_code() is None and time.monotonic() - began < PATIENCE_S:
-                if not first_step_s and losses(work):
+                if not first_step_s and await losses(progress):
                     first_step_s = time.monotonic() - began
-                time.sleep(POLL_S)
+                await asyncio.sleep(POLL_S)
         finally:
             worker.kill()
         if worker.exit_code() != 0 or not first_step_s:
             sys.exit(f"a training ended with {worker.exit_code()}")
-        return {FIRST_STEP_S: first_step_s}, losses(work)
+        return {FIRST_STEP_S: first_step_s}, await losses(progress)
 
 
-def losses(work: Path) -> list[object]:
-    """The losses that a training has reported so far, complete lines only."""
-    path = work / PROGRESS_FILE
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+async def losses(progress: FolderProgress) -> list[object]:
+    """The losses that a training has reported so far."""
+    lines = (await progress.news(0, MOST_LINES)).lines
     return [line["training_loss"] for line in lines if line["kind"] == "step"]
 
 

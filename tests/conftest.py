@@ -36,7 +36,7 @@ settings.register_profile("soak", settings.get_profile("tuneship"), derandomize=
 settings.load_profile("tuneship")
 
 os.environ.setdefault(
-    "TUNESHIP_WARM_TRAINER", "false"
+    "TUNESHIP_PRELOAD_TRAINING", "false"
 )  # it costs every service seconds at start; two tests turn it on
 
 # A shell that starts `make test` in the background makes it ignore Ctrl-C, and so would the commands of tests.

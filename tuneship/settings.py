@@ -195,7 +195,7 @@ class ServiceSettings(BaseSettings):
             "processor's cores.",
         ),
     ] = 1
-    warm_trainer: bool = Field(
+    preload_training: bool = Field(
         default=True,
         description="Load the libraries of trainings before the first job, which begins seconds earlier.",
     )

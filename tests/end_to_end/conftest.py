@@ -21,7 +21,7 @@ SURROUNDINGS = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TUNESHIP_"))},
     "PYTHONPATH": str(ROOT),  # so that the scripts find tuneship even if it is not installed
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "TUNESHIP_WARM_TRAINER": "false",  # most tests train once: the next process would wait for nothing
+    "TUNESHIP_PRELOAD_TRAINING": "false",  # most tests train once: the next process would wait for nothing
 }
 
 

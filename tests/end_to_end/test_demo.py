@@ -21,7 +21,7 @@ def test_a_release_is_promoted_bad_data_is_refused_bad_behaviour_is_rolled_back(
     run = subprocess.run(
         [*command, "--rows", "400", "--busy"],
         cwd=ROOT,
-        env={**SURROUNDINGS, "TUNESHIP_WARM_TRAINER": "true"},  # the default
+        env={**SURROUNDINGS, "TUNESHIP_PRELOAD_TRAINING": "true"},  # the default
         capture_output=True,
         text=True,
         timeout=900,

@@ -127,7 +127,7 @@ class Installed:
         self.environment = {
             "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.home),
-            "TUNESHIP_WARM_TRAINER": "false",
+            "TUNESHIP_PRELOAD_TRAINING": "false",
         }
 
     def pip(self, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":

@@ -85,7 +85,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     ports = {name: str(free_port()) for name in ("PORT", "PREFECT_PORT", "BRIDGE_PORT")}
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     own = {f"TUNESHIP_{name}": port for name, port in ports.items()}
-    own["TUNESHIP_WARM_TRAINER"] = "false"  # nobody trains here
+    own["TUNESHIP_PRELOAD_TRAINING"] = "false"  # nobody trains here
     made = Machine(home, {**kept, **own, "HOME": str(home)})
     log = home / "down.log"
     with log.open("w") as output:

@@ -362,7 +362,7 @@ def measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measureme
         "control_requests_per_minute": "600",
         "maximum_deployments": str(DEPLOYMENTS),
         "replica_processes": "1",
-        "warm_trainer": "false",
+        "preload_training": "false",
     }
     serve = Serve(folder / "data", preload=True, **settings)
     secret = read_or_make_secret(serve.data_dir / "master.key")

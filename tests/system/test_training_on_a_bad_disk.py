@@ -96,7 +96,7 @@ class Environment:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     folder, kernel = tmp_path_factory.mktemp("place"), Kernel()
-    serve = Serve(folder / "data", starter=kernel.start, warm_trainer="true")
+    serve = Serve(folder / "data", starter=kernel.start, preload_training="true")
     made = Environment(kernel, serve, rows_file(folder / "rows.jsonl", 72))
     try:
         client = serve.client()

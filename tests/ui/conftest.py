@@ -136,7 +136,7 @@ def installation(
     folder = tmp_path_factory.mktemp("world")
     pace = Pace()
     with (
-        Service(folder / "data", warm_trainer=False) as service,
+        Service(folder / "data", preload_training=False) as service,
         training_in_no_time(service, pace),
     ):
         service.listen()

@@ -10,13 +10,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from tuneship.runtime.launch import die_with_parent
 
-# The program may write to its folder while it is being removed.
-REMOVALS = 10
+# A killed process may have gone on writing for a moment.
+REMOVALS, PAUSE_S = 100, 0.01
 
 
 def main() -> None:
@@ -25,9 +27,11 @@ def main() -> None:
 
     def end(_number: int = 0, _frame: FrameType | None = None) -> None:
         for _ in range(REMOVALS):
+            kill_others()
             shutil.rmtree(folder, ignore_errors=True)
             if not Path(folder).exists():
                 break
+            time.sleep(PAUSE_S)
         os.killpg(0, signal.SIGKILL)  # this process too
 
     signal.signal(signal.SIGHUP, end)
@@ -42,6 +46,14 @@ def main() -> None:
     finally:
         sys.stderr.flush()
         end()
+
+
+def kill_others() -> None:
+    """Kill the other processes of this group, which could write to the folder while it is being removed."""
+    for process in (int(one.name) for one in Path("/proc").glob("[0-9]*")):
+        with suppress(ProcessLookupError):
+            if process != os.getpid() and os.getpgid(process) == os.getpgrp():
+                os.kill(process, signal.SIGKILL)
 
 
 if __name__ == "__main__":

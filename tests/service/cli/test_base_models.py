@@ -450,7 +450,7 @@ def test_a_running_service_offers_trains_and_serves_a_model_that_is_added_meanwh
     from tuneship.contract.jobs import Hyperparameters, JobCreate
 
     data = tmp_path / "data"
-    serve = Serve(data, warm_trainer="true")
+    serve = Serve(data, preload_training="true")
     try:
         client = serve.client()
         until(lambda: serve.workers("tuneship.runtime.fork_server"))

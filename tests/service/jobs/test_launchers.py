@@ -85,7 +85,7 @@ class LauncherInMemory:
         known = [one for one in self.trainings if one.order.job["id"] == job_id]
         return known[attempt - 1] if attempt <= len(known) else NoProgress()
 
-    def keep_warm(self, now: datetime) -> None:
+    def preload(self, now: datetime) -> None:
         pass
 
     async def clear(self, job_id: str) -> None:

@@ -20,7 +20,7 @@ PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 
 
 def test_libraries_are_loaded_once_some_time_after_the_start(start: Start) -> None:
-    service = start(warm_trainer=True)
+    service = start(preload_training=True)
     assert service.engines.preloaded == []
     service.clock.ahead += SETTLE
     service.until(lambda: service.engines.preloaded == ["tuneship.training"])
@@ -31,7 +31,7 @@ def test_libraries_are_loaded_once_some_time_after_the_start(start: Start) -> No
 
 
 def test_a_service_that_shall_load_none_before_the_first_job_loads_none(start: Start) -> None:
-    service = start(warm_trainer=False)
+    service = start(preload_training=False)
     service.clock.ahead += timedelta(hours=1)
     job_id = service.job()
     assert service.trainer().folder.parent.name == job_id
@@ -40,7 +40,7 @@ def test_a_service_that_shall_load_none_before_the_first_job_loads_none(start: S
 
 @pytest.mark.slow
 def test_workers_outlive_the_process_that_they_are_forked_from(tmp_path: Path) -> None:
-    serve = Serve(tmp_path / "data", warm_trainer="true")
+    serve = Serve(tmp_path / "data", preload_training="true")
     try:
         client = serve.client()
         (forks,) = until(lambda: serve.workers("tuneship.runtime.fork_server"))

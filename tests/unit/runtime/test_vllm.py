@@ -511,7 +511,7 @@ def test_it_ends_with_the_service_and_so_do_its_own_processes(servers: PlayedSer
         assert all(map(is_alive, servers.processes()))
         service.send_signal(signal.SIGKILL)
     asyncio.run(until_async(lambda: not any(map(is_alive, servers.processes()))))
-    assert not servers.folders()
+    asyncio.run(until_async(lambda: not servers.folders()))
 
 
 def test_closing_fails_what_is_under_way(servers: PlayedServers) -> None:

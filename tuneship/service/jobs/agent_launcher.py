@@ -328,7 +328,7 @@ class AgentTrainingLauncher:
         """The progress of an attempt as far as it was copied."""
         return self._folders.earlier(job_id, attempt)
 
-    def keep_warm(self, now: datetime) -> None:
+    def preload(self, now: datetime) -> None:
         """Do nothing: which node will train is not known before."""
 
     async def clear(self, job_id: str) -> None:

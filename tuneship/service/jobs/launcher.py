@@ -107,7 +107,7 @@ class TrainingLauncher(Protocol):
         """The progress of an attempt that may have written lines which its service did not live to store."""
         ...
 
-    def keep_warm(self, now: datetime) -> None:
+    def preload(self, now: datetime) -> None:
         """Prepare for the next start; called often while no training is starting."""
         ...
 

@@ -77,7 +77,7 @@ class LocalTrainingLauncher:
         self._runtime = runtime
         self._folders = folders
         self._running: list[LocalTraining] = []
-        self._preload_at = parts.clock() + SETTLE if parts.settings.warm_trainer else None
+        self._preload_at = parts.clock() + SETTLE if parts.settings.preload_training else None
 
     async def start(self, order: TrainingOrder) -> Training:
         """Write the attempt's spec and hand it to a process. Call it on the main thread (see `runtime/launch.py`).
@@ -109,7 +109,7 @@ class LocalTrainingLauncher:
         """The progress file of an attempt, which may be missing."""
         return self._folders.earlier(job_id, attempt)
 
-    def keep_warm(self, now: datetime) -> None:
+    def preload(self, now: datetime) -> None:
         """Have the libraries of trainings loaded before the first job."""
         if self._preload_at is not None and now >= self._preload_at:
             self._preload_at = None

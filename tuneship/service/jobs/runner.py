@@ -86,7 +86,7 @@ class TrainingKeeper:
         for run in list(self._runs):
             await self._follow_safely(run)
         if all(run.last_step for run in self._runs) and not self._preparing:
-            self._launcher.keep_warm(self._parts.clock())
+            self._launcher.preload(self._parts.clock())
         return bool(self._runs) or self._preparing is not None
 
     async def stop(self) -> None:
