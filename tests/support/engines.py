@@ -14,6 +14,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,27 @@ class PlayedTrainer(PlayedWorker):
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
-        # Read at once, while the pipe is open: it has been sent before the start.
-        with os.fdopen(os.dup(spec.inherited[0])) as opened:
+        self._line = os.dup(spec.inherited[0])
+        if "--wait" not in spec.arguments:
+            _ = self.order  # read the order, which has been sent, while the pipe is open: tests ask killed trainers too
+
+    def kill(self) -> None:
+        super().kill()
+        line, self._line = self._line, -1
+        if line >= 0:
+            os.close(line)
+
+    @cached_property
+    def order(self) -> Order:
+        """The order for its job; a trainer that was started in advance waits until it gets one."""
+        line, self._line = (
+            self._line,
+            -1,
+        )  # if it is never read, `kill` or the end of the process closes it
+        with os.fdopen(line) as opened:
             order = Order.from_line(opened.readline())
         assert order is not None
-        self.order = order
+        return order
 
     @property
     def folder(self) -> Path:
