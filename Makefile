@@ -8,10 +8,13 @@ BENCH_SECONDS = 1200
 # Images of containers often set this: every process of the demo and of the tests would then compile all of tuneship.
 PYTHONDONTWRITEBYTECODE =
 # Tests of one file stay together: they share a service or a Prefect server. `tests/conftest.py` orders the files.
-PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder --durations=10
+PYTEST = pytest -q --dist loadfile --no-loadscope-reorder --durations=10 -n $(WORKERS)
 # Worker processes for two cores. With more, each starts servers of its own, and all wait for the processors.
 WORKERS = 4
 PURE = contract gates metrics traffic client
+SOURCES = tuneship/contract,tuneship/gates,tuneship/metrics,tuneship/traffic,tuneship/client
+# SlipCover cannot measure the branches of test files, which nobody asked for, and pytest makes errors of its warnings.
+NOT_OF_TESTS = -W ignore::pytest.PytestAssertRewriteWarning -W ignore:Unable:RuntimeWarning
 TESTS = tests
 EVERY_CHANGE = (not slow and not soak) or essential
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -43,14 +46,15 @@ down-cluster: $(VENV)/cluster.stamp ## end what `make up-cluster` started
 	@$(BIN)/python -m deployments.cluster down
 
 test: $(VENV)/dev.stamp coverage ## what every change must pass: the fast tests and one of each kind of the slow ones
-	$(PYTEST) -n $(WORKERS) -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)
+	$(BIN)/python -m $(PYTEST) -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)
 
 test-all: $(VENV)/dev.stamp ## every other test but `make soak`
-	$(PYTEST) -n $(WORKERS) -m "slow and not soak and not essential" $(TESTS)
+	$(BIN)/python -m $(PYTEST) -m "slow and not soak and not essential" $(TESTS)
 
 coverage: $(VENV)/dev.stamp ## the tests of the pure packages, with their branch coverage; a part of `make test`
-	$(PYTEST) -n $(WORKERS) -m "$(EVERY_CHANGE)" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
-	  --cov-fail-under=95 $(PURE:%=tests/unit/%)
+	$(BIN)/slipcover --branch --json --out .coverage.json --source $(SOURCES) \
+	  -m $(PYTEST) $(NOT_OF_TESTS) -m "$(EVERY_CHANGE)" $(PURE:%=tests/unit/%)
+	$(BIN)/slipcover --branch --merge .coverage.json --out .coverage.json --skip-covered --fail-under 95
 
 soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills, new examples
 	$(BIN)/python -m pytest -q --hypothesis-profile=soak -m "soak or hypothesis"

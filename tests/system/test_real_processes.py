@@ -32,7 +32,7 @@ from tuneship.contract.jobs import JobCreate
 from tuneship.store.database import IN_USE
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-EPOCHS = 20
+EPOCHS = 10
 """Number of epochs; leaves seconds of work at the kill, even if the test itself is slow to kill."""
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 
