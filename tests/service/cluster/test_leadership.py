@@ -185,7 +185,7 @@ def test_a_failure_that_nobody_has_foreseen_ends_no_choice_of_a_leader(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(200, marks=pytest.mark.soak)])
 def test_no_write_of_an_earlier_leader_comes_after_one_of_a_later(
     tmp_path: Path, postgres: Cluster, rounds: int
 ) -> None:
