@@ -70,7 +70,8 @@ def everything(url: str) -> dict[str, list[Any]]:
     database = Database(url)
     with database.read() as connection:
         found = {
-            table.name: sorted(map(repr, connection.execute(sa.select(table))))
+            # As tuples: SQLAlchemy shortens long values when it prints a row of its own.
+            table.name: sorted(repr(tuple(row)) for row in connection.execute(sa.select(table)))
             for table in tables.METADATA.sorted_tables
         }
     database.close()
