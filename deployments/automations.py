@@ -97,7 +97,7 @@ def bring_up_to_date(wanted: Automation) -> None:
         wanted.create()
 
 
-def main() -> None:
+def bring_all_up_to_date() -> None:
     """Create or update both automations on the server at PREFECT_API_URL."""
     bring_up_to_date(silent_runs_crash())
     with get_client(sync_client=True) as client:
@@ -106,7 +106,3 @@ def main() -> None:
         except ObjectNotFound:
             raise SystemExit(f"the deployment {GUARD} is not registered") from None
     bring_up_to_date(crashes_start_the_guard(guard_id))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,10 @@
 """Merges the flows of `prefect.yaml` with the settings that people have changed on a Prefect server.
 
 `prefect deploy` resets everything to its file: the `release` that was set for a retraining would be gone, and its
-schedule off again. So it gets a merged file, which `python -m deployments.definitions FILE` writes for the server at
-PREFECT_API_URL. Kept are parameters, the switches of flows, schedules and triggers, and schedules that the file does
-not know.
+schedule off again. So it gets a merged file. Kept are parameters, the switches of flows, schedules and triggers, and
+schedules that the file does not know.
 """
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 
 PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
+WORK_POOL = "tuneship"
 # Fields that define when a schedule starts a run, both on the server and in the file.
 TIMES = ("cron", "interval", "rrule", "anchor_date", "timezone", "day_or")
 Definition = dict[str, Any]
@@ -54,9 +53,8 @@ def merged(
     }
 
 
-def main(arguments: list[str]) -> None:
-    """Write the merged definitions to the file named by the only argument."""
-    (target,) = arguments
+def write_merged(file: Path) -> None:
+    """Write the definitions, merged with the settings of the server at PREFECT_API_URL, to this file."""
     whole = yaml.safe_load(PREFECT_YAML.read_text())
     definitions: list[Definition] = []
     with get_client(sync_client=True) as client:
@@ -75,8 +73,4 @@ def main(arguments: list[str]) -> None:
             }
             definitions.append(merged(wanted, found.model_dump(mode="json"), triggers))
     whole["deployments"] = definitions
-    Path(target).write_text(yaml.safe_dump(whole, sort_keys=False))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    file.write_text(yaml.safe_dump(whole, sort_keys=False))

@@ -14,9 +14,16 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from deployments.background_processes import AtWork, NotStarted, ProcessFolder, answers, say
-from deployments.definitions import PREFECT_YAML
-from deployments.set_up import WORK_POOL, SetUpFailed, register
+from deployments.background_processes import (
+    AtWork,
+    CommandFailed,
+    NotStarted,
+    ProcessFolder,
+    answers,
+    run_module,
+    say,
+)
+from deployments.definitions import PREFECT_YAML, WORK_POOL
 from deployments.webhook import ensure_webhook
 from flows.script.local_processes import PREFECT_SERVER, settings_at
 from tuneship.client import ApiError, TuneshipError
@@ -69,7 +76,7 @@ class Local:
         return f"http://127.0.0.1:{self._local.bridge_port}/"
 
     def up(self) -> None:
-        """Start what does not run. Raises `NotStarted`, `AtWork`, `SetUpFailed`, and what the client raises."""
+        """Start what does not run. Raises `NotStarted`, `AtWork`, `CommandFailed`, and what the client raises."""
         with self._processes.alone():
             self._refuse_taken_ports()
             self._ensure("service", self._start_service)
@@ -80,7 +87,8 @@ class Local:
             environment = self._environment | service_variables(client)
             # Before the worker starts: it needs its work pool.
             say("registering flows")
-            register(environment)
+            # In a process of its own, because Prefect reads the environment when it is imported.
+            run_module("the Prefect server could not be set up", environment, "deployments.set_up")
             self._ensure("bridge", self._start_bridge)
             self._ensure("worker", lambda: self._start_worker(environment))
         self.status()
@@ -216,7 +224,7 @@ def main() -> NoReturn:
         sys.exit(f"a setting is not valid: {names or fault.errors()[0]['msg']}")
     except ApiError as refusal:
         sys.exit(f"the service refused ({refusal.code}): {refusal.message}")
-    except (NotStarted, AtWork, SetUpFailed, TuneshipError) as failure:
+    except (NotStarted, AtWork, CommandFailed, TuneshipError) as failure:
         sys.exit(str(failure))
     except OSError as fault:
         sys.exit(f"{fault.filename or 'this command'}: {fault.strerror}")
