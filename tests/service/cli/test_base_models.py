@@ -9,8 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,14 +26,28 @@ from tests.support.repeats import variants
 from tests.support.waiting import until
 from tuneship.cli.main import app
 from tuneship.conversion.order import ReadingReport
+from tuneship.runtime.forked_workers import ForkedProcesses
 from tuneship.service.catalogues.adding import refuse_unusable, staged, sweep
 from tuneship.service.catalogues.base_models import SHIPPED, AddedModels
 from tuneship.service.catalogues.sources import AddingRefused
+from tuneship.service.common import conversion
 
 TINY = SHIPPED / "tuneship-tiny"
 Change = Callable[[Path], object]
 
 LOG_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d+ \| ")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fork the processes that read models, which need torch and transformers. Those of real commands load them."""
+    log = tmp_path_factory.mktemp("forks") / "fork-server.log"
+    libraries = {"tuneship.conversion": ("torch", "tuneship.conversion.__main__")}
+    with (
+        closing(ForkedProcesses(isolated=False, log=log, libraries=libraries)) as runtime,
+        patch.object(conversion, "LocalProcesses", lambda **_: runtime),
+    ):
+        yield
 
 
 def models(data: Path, *arguments: str, **variables: str) -> Result:

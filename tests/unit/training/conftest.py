@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,26 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import build_tiny_model
+from tests.support.waiting import until
+from tuneship.runtime.forked_workers import LIBRARIES, ForkedProcesses
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 
 COLOURS = ("red", "green", "blue", "black", "white", "brown")
 ROOT = Path(__file__).parents[3]
+TRAINER = "tests.support.changed_trainer"
 PATIENCE_S = 600.0
-"""Seconds until a training must have ended. It imports torch first, perhaps on a busy machine."""
+"""Seconds until a training must have ended, perhaps on a busy machine."""
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    """Start trainings as a service does: forked from a process that has loaded their libraries."""
+    log = tmp_path_factory.mktemp("forks") / "fork-server.log"
+    libraries = {TRAINER: LIBRARIES["tuneship.training"]}
+    with closing(ForkedProcesses(isolated=False, log=log, libraries=libraries)) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="session")
@@ -38,35 +52,57 @@ def write_rows(path: Path, count: int, *, shift: int = 1) -> Path:
     return path
 
 
+class Trainer:
+    """A training process, with the methods of `Popen` that tests need."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.kill_group = worker.kill
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait until it has ended, and return its exit code."""
+        until(lambda: self._worker.exit_code() is not None, PATIENCE_S)
+        code = self._worker.exit_code()
+        assert code is not None
+        return code
+
+
 class Job:
     """One work directory and the processes started on it."""
 
-    def __init__(self, directory: Path, spec: TrainingSpec) -> None:
+    def __init__(self, directory: Path, spec: TrainingSpec, forks: Runtime) -> None:
         self.directory = directory
         self.spec = spec
         self.adapter = spec.output_dir / "adapter"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._forks = forks
+        self._trainers: list[Trainer] = []
         directory.mkdir(parents=True)
         (directory / "spec.json").write_text(spec.to_json())
 
-    def start(self, preamble: str = "") -> subprocess.Popen[bytes]:
-        """Start the process. `preamble` has Python lines that run first in it (to plant a fault)."""
-        program = (
-            f"{preamble}\nimport sys\nfrom tuneship.training.__main__ import main\n"
-            f"sys.exit(main([{str(self.directory)!r}]))"
+    def start(self, lines: str = "", *, loads: bool = False) -> Trainer:
+        """Start the process. `lines`: run first in it, e.g. to plant a fault. `loads`: it loads its own libraries."""
+        runtime = LocalProcesses(isolated=False) if loads else self._forks
+        spec = WorkerSpec(
+            TRAINER, (lines, str(self.directory)), self.directory / "log", 1, needs_network=True
         )
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", program],
-            cwd=ROOT,
-            env=os.environ
-            | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.DEVNULL,
-        )
-        self._processes.append(process)
-        return process
+        self._trainers.append(Trainer(runtime.start(spec)))
+        return self._trainers[-1]
 
-    def run(self, preamble: str = "") -> int:
-        return self.start(preamble).wait(PATIENCE_S)
+    def run(self, lines: str = "") -> int:
+        return self.start(lines).wait()
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the progress so far. A last line that is still being written is left out."""
@@ -81,20 +117,20 @@ class Job:
         return (self.adapter / "adapter_model.safetensors").read_bytes()
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        for trainer in self._trainers:
+            trainer.kill_group()
 
 
 class JobMaker:
     """Makes jobs on the tiny model. Keyword arguments replace fields of the spec or hyperparameters."""
 
-    def __init__(self, directory: Path, base_model: Path) -> None:
+    def __init__(self, directory: Path, base_model: Path, forks: Runtime) -> None:
         self._directory = directory
         self._jobs: list[Job] = []
         self.training_file = write_rows(directory / "training.jsonl", 48)
         self.validation_file = write_rows(directory / "validation.jsonl", 12)
         self._base_model = base_model
+        self._forks = forks
 
     def __call__(self, **changes: Any) -> Job:
         number = len(self._jobs)
@@ -125,7 +161,7 @@ class JobMaker:
         names = set(ResolvedHyperparameters.__dataclass_fields__)
         settings = replace(settings, **{k: v for k, v in changes.items() if k in names})
         spec = replace(spec, **{k: v for k, v in changes.items() if k not in names})
-        job = Job(directory, replace(spec, hyperparameters=settings))
+        job = Job(directory, replace(spec, hyperparameters=settings), self._forks)
         self._jobs.append(job)
         return job
 
@@ -135,15 +171,15 @@ class JobMaker:
 
 
 @pytest.fixture(scope="module")
-def whole_job(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Job:
+def whole_job(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, forks: Runtime) -> Job:
     """Run a job as `make_job()` makes it to its end without a break."""
-    job = JobMaker(tmp_path_factory.mktemp("whole"), tiny_model)()
+    job = JobMaker(tmp_path_factory.mktemp("whole"), tiny_model, forks)()
     assert job.run() == 0
     return job
 
 
 @pytest.fixture
-def make_job(tmp_path: Path, tiny_model: Path) -> Iterator[JobMaker]:
-    maker = JobMaker(tmp_path, tiny_model)
+def make_job(tmp_path: Path, tiny_model: Path, forks: Runtime) -> Iterator[JobMaker]:
+    maker = JobMaker(tmp_path, tiny_model, forks)
     yield maker
     maker.close()

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.waiting import children, is_alive, until
-from tests.unit.training.conftest import PATIENCE_S
 from tuneship.training.batches import split_among_ranks
 from tuneship.training.distributed import Setup, WorkerRanks
 from tuneship.training.progress_file import RankLost, TrainingFailed
@@ -20,6 +19,7 @@ from tuneship.training.spec import SIGNALLED
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import Job, JobMaker
+    from tuneship.runtime.worker_protocol import Runtime
 
 ISOLATED = (
     "import os\nfrom pathlib import Path\nfrom tuneship.runtime.isolation import isolate\n"
@@ -71,11 +71,13 @@ def curve(job: "Job") -> list[tuple[float, float]]:
 
 
 @pytest.fixture(scope="module")
-def whole_pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> "Job":
+def whole_pair(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, forks: "Runtime"
+) -> "Job":
     """Run a job on two devices, with dropout, to its end without a break."""
     from tests.unit.training.conftest import JobMaker
 
-    job = JobMaker(tmp_path_factory.mktemp("pair"), tiny_model)(devices=2)
+    job = JobMaker(tmp_path_factory.mktemp("pair"), tiny_model, forks)(devices=2)
     assert job.run() == 0
     return job
 
@@ -124,7 +126,7 @@ def test_a_killed_rank_ends_the_others_and_the_job_resumes_to_the_same_bits(
     ranks = [process.pid, rank_1_of(job, process.pid)]
     os.kill(ranks[victim], signal.SIGKILL)
     killed.touch()
-    code = process.wait(PATIENCE_S)
+    code = process.wait()
     assert code == (-signal.SIGKILL if victim == 0 else SIGNALLED + signal.SIGKILL)
     until(lambda: not any(map(is_alive, ranks)))
     assert not job.adapter.exists()
@@ -142,7 +144,7 @@ def test_a_cancel_ends_every_rank_also_one_that_does_not_answer(make_job: "JobMa
     rank_1 = rank_1_of(job, process.pid)
     os.kill(rank_1, signal.SIGSTOP)
     (job.directory / "cancel").touch()
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait() == 0
     until(lambda: not is_alive(rank_1))
     assert job.lines()[-1]["kind"] == "cancelled"
 
@@ -156,7 +158,7 @@ def test_sigterm_to_the_group_is_a_cancel_and_no_lost_rank(make_job: "JobMaker")
     seen = len(job.of_kind("step"))
     until(lambda: len(job.of_kind("step")) > seen + 1)
     process.terminate()
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait() == 0
     until(lambda: not is_alive(rank_1))
     assert job.lines()[-1]["kind"] == "cancelled"
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.waiting import until
-from tests.unit.training.conftest import PATIENCE_S
 from tuneship.training.__main__ import NICENESS
 from tuneship.training.progress_file import POLL_SECONDS
 
@@ -193,7 +192,7 @@ def test_a_cancel_file_ends_the_training_with_one_line(make_job: "JobMaker") -> 
     process = job.start()
     wait_for_step(job, 3)
     (job.directory / "cancel").touch()
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait() == 0
     assert job.lines()[-1]["kind"] == "cancelled"
     assert job.lines()[-1]["at_step"] == job.of_kind("step")[-1]["step"]
     assert not job.adapter.exists()
@@ -201,12 +200,12 @@ def test_a_cancel_file_ends_the_training_with_one_line(make_job: "JobMaker") -> 
 
 def test_sigterm_ends_the_training_even_while_it_is_loading(make_job: "JobMaker") -> None:
     job = make_job()
-    process = job.start(STAY_WHEN_LOADED)
+    process = job.start(STAY_WHEN_LOADED, loads=True)
     until((job.directory / "progress.jsonl").exists)
     # The process is somewhere in its imports now, or still before them.
     time.sleep(0.1)
     process.terminate()
-    process.wait(PATIENCE_S)
+    process.wait()
     assert [line["kind"] for line in job.lines()] in ([], ["cancelled"])
 
 
@@ -217,7 +216,7 @@ def test_serving_has_the_higher_priority(make_job: "JobMaker") -> None:
     lowered = os.getpriority(os.PRIO_PROCESS, process.pid)
     assert lowered == max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
     process.terminate()
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait() == 0
 
 
 @pytest.mark.soak
@@ -234,7 +233,7 @@ def test_a_training_that_stood_still_goes_on(make_job: "JobMaker") -> None:
         process.send_signal(signal.SIGCONT)
         wait_for_step(job, done + 4)
     process.terminate()
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait() == 0
 
 
 def test_a_step_that_does_not_end_cannot_hold_up_a_cancel(make_job: "JobMaker") -> None:
@@ -244,7 +243,7 @@ def test_a_step_that_does_not_end_cannot_hold_up_a_cancel(make_job: "JobMaker") 
     )
     until(lambda: bool(job.of_kind("started")))
     process.terminate()
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait() == 0
     assert job.lines()[-1] == {"kind": "cancelled", "at_step": 0}
 
 

@@ -22,6 +22,7 @@ from tuneship.training.progress_file import ProgressFile, StopRequest
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import Job, JobMaker
+    from tuneship.runtime.worker_protocol import Runtime
 
 ROOM = str(Path(tuneship.training.__file__).parent)
 POINTS = {"": 8, "learner.py": 6, "checkpoints.py": 6}
@@ -112,12 +113,12 @@ def outcome(job: "Job") -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(
-    whole_job: "Job", attempt: Attempt, tmp_path_factory: pytest.TempPathFactory
+    whole_job: "Job", attempt: Attempt, tmp_path_factory: pytest.TempPathFactory, forks: "Runtime"
 ) -> list[str]:
     """Return every line of an uninterrupted training, which ends with the same bits as in a process of its own."""
     from tests.unit.training.conftest import JobMaker
 
-    job = JobMaker(tmp_path_factory.mktemp("way"), Path(whole_job.spec.base_model))()
+    job = JobMaker(tmp_path_factory.mktemp("way"), Path(whole_job.spec.base_model), forks)()
     lines = TracedLines()
     attempt(job, lines)
     assert outcome(job) == outcome(whole_job)

@@ -7,6 +7,7 @@ import pytest
 from tests.support.package_index import need_package_index
 from tests.unit.training.conftest import ROOT, JobMaker
 from tests.unit.training.test_process import wait_for_step
+from tuneship.runtime.worker_protocol import Runtime
 
 pytestmark = pytest.mark.soak
 
@@ -24,9 +25,9 @@ def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_real_model_whose_training_is_killed_again_and_again_ends_with_the_same_bits(
-    tmp_path: Path, real_model: Path
+    tmp_path: Path, real_model: Path, forks: Runtime
 ) -> None:
-    make_job = JobMaker(tmp_path, real_model)
+    make_job = JobMaker(tmp_path, real_model, forks)
     try:
         whole = make_job(learning_rate=5e-4, lora_rank=16, lora_alpha=32)
         assert whole.run() == 0
