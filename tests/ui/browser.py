@@ -49,6 +49,7 @@ FLAGS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-software-rasterizer",  # drawing the graph of an open run would take most of a core
     "--disable-dev-shm-usage",
     "--no-first-run",
     "--no-proxy-server",
@@ -115,7 +116,8 @@ class Browser:
     @property
     def text(self) -> str:
         """The visible text of the page, with single spaces between words."""
-        return " ".join(self._driver.find_element(By.TAG_NAME, "body").text.split())
+        # Selenium's own `text` walks over the page by a script, which takes a second where a form is large.
+        return self._shown("read(document.body)")
 
     @property
     def source(self) -> str:
