@@ -160,7 +160,8 @@ def test_the_database_stands_still(start_service: StartService, postgres: Cluste
         for one in stopped:
             with suppress(ProcessLookupError):
                 os.kill(one, signal.SIGCONT)
-    assert any(line.startswith("tuneship-request_") for line in stuck(serve))
+    # Where the service has last read the key too long ago, the request already waits for that.
+    assert any(line.startswith("tuneship-request_") or "api_keys:" in line for line in stuck(serve))
     serve.start()
     assert serve.client().deployments.get(deployment).status == "running"
 
