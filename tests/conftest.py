@@ -22,8 +22,9 @@ from hypothesis import HealthCheck, settings
 from tests.support.local_machine import machine
 from tests.support.object_server import bucket, object_server
 from tests.support.postgres_cluster import postgres
+from tests.support.prefect_servers import prefect_api, prefect_homes
 
-__all__ = ["bucket", "machine", "object_server", "postgres"]
+__all__ = ["bucket", "machine", "object_server", "postgres", "prefect_api", "prefect_homes"]
 
 settings.register_profile(
     "tuneship",

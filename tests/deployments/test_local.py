@@ -1,4 +1,4 @@
-"""`make up` and `make down` work in an empty home folder, with real processes on free ports.
+"""`make up` and `make down` work in a new home folder, with real processes on free ports.
 
 When a flow's process dies unnoticed there, its heartbeats stop, the run is marked Crashed, and the guard starts.
 """

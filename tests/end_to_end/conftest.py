@@ -1,7 +1,6 @@
 """Fixtures of the end-to-end tests: a service and a Prefect server, started in the same way as by the scripts."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,12 +12,13 @@ import pytest
 
 from flows.script.local_processes import embedded_service, prefect_server
 from tests.support.openai_programs import NODE_22, Asked, environment
+from tests.support.prefect_servers import WITHOUT_SETTINGS, PrefectHomes
 from tests.support.processes import Serve
 from tuneship.settings import ClientSettings, PipelineSettings
 
 ROOT = Path(__file__).parents[2]
 SURROUNDINGS = {
-    **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TUNESHIP_"))},
+    **WITHOUT_SETTINGS,
     "PYTHONPATH": str(ROOT),  # so that the scripts find tuneship even if it is not installed
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "TUNESHIP_PRELOAD_TRAINING": "false",  # most tests train once: the next process would wait for nothing
@@ -58,10 +58,12 @@ class RunningServices:
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServices]:
+def services(
+    tmp_path_factory: pytest.TempPathFactory, prefect_homes: PrefectHomes
+) -> Iterator[RunningServices]:
     """Start one service and one Prefect server for all tests of a file."""
     folder = tmp_path_factory.mktemp("place")
-    own = {**SURROUNDINGS, "PREFECT_HOME": str(folder / "prefect")}
+    own = {**SURROUNDINGS, "PREFECT_HOME": str(prefect_homes(folder / "prefect"))}
     with (
         embedded_service(PipelineSettings(data_dir=folder / "data"), own) as settings,
         prefect_server(own, folder / "prefect.log") as prefect_url,

@@ -1,4 +1,4 @@
-"""Fixtures that the flow tests share: a Prefect server for the session, fake services, a records folder and plans."""
+"""Fixtures that the flow tests share: fake services, a records folder and plans."""
 
 import json
 import os
@@ -10,27 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-# Set before Prefect reads its settings; without them SQLite answers 503 and the client sleeps for seconds.
-os.environ |= {
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-}
-
-from prefect.events.clients import PrefectEventsClient
-from prefect.events.worker import EventsWorker
-from prefect.settings import (
-    PREFECT_API_URL,
-    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
-    PREFECT_LOGGING_TO_API_ENABLED,
-    temporary_settings,
-)
-from prefect.testing.utilities import prefect_test_harness
+from prefect.settings import PREFECT_API_URL
 
 from tasks.api import connect, disconnect
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
@@ -44,22 +24,6 @@ SCRIPT = Path(__file__).parents[2] / "flows" / "shift_traffic.py"
 SLOW_ENOUGH_TO_BE_STOPPED = 0.5
 STANDS_STILL = 60.0
 """Seconds between two looks: so many that nothing happens while a test examines a rollout."""
-
-
-@pytest.fixture(scope="session")
-def prefect_api() -> Iterator[None]:
-    """Start one Prefect server for all flow tests, without heartbeats (a second a flow) and without log rows."""
-    with (
-        prefect_test_harness(server_startup_timeout=300),
-        temporary_settings(
-            {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_LOGGING_TO_API_ENABLED: False}
-        ),
-    ):
-        # Prefect keeps one sender of events for each process, bound to the server of its first event. Tests of other
-        # folders may have used a server that is gone.
-        EventsWorker.set_client_override(PrefectEventsClient, api_url=PREFECT_API_URL.value())
-        yield
-        EventsWorker.set_client_override(None)
 
 
 @pytest.fixture

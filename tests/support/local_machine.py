@@ -1,4 +1,4 @@
-"""An empty home folder in which `make up` has run, shared by all tests that need it: real processes on free ports."""
+"""A home folder, empty but for Prefect's tables, in which `make up` has run, for all tests of a file that need it."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.prefect_servers import PrefectHomes
 from tests.support.waiting import free_port
 from tuneship.client import Client
 from tuneship.settings import ClientSettings
@@ -76,12 +77,15 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Run `up` in an empty home folder, and `down` after the tests of a file, also when they are interrupted or killed.
+def machine(
+    tmp_path_factory: pytest.TempPathFactory, prefect_homes: PrefectHomes
+) -> Iterator[Machine]:
+    """Run `up` in such a home, and `down` after the tests of a file, also when they are interrupted or killed.
 
     Not for the whole session: what `up` starts uses a twentieth of a core while idle.
     """
     home = tmp_path_factory.mktemp("home")
+    prefect_homes(home / ".tuneship" / "prefect")
     ports = {name: str(free_port()) for name in ("PORT", "PREFECT_PORT", "BRIDGE_PORT")}
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     own = {f"TUNESHIP_{name}": port for name, port in ports.items()}

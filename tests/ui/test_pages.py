@@ -1,6 +1,6 @@
 """Tests of the pages that people use in the Prefect UI: forms, run pages, the report and the approval.
 
-Everything but the models is real: `make up` in an empty home folder, its worker, and Chromium.
+Everything but the models is real: `make up` in a new home folder, its worker, and Chromium.
 """
 
 import json

@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from flows.shift_traffic import shift_traffic
-from tests.flows.conftest import prefect_api, records
 from tests.support.fakes.proxy import Exchange, passed
 from tests.support.in_process import CATALOGUE
 from tests.system.faults.stage import BEFORE, Stage
@@ -27,8 +26,6 @@ from tuneship.service.common import in_flight as under_way
 from tuneship.service.generation import accounting as generation_ends
 from tuneship.service.generation import handlers as generation
 from tuneship.service.http.boundary import InFlightLimits
-
-__all__ = ["prefect_api", "records"]
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.long]
 

@@ -6,11 +6,11 @@ from uuid import uuid4
 
 import pytest
 
-from tests.flows.conftest import prefect_api, records
+from tests.flows.conftest import records
 from tests.support.in_process import Service
 from tests.system.faults.chain import STEPS, Case, Environment, OpenFlow, Step
 
-__all__ = ["prefect_api", "records"]
+__all__ = ["records"]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from tasks.api import connect, disconnect
 from tests.support.in_process import Service
+from tests.support.prefect_servers import PrefectHomes
 from tests.support.processes import Serve
 from tests.support.waiting import free_port
 from tests.system.kill_matrix.gate import HoldingProxy
@@ -29,12 +30,14 @@ from tuneship.settings import ClientSettings
 
 
 @pytest.fixture(scope="module")
-def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+def prefect(
+    tmp_path_factory: pytest.TempPathFactory, prefect_homes: PrefectHomes
+) -> Iterator[PrefectServer]:
     """Start a Prefect server of our own, because the one of the test harness cannot be restarted.
 
     It ends with the file's tests, since an idle one uses the processor, too.
     """
-    server = PrefectServer(tmp_path_factory.mktemp("prefect") / "home")
+    server = PrefectServer(prefect_homes(tmp_path_factory.mktemp("prefect") / "home"))
     own = {
         PREFECT_API_URL: server.url,
         PREFECT_HOME: server.home,

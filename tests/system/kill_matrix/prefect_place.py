@@ -16,35 +16,31 @@ from prefect.exceptions import ObjectAlreadyExists
 
 from flows.script.local_processes import PREFECT_SERVER
 from flows.tune_and_deploy import tune_and_deploy
+from tests.support.prefect_servers import WITHOUT_SETTINGS
 from tests.support.waiting import free_port, until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 600.0
 POOL = "kill-matrix"
-SURROUNDINGS = {
-    **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TUNESHIP_"))},
-    "PYTHONPATH": str(ROOT),
-    "DO_NOT_TRACK": "1",
-}
+OWN = {**WITHOUT_SETTINGS, "PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "1"}
 
 
 class PrefectServer:
     """A server that keeps its port and its database over any number of kills."""
 
     def __init__(self, folder: Path) -> None:
-        """Start the server."""
+        """Start the server with this home."""
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/api"
         self.home = folder
         self._log = folder / "server.log"
-        folder.mkdir(parents=True)
         self.start()
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of every process that works with this server."""
         own = {"PREFECT_HOME": str(self.home), "PREFECT_API_URL": self.url}
-        return {**SURROUNDINGS, **own, "PREFECT_LOGGING_TO_API_ENABLED": "false"}
+        return {**OWN, **own, "PREFECT_LOGGING_TO_API_ENABLED": "false"}
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
