@@ -16,6 +16,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.automations import bring_up_to_date, silent_runs_crash
+from deployments.definitions import WORK_POOL
 from flows.forms.release_form import EndpointChoice
 from flows.release.endpoint_lock import endpoint_lock
 from tasks.api import connect, disconnect
@@ -66,6 +67,8 @@ def test_another_up_keeps_what_people_have_set_and_tells_the_bridge_a_new_secret
     path = f"/deployments/{flow['id']}"
     machine.ask("PATCH", path, {"parameters": {"release": {"model_name": "mine"}}})
     machine.ask("PATCH", f"/automations/{trigger['id']}", {"enabled": True})
+    pool = f"/work_pools/{WORK_POOL}"
+    machine.ask("PATCH", pool, {"is_paused": True, "concurrency_limit": 3})
     (machine.home / ".tuneship" / "webhook.json").unlink()
     before = machine.records
 
@@ -78,6 +81,9 @@ def test_another_up_keeps_what_people_have_set_and_tells_the_bridge_a_new_secret
     kept = machine.ask("GET", path)["parameters"]
     machine.ask("PATCH", path, {"parameters": {}})
     assert (kept, trigger["enabled"]) == ({"release": {"model_name": "mine"}}, True)
+    found = machine.ask("GET", pool)
+    machine.ask("PATCH", pool, {"is_paused": False, "concurrency_limit": None})
+    assert (found["is_paused"], found["concurrency_limit"]) == (True, 3)
 
 
 def test_what_happens_in_the_service_becomes_one_event_of_prefect(machine: Machine) -> None:

@@ -72,6 +72,18 @@ def ids_of(service: Service, client: str) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
+def theirs(busy: Service) -> dict[str, str]:
+    """Ids of what Bob has, of which no test ends anything."""
+    return ids_of(busy, "bob")
+
+
+@pytest.fixture(scope="module")
+def ours(busy: Service) -> dict[str, str]:
+    """Ids of what Alice has, of which no test ends anything."""
+    return ids_of(busy, "alice")
+
+
 def webhook_of(service: Service, client: str) -> str:
     headers = bare_headers(service, client)
     made = service.call("POST", f"{PREFIX}webhook_endpoints", None, headers=headers, json=HOOK)
@@ -188,11 +200,12 @@ def entries(service: Service) -> list[Any]:
 
 
 @WITH_IDS
-def test_another_tenants_id_names_nothing(busy: Service, operation: Declared) -> None:
-    theirs, missing = ids_of(busy, "bob"), missing_ids()
+def test_another_tenants_id_names_nothing(
+    busy: Service, operation: Declared, theirs: dict[str, str], ours: dict[str, str]
+) -> None:
     before = state_of_bob(busy)
-    options = options_of(operation, ids_of(busy, "alice"))
-    paths = [path_of(operation, ids) for ids in (theirs, missing)]
+    options = options_of(operation, ours)
+    paths = [path_of(operation, ids) for ids in (theirs, missing_ids())]
     if "file_id" in operation.path_parameters:
         job = busy.call("GET", "/v1/fine-tuning/jobs?status=completed", "bob").json()["jobs"][0]
         result = {"file_id": result_file_of(job["id"])}
@@ -211,19 +224,22 @@ def state_of_bob(service: Service) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["openai_create_job", "openai_create_batch"])
-def test_another_tenants_file_in_a_body_names_nothing(busy: Service, name: str) -> None:
+def test_another_tenants_file_in_a_body_names_nothing(
+    busy: Service, name: str, theirs: dict[str, str]
+) -> None:
     (operation,) = (one for one in OPENAI if one.name == name)
     answers = [
         call(busy, operation, operation.path, **options_of(operation, ids))
-        for ids in (ids_of(busy, "bob"), missing_ids())
+        for ids in (theirs, missing_ids())
     ]
     assert answers[0].status_code == 404
     assert essence(answers[0]) == essence(answers[1])
 
 
 @LISTS
-def test_a_list_shows_nothing_of_another_tenant(busy: Service, operation: Declared) -> None:
-    theirs = ids_of(busy, "bob")
+def test_a_list_shows_nothing_of_another_tenant(
+    busy: Service, operation: Declared, theirs: dict[str, str]
+) -> None:
     answer = call(busy, operation, operation.path)
     assert answer.status_code == 200
     assert not [one for one in theirs.values() if one in answer.text]
