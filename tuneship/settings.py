@@ -511,4 +511,6 @@ def refuse_telemetry() -> None:
     Prefect and others read these variables when they are first imported, so scripts call this before.
     """
     os.environ.setdefault("DO_NOT_TRACK", "1")
+    # MLflow knows DO_NOT_TRACK too, but only with the value "true", which others do not know.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

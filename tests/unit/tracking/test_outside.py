@@ -1,12 +1,16 @@
 """Trackers run in processes of their own: none can hold up, crash or double what called it."""
 
+import os
 import socket
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from wandb.proto import wandb_internal_pb2
 
+from tests.support.processes import ROOT
 from tests.support.waiting import PATIENCE_S
 from tests.unit.tracking.runs import released, tracked, written_report
 from tuneship.tracking.outside import write_outside
@@ -65,6 +69,27 @@ def test_an_offline_run_of_wandb_is_read_back_and_replaced_when_it_is_written_ag
     config = {one.key: one.value_json for one in started.config.update}
     assert config["hyperparameters.learning_rate"] == "0.01"
     assert "a" * 64 in config["datasets"]
+
+
+def test_no_tracker_tells_its_maker_that_it_is_used(tmp_path: Path) -> None:
+    """Ask the libraries themselves, outside of the tests' environment, in which they would be silent anyway."""
+    program = (
+        "from tuneship.settings import refuse_telemetry\n"
+        "refuse_telemetry()\n"
+        "from mlflow.telemetry.client import get_telemetry_client\n"
+        "from mlflow.telemetry.utils import is_telemetry_disabled\n"
+        "from wandb.env import error_reporting_enabled\n"
+        "print(is_telemetry_disabled(), get_telemetry_client(), error_reporting_enabled())\n"
+    )
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "None", "False"]
 
 
 def records_of(file: Path) -> "list[wandb_internal_pb2.Record]":
