@@ -106,6 +106,7 @@ def settle(split: RolloutSplit) -> None:
         raise SplitLost("lease_expired")
     if found != intended:
         raise SplitLost("foreign_change")
+    split.changed_at = endpoint.updated_at
     split.confirm(intended)
 
 

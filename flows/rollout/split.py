@@ -97,6 +97,9 @@ class RolloutSplit:
     # The service's time before the first shift.
     began_at: datetime | None = None
     calls: Calls = AS_TASKS
+    # When the service last changed the split, by its own clock, as read back. A shift may take long after
+    # its look, where Prefect or the network is away; what was served meanwhile belongs to the weight before.
+    changed_at: datetime | None = None
     # Notes for the reader of the result.
     notes: list[str] = field(default_factory=list[str])
 
@@ -185,7 +188,8 @@ class RolloutSplit:
 
     def confirm(self, weight: int) -> None:
         """Record that the split was read back, which is true even if the disk does not take it."""
-        at = service_time(self.file.record) or self.began_at
+        times = (service_time(self.file.record) or self.began_at, self.changed_at)
+        at = max((one for one in times if one is not None), default=None)
         self.file.append_if_possible(SplitConfirmed(weight, at, self.version))
         self.log.info("split: candidate %d %%, baseline %d %%", weight, 100 - weight)
 
@@ -243,7 +247,7 @@ class RolloutSplit:
             possible |= {fact.candidate_weight for fact in facts if isinstance(fact, SplitIntended)}
         if found not in possible:
             raise self._lost(seen)
-        self.version = seen.version
+        self.version, self.changed_at = seen.version, seen.updated_at
         return found == weight and (seen.lease is None) == (lease is None)
 
     def _send(self, weight: int, lease: LeaseRequest | None) -> CanaryEndpoint:

@@ -7,7 +7,8 @@ A rollout, per look (`canary.py`; the facts are in `record.py`, one JSON line ea
 3. `decide(Observed(...), plan, record)` -> a `Look`; append it to the record *before* acting on it
 4. act: `ADVANCE` / `PROMOTE` = shift to `look.next_weight`; `ASK` = `ApprovalAsked`, later `ApprovalAnswered`;
    `ROLLBACK`, `PAUSE`, `ABORT`, `BAKED` end the looking, `look.reason` is the result's reason
-Each shift is `SplitIntended`, PATCH, read back, `SplitConfirmed(at=look.at)`. `replay` decides a whole record again.
+Each shift is `SplitIntended`, PATCH, read back, `SplitConfirmed(at=<time of the change>)`. `replay` decides a whole
+record again.
 
 A training job: `training.watch_training` at every poll, `training.judge_training` once it ended, `training.judge_smoke`
 on the deployed model at 0 % traffic.

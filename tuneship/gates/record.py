@@ -78,7 +78,9 @@ class SplitIntended:
 
 @dataclass(frozen=True)
 class SplitConfirmed:
-    """Written after the split was read back. `at`: the newest service time known then (`Look.at`, never our clock).
+    """Written after the split was read back. `at`: the newest service time known then, never our clock.
+
+    That is the time of the change where the service names it, else that of the last look.
 
     A bucket belongs to the weight confirmed last before the bucket's end; `at` None: to this weight from the beginning.
     """

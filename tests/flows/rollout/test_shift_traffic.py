@@ -9,7 +9,7 @@ from flows.rollout.record_file import RecordFolder
 from flows.rollout.result import RollbackIncomplete
 from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import plan, use
-from tests.support.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
+from tests.support.fakes.canary_service import BASELINE, BUCKET, CANDIDATE, EPOCH, Arm, FakeService
 from tuneship.gates.record import Begun, SplitConfirmed, SplitIntended
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -30,6 +30,22 @@ def test_equal_deployments_are_promoted_step_by_step(fake: FakeService) -> None:
     ticks = [patch.tick for patch in fake.patches]
     assert all(later - earlier >= 5 for earlier, later in pairwise(ticks[:-1]))
     assert [change.weights[CANDIDATE] for change in result.history] == [5, 25, 50, 75, 95, 100]
+
+
+def test_what_is_served_before_a_late_shift_belongs_to_the_weight_before(fake: FakeService) -> None:
+    """Where Prefect is away for a while, a shift comes long after the look that decided it."""
+
+    def be_away_before_the_shift() -> None:
+        fake.before_patch = lambda: fake.tick(40)
+
+    fake.at_tick[3] = be_away_before_the_shift
+
+    result = shift_traffic(plan())
+
+    assert (result.outcome, result.reason) == ("promoted", "none")
+    late = fake.patches[1]
+    assert (late.weights[CANDIDATE], late.tick > 40) == (25, True)
+    assert result.history[1].at == EPOCH + late.tick * BUCKET
 
 
 def test_errors_from_the_second_step_return_the_traffic_at_once(fake: FakeService) -> None:
