@@ -33,7 +33,7 @@ def test_equal_deployments_are_promoted_step_by_step(fake: FakeService) -> None:
 
 
 def test_what_is_served_before_a_late_shift_belongs_to_the_weight_before(fake: FakeService) -> None:
-    """Where Prefect is away for a while, a shift comes long after the look that decided it."""
+    """A shift may come long after the look that decided it, e.g. because Prefect was away."""
 
     def be_away_before_the_shift() -> None:
         fake.before_patch = lambda: fake.tick(40)
