@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -14,16 +13,12 @@ from pathlib import Path
 
 import httpx
 
+from deployments.commands import MAX_LAST_LINE_CHARACTERS
 from tuneship.host.process_start import process_start
 
-PROJECT = Path(__file__).parents[1]
 # Longer than the service needs to end: it drains for 30 s, and for 20 s more it waits for what
 # hangs.
 STOP_WITHIN_S = 55.0
-
-
-# Characters of a log's last line.
-MAX_LAST_LINE_CHARACTERS = 300
 
 
 def answers(url: str, status: int = 200) -> bool:
@@ -38,26 +33,6 @@ def say(text: str) -> None:
     """Print a line without buffering."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-class CommandFailed(Exception):
-    """A program did not end well; the message has its last line."""
-
-
-def run_module(failed: str, environment: Mapping[str, str], *arguments: str) -> None:
-    """Run a module in the project's folder. Raises `CommandFailed`, whose message begins with `failed`."""
-    done = subprocess.run(  # noqa: S603 - our own program or Prefect's
-        [sys.executable, "-m", *arguments],
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=PROJECT,
-    )
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines() or ["no message"]
-        raise CommandFailed(f"{failed}: {said[-1][:MAX_LAST_LINE_CHARACTERS]}")
 
 
 class NotStarted(Exception):

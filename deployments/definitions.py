@@ -13,7 +13,9 @@ import yaml
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 
-PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
+from deployments.commands import PROJECT
+
+PREFECT_YAML = PROJECT / "prefect.yaml"
 WORK_POOL = "tuneship"
 # Fields that define when a schedule starts a run, both on the server and in the file.
 TIMES = ("cron", "interval", "rrule", "anchor_date", "timezone", "day_or")

@@ -14,16 +14,9 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from deployments.background_processes import (
-    AtWork,
-    CommandFailed,
-    NotStarted,
-    ProcessFolder,
-    answers,
-    run_module,
-    say,
-)
-from deployments.definitions import PREFECT_YAML, WORK_POOL
+from deployments.background_processes import AtWork, NotStarted, ProcessFolder, answers, say
+from deployments.commands import PROJECT, CommandFailed, run_module
+from deployments.definitions import WORK_POOL
 from deployments.webhook import ensure_webhook
 from flows.script.local_processes import PREFECT_SERVER, settings_at
 from tuneship.client import ApiError, TuneshipError
@@ -62,7 +55,7 @@ class Local:
             "DO_NOT_TRACK": "1",
         }
         # Flows, tasks and deployments need not be installed: the pipeline's processes find them in this project.
-        paths = (str(PREFECT_YAML.parent), self._environment.get("PYTHONPATH"))
+        paths = (str(PROJECT), self._environment.get("PYTHONPATH"))
         self._pipeline_path = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     @property

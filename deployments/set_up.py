@@ -10,16 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, PrefectException
 from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessWorker
 
 from deployments.automations import bring_all_up_to_date
-from deployments.background_processes import CommandFailed, run_module
 from deployments.blocks import store_credentials
+from deployments.commands import CommandFailed, run_module
 from deployments.definitions import PREFECT_YAML, WORK_POOL, write_merged
+from tuneship.client import TuneshipError
 from tuneship.settings import embedded_service_environment
 
 
@@ -53,5 +55,9 @@ if __name__ == "__main__":
         sys.exit("no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api")
     try:
         set_up()
-    except CommandFailed as failure:
+    except (CommandFailed, TuneshipError) as failure:
         sys.exit(str(failure))
+    except (PrefectException, HTTPError) as failure:
+        # Their messages may go on for lines.
+        first = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        sys.exit(f"the Prefect server of PREFECT_API_URL: {first}")
