@@ -79,10 +79,10 @@ def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
 def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
     begun = file.record.begun
     if begun.server:
-        return RolloutSplit(plan, file, None, log, began_at=_now(_before(plan, None, log)))
+        return RolloutSplit(plan, file, None, log, known_time=_now(_before(plan, None, log)))
     endpoint = get_canary_endpoint(begun.endpoint_id)
     # Killed in its first shift, the record knows no time of the service; without one no evidence would ever count.
-    return RolloutSplit(plan, file, endpoint.version, log, began_at=endpoint.updated_at)
+    return RolloutSplit(plan, file, endpoint.version, log, known_time=endpoint.updated_at)
 
 
 def settle(split: RolloutSplit) -> None:
@@ -106,7 +106,6 @@ def settle(split: RolloutSplit) -> None:
         raise SplitLost("lease_expired")
     if found != intended:
         raise SplitLost("foreign_change")
-    split.changed_at = endpoint.updated_at
     split.confirm(intended)
 
 
@@ -143,7 +142,7 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | R
     for warning in begun.warnings:
         log.warning("%s", warning)
     show(file.record, log)
-    return RolloutSplit(expected.plan, file, version, log, began_at=_now(before))
+    return RolloutSplit(expected.plan, file, version, log, known_time=_now(before))
 
 
 def _admitted(

@@ -94,12 +94,10 @@ class RolloutSplit:
     file: RecordFile
     version: int | None
     log: Log
-    # The service's time before the first shift.
-    began_at: datetime | None = None
+    # A time of the service that the record may lack: before the first shift, then that of each change as read
+    # back. A shift may come long after its look; what was served meanwhile belongs to the weight before.
+    known_time: datetime | None = None
     calls: Calls = AS_TASKS
-    # When the service last changed the split, by its own clock, as read back. A shift may take long after
-    # its look, where Prefect or the network is away; what was served meanwhile belongs to the weight before.
-    changed_at: datetime | None = None
     # Notes for the reader of the result.
     notes: list[str] = field(default_factory=list[str])
 
@@ -188,7 +186,7 @@ class RolloutSplit:
 
     def confirm(self, weight: int) -> None:
         """Record that the split was read back, which is true even if the disk does not take it."""
-        times = (service_time(self.file.record) or self.began_at, self.changed_at)
+        times = (service_time(self.file.record), self.known_time)
         at = max((one for one in times if one is not None), default=None)
         self.file.append_if_possible(SplitConfirmed(weight, at, self.version))
         self.log.info("split: candidate %d %%, baseline %d %%", weight, 100 - weight)
@@ -247,7 +245,7 @@ class RolloutSplit:
             possible |= {fact.candidate_weight for fact in facts if isinstance(fact, SplitIntended)}
         if found not in possible:
             raise self._lost(seen)
-        self.version, self.changed_at = seen.version, seen.updated_at
+        self.version, self.known_time = seen.version, seen.updated_at
         return found == weight and (seen.lease is None) == (lease is None)
 
     def _send(self, weight: int, lease: LeaseRequest | None) -> CanaryEndpoint:
