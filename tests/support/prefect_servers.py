@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from flows.script.local_processes import prefect_server
+from flows.script.local_processes import PREFECT_SERVER, prefect_server
 
 PrefectHomes = Callable[[Path], Path]
 DATABASE = "prefect.db"
@@ -21,15 +21,7 @@ WITHOUT_SETTINGS = {
 """The environment of servers and programs that take no setting from whoever runs the tests."""
 
 # Set before Prefect reads its settings; without them SQLite answers 503 and the client sleeps for seconds.
-os.environ |= {
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-}
+os.environ |= {**PREFECT_SERVER, "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1"}
 
 
 @pytest.fixture(scope="session")
