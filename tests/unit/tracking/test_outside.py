@@ -74,7 +74,9 @@ def test_an_offline_run_of_wandb_is_read_back_and_replaced_when_it_is_written_ag
 def test_no_tracker_tells_its_maker_that_it_is_used(tmp_path: Path) -> None:
     """Ask the libraries themselves, outside of the tests' environment, in which they would be silent anyway."""
     program = (
-        "from tuneship.settings import refuse_telemetry\n"
+        "import sys\n"
+        "from tuneship.tracking.__main__ import refuse_telemetry\n"
+        "assert not {'mlflow', 'wandb'} & set(sys.modules), 'they would not see it'\n"
         "refuse_telemetry()\n"
         "from mlflow.telemetry.client import get_telemetry_client\n"
         "from mlflow.telemetry.utils import is_telemetry_disabled\n"
