@@ -3,8 +3,8 @@
     python benchmarks/cluster.py
 
 The members are three `tuneship serve` on one PostgreSQL (with fsync) and one S3 server, all on this machine. While 32
-clients write through a played balancer, the leader is killed again and again. Then each member changes a split in turn,
-while the others are asked for it. What `measuring/many_rows.py` measures runs in this process, on the same PostgreSQL.
+clients write through a played balancer, the leader is killed again and again. Then each member changes a split while
+the others are asked for it. What `measuring/many_rows.py` measures runs in this process, on the same PostgreSQL.
 Every part is checked before its figures are printed.
 """
 

@@ -94,8 +94,8 @@ def syntax_of(render: Renders) -> CallSyntax | None:
         # `middle` of two calls reaches from the first name to the arguments of the second.
         between = _between(two[1], middle)
     pieces = begin + middle + end + (between or "")
-    is_told_apart = begin.strip() and not NAME_CHARACTER.match(middle) and middle
-    if not is_told_apart or "zq" in pieces:
+    is_recognizable = begin.strip() and not NAME_CHARACTER.match(middle) and middle
+    if not is_recognizable or "zq" in pieces:
         return None
     return CallSyntax(begin, middle, between, end)
 

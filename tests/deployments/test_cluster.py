@@ -40,7 +40,7 @@ def test_the_next_start_finds_the_same_ports_and_secrets(place: Place) -> None:
     assert again.url.endswith(":2")
 
 
-def test_what_is_secret_can_be_read_by_its_owner_alone(place: Place) -> None:
+def test_secrets_can_be_read_by_their_owner_alone(place: Place) -> None:
     secrets = (place.choices.objects_secret, place.choices.ray_token)
     holders = [
         file

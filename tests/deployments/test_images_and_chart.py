@@ -73,9 +73,7 @@ def pod_templates(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("values", [LEAST, ALL], ids=["least", "all"])
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_what_the_chart_renders_is_what_kubernetes_takes(
-    values: dict[str, Any], version: str
-) -> None:
+def test_kubernetes_accepts_what_the_chart_renders(values: dict[str, Any], version: str) -> None:
     kinds = set[str]()
     for found in rendered(values):
         kinds.add(found["kind"])

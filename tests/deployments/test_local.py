@@ -86,7 +86,7 @@ def test_another_up_keeps_what_people_have_set_and_tells_the_bridge_a_new_secret
     assert (found["is_paused"], found["concurrency_limit"]) == (True, 3)
 
 
-def test_what_happens_in_the_service_becomes_one_event_of_prefect(machine: Machine) -> None:
+def test_an_event_of_the_service_becomes_one_event_of_prefect(machine: Machine) -> None:
     line = b'{"instruction":"a","response":"b"}\n'
     file = machine.home / "rows.jsonl"
     file.write_bytes(line * 2)

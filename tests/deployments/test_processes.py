@@ -30,7 +30,7 @@ def test_a_process_is_started_known_and_ended(tmp_path: Path) -> None:
     assert not processes.stop("one")
 
 
-def test_what_ends_before_it_is_ready_is_an_error_with_its_last_words_and_log(
+def test_a_process_that_ends_before_it_is_ready_is_an_error_with_its_last_words_and_log(
     tmp_path: Path,
 ) -> None:
     processes = ProcessFolder(tmp_path)

@@ -48,7 +48,7 @@ def release(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_what_a_hipaa_release_makes_is_in_the_mode_and_no_other_release_follows_it(
+def test_everything_a_hipaa_release_makes_is_in_the_mode_and_no_other_release_follows_it(
     services: RunningServices, tmp_path: Path
 ) -> None:
     code, said, result = services.release(tmp_path, release(tmp_path))

@@ -359,7 +359,7 @@ def test_the_command_of_the_client_logs_in(command: Installed, start: Any) -> No
         (("serve",), "the service needs `pip install 'tuneship[service]'` (missing: sqlalchemy)"),
     ],
 )
-def test_what_the_client_cannot_do_says_what_to_install(
+def test_a_missing_extra_of_the_client_says_what_to_install(
     command: Installed, arguments: tuple[str, ...], said: str
 ) -> None:
     done = command.attempt("tuneship", *arguments)

@@ -101,7 +101,7 @@ async def _end(relay: AgentRelay, server: asyncio.Server, connections: AgentConn
     server.close()
     await relay.close()
     await connections.cut()
-    # Those whose handshake was under way; from Python 3.12 on `wait_closed` waits for them.
+    # Wait for those that were still in the handshake; from Python 3.12 on `wait_closed` does that.
     await server.wait_closed()
     await until_async(lambda: not getattr(server, "_active_count", 0))
 

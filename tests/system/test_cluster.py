@@ -72,7 +72,7 @@ def test_three_members_answer_as_one_and_survive_the_kill_of_the_leader(
 ) -> None:
     members.start()
     _, two, three = members.clients
-    # A job that is under way when its leader is killed: dataset, job and list at three members.
+    # A job that is running when its leader is killed: dataset, job and list at three members.
     job_id = start_job(two, rows_file(tmp_path / "rows.jsonl", 64), epochs=EPOCHS)
     assert [job.id for job in three.jobs.iterate()] == [job_id]
 
@@ -256,7 +256,7 @@ def test_a_rolling_upgrade_refuses_nothing_and_loses_nothing(
     assert "cannot go on with the tables of this version" in refused.communicate()[1]
     assert refused.returncode
     newer = next_version(tmp_path / "next", works_with=HEAD)
-    # In the end the upgrade is taken back at one of them.
+    # In the end one of them goes back to the version before.
     for number, starter in ROUNDS * [(0, newer), (1, newer), (2, newer), (0, start)]:
         restart(number, starter)
     ended.set()

@@ -159,7 +159,7 @@ def test_a_new_split_brings_its_lease_or_ends_the_one_before(service: Service) -
     assert (shown["version"], shown["deployments"]) == (3, free["deployments"])
 
 
-def test_of_two_drivers_with_the_same_version_one_is_refused(service: Service) -> None:
+def test_one_of_two_drivers_with_the_same_version_is_refused(service: Service) -> None:
     one, two = service.deployment("one"), service.deployment("two")
     path = "/v1/canary-endpoints/" + service.canary("c", {one: 100})
 
@@ -488,7 +488,7 @@ def halted(service: Service) -> Halted:
     return Halted(service, job_id, trainer)
 
 
-def test_what_a_trainer_reported_to_a_dead_service_is_stored_once(halted: Halted) -> None:
+def test_reports_of_a_trainer_to_a_dead_service_are_stored_once(halted: Halted) -> None:
     """Let the next attempt resume from a checkpoint after the reported step."""
     with halted.started_again() as again:
         halted.go_on(again)

@@ -230,7 +230,7 @@ def test_a_model_of_an_earlier_version_is_served_but_not_at_maximum(service: Ser
     service.deployment("plain", model_name=tuned)
 
 
-def test_what_asked_for_maximum_is_not_used_where_its_files_lie_unsealed_later(
+def test_a_model_with_maximum_encryption_is_not_used_once_its_files_lie_unsealed(
     start: Callable[..., Service],
 ) -> None:
     service = start(concurrent_jobs=1)

@@ -289,7 +289,7 @@ def test_every_fault_happened_and_nothing_failed_without_one(history: History) -
     assert "Traceback" not in history.serve.log.read_text()
 
 
-def test_what_was_acknowledged_is_there_once(history: History, http: httpx.Client) -> None:
+def test_every_acknowledged_write_is_there_once(history: History, http: httpx.Client) -> None:
     listed: dict[str, str] = {}
     offset: int | None = 0
     while offset is not None:

@@ -68,7 +68,7 @@ def listed(service: Service, path: str) -> list[str]:
     return [one["id"] for one in next(iter(answer.values()))]
 
 
-def test_what_is_created_over_a_lossy_network_is_there_once(service: Service) -> None:
+def test_creates_over_a_lossy_network_are_there_once(service: Service) -> None:
     def upload(client: AsyncClient) -> Any:
         form = DatasetUpload(name="d", format="instruction")
         return client.datasets.upload(form, io.BytesIO(jsonl(*LINES)))
@@ -130,7 +130,7 @@ def test_a_split_that_was_changed_with_if_match_over_a_lossy_network_is_reported
     assert (changed.version, len(requests)) == (2, 2)
 
 
-def test_what_is_deleted_over_a_lossy_network_is_reported_as_deleted(service: Service) -> None:
+def test_deletes_over_a_lossy_network_are_reported_as_deleted(service: Service) -> None:
     dataset = service.dataset()
     gone, requests = call(service, lambda client: client.datasets.delete(dataset))
     assert (gone.id, gone.deleted, len(requests)) == (dataset, True, 2)

@@ -112,9 +112,7 @@ def test_a_session_that_ends_inside_a_transaction_is_503_and_leaves_nothing(
 
 
 @pytest.mark.postgres
-def test_what_runs_in_the_background_survives_a_lost_postgres(
-    tmp_path: Path, postgres: Cluster
-) -> None:
+def test_background_work_survives_a_lost_postgres(tmp_path: Path, postgres: Cluster) -> None:
     url = postgres.new_database()
     with Service(tmp_path, database_url=url) as service:
         job_id = service.job()

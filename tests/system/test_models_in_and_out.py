@@ -87,7 +87,7 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         serve.stop()
 
 
-def test_what_goes_wrong_is_one_line_and_leaves_nothing(tmp_path: Path, adapter: Path) -> None:
+def test_a_failed_command_prints_one_line_and_leaves_nothing(tmp_path: Path, adapter: Path) -> None:
     data = tmp_path / "data"
     serve = Serve(data)
     try:

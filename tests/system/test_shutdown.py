@@ -55,7 +55,7 @@ class AcceptedRequest:
         return b"".join(blocks).decode()
 
 
-def test_a_drain_finishes_what_is_under_way_and_refuses_the_rest(tmp_path: Path) -> None:
+def test_a_drain_finishes_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data", "--allow-fault-injection", preload=True)
     try:
         slow = {"fault.delay_ms": "15000"}  # half of the time that a drain allows
@@ -63,7 +63,7 @@ def test_a_drain_finishes_what_is_under_way_and_refuses_the_rest(tmp_path: Path)
         newcomer = serve.client().with_options(tries=1)
         newcomer.models.list()
         path = f"/v1/deployments/{deployment_id}/generate"
-        under_way = AcceptedRequest(serve, path, {"prompt": "a", "max_tokens": 1})
+        in_flight = AcceptedRequest(serve, path, {"prompt": "a", "max_tokens": 1})
         streaming = AcceptedRequest(serve, path, {"prompt": "a", "stream": True})
         serve.process.send_signal(signal.SIGTERM)
         refused: list[ApiError] = []
@@ -79,7 +79,7 @@ def test_a_drain_finishes_what_is_under_way_and_refuses_the_rest(tmp_path: Path)
         assert (refused[0].status, refused[0].code) == (503, "internal_error")
         assert refused[0].retryable
         assert refused[0].retry_after == 1
-        assert json.loads(under_way.answer())["deployment_id"] == deployment_id
+        assert json.loads(in_flight.answer())["deployment_id"] == deployment_id
         *pieces, whole = frames(streaming.answer())
         assert {kind for kind, _ in pieces} == {"token"}
         text = "".join(data["text"] for _, data in pieces)
@@ -104,7 +104,7 @@ def test_a_notice_lets_a_balancer_go_before_anything_is_refused(tmp_path: Path) 
         until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 503)
         assert httpx.get(f"{serve.url}/healthz").status_code == 200
         client.models.list()
-        # A second signal ends the notice, and the drain finds nothing under way.
+        # A second signal ends the notice, and the drain finds nothing in flight.
         serve.process.send_signal(signal.SIGTERM)
         assert serve.process.wait(PATIENCE_S) == 0
     finally:

@@ -143,7 +143,7 @@ def test_a_refused_system_call_is_503_and_the_next_request_succeeds(
 
 
 @pytest.mark.parametrize(("path", "calls", "file"), HALF)
-def test_what_the_system_writes_in_half_is_written_on(
+def test_a_partial_write_of_the_system_is_continued(
     environment: Environment, path: str, calls: Sequence[str], file: str
 ) -> None:
     key = new_id("case")

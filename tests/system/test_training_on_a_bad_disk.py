@@ -114,7 +114,9 @@ def client(environment: Environment) -> Client:
 
 
 @pytest.mark.soak
-def test_what_is_written_in_half_is_written_on(environment: Environment, client: Client) -> None:
+def test_a_partial_write_of_a_trainer_is_continued(
+    environment: Environment, client: Client
+) -> None:
     files = (CHECKPOINT, ADAPTER, PROGRESS, STORED)
     with environment.kernel.injected(*(Fault(WRITE, is_half=True, path=one) for one in files)):
         job = environment.ended(client)
@@ -157,7 +159,7 @@ def test_a_trainer_that_dies_while_it_writes_goes_on_from_what_is_whole(
         pytest.param(RENAME, "ENOSPC", ADAPTER, 1, marks=pytest.mark.soak),
     ],
 )
-def test_what_cannot_be_written_fails_the_job_with_the_reason(
+def test_a_failed_write_fails_the_job_with_the_reason(
     environment: Environment,
     client: Client,
     calls: Sequence[str],

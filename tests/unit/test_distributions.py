@@ -43,7 +43,7 @@ def test_each_file_of_the_package_belongs_to_one_distribution() -> None:
     assert all(source == f"../../{target}" for source, target in of_client.items())
 
 
-def test_what_the_client_requires_tuneship_requires_in_the_same_versions() -> None:
+def test_tuneship_requires_what_the_client_requires_in_the_same_versions() -> None:
     client = project("packaging/client")["project"]
     ours = {*client["dependencies"], *client["optional-dependencies"]["cli"]}
     assert ours <= set(project(".")["project"]["dependencies"])

@@ -13,33 +13,57 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("tuneship", "flows", "tasks", "deployments")
 ROOMS_AND_TESTS = (*ROOMS, "tests")
 RIDDLES = re.compile(r"(Of|That|What|Whatever|Whose|Whoever|Where|In turn|Nothing)\b")
+# "What cannot be read is refused" names no subject: "an unreadable file is refused" does.
+TESTS_WITHOUT_A_SUBJECT = re.compile(r"test (of|that|what|whatever|whose|who|whoever|where)\b")
 BANNED = re.compile(
-    r"\b(anew|told|way back|roll-out|under way|in turn|hang up|hung up|taken away)\b", re.IGNORECASE
+    r"\b(anew|told|way back|roll-out|under way|in turn|hangs? up|hung up|taken away|second try)\b",
+    re.IGNORECASE,
 )
+COMMENT = re.compile(r"(?:^|\s)# .*")
+# The name of a column of the database: versions of a rolling upgrade share it.
+KEPT_NAMES = {"epochs_told"}
 LONGEST_SUMMARY = 240
 
 
 @dataclass(frozen=True)
 class Names:
-    """Holds the docstrings by place, and by each name of a class in the rooms the files that define it."""
+    """Holds the texts and names of all files by place, and for each class of the rooms the files that define it."""
 
     docstrings: dict[str, str]
+    comments: dict[str, str]
+    names: dict[str, str]
     classes: dict[str, list[str]]
 
 
 @pytest.fixture(scope="module")
 def names() -> Names:
     """Read every source file once."""
-    found = Names({}, defaultdict(list))
+    found = Names({}, {}, {}, defaultdict(list))
     for file in (one for room in ROOMS_AND_TESTS for one in sorted((ROOT / room).rglob("*.py"))):
         if "migrations" in file.parts:
             continue
-        place = file.relative_to(ROOT)
-        for node in ast.walk(ast.parse(file.read_text())):
+        place, source = file.relative_to(ROOT), file.read_text()
+        for number, line in enumerate(source.splitlines(), 1):
+            if comment := COMMENT.search(line):
+                found.comments[f"{place}:{number}"] = comment.group()
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ClassDef) and place.parts[0] in ROOMS:
                 found.classes[node.name].append(str(place))
+            if (name := name_of(node)) and name not in KEPT_NAMES:
+                found.names[f"{place}:{getattr(node, 'lineno', 0)} {name}"] = name.replace("_", " ")
             found.docstrings.update((f"{place}:{line}", text) for line, text in docstrings(node))
     return found
+
+
+def name_of(node: ast.AST) -> str | None:
+    """The name that a node gives to something, if it gives one."""
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+        case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+            return name
+        case _:
+            return None
 
 
 def docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -65,12 +89,29 @@ def test_every_docstring_is_a_sentence_that_can_be_read_alone(names: Names) -> N
     assert riddles == []
 
 
-def test_no_docstring_uses_a_private_word(names: Names) -> None:
+def test_no_docstring_comment_or_name_uses_a_private_word(names: Names) -> None:
     found = [
         f"{place} {word.group()}"
-        for place, text in names.docstrings.items()
+        for texts in (names.docstrings, names.comments, names.names)
+        for place, text in texts.items()
         for word in BANNED.finditer(text)
     ]
+    assert found == []
+
+
+def test_the_name_of_every_test_begins_with_its_subject(names: Names) -> None:
+    tests = [name for name, text in names.names.items() if TESTS_WITHOUT_A_SUBJECT.match(text)]
+    assert tests == []
+
+
+def test_no_page_of_the_documentation_uses_a_private_word() -> None:
+    pages = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+    found = [
+        f"{page.relative_to(ROOT)} {word.group()}"
+        for page in pages
+        for word in BANNED.finditer(" ".join(page.read_text().split()))
+    ]
+    assert len(pages) > 80
     assert found == []
 
 

@@ -127,7 +127,7 @@ def test_a_line_is_rendered_as_transformers_renders_it(source: str, asks: bool) 
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_what_has_no_functions_is_rendered_as_before(source: str) -> None:
+def test_prompts_without_functions_are_rendered_as_before(source: str) -> None:
     template = template_of(source)
     turns = [{"role": role, "content": role} for role in ("system", "user", "tool")]
     before = template._template.render(

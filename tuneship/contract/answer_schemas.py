@@ -169,7 +169,7 @@ class _Reader:
                 continue
             count = len(schema["oneOf"])
             options = [self._followed((*pointer, "oneOf", str(one))) for one in range(count)]
-            if _are_told_apart(options):
+            if _are_distinguishable(options):
                 schema["anyOf"] = schema.pop("oneOf")
 
     def _followed(self, pointer: Pointer) -> Mapping[str, Any]:
@@ -199,7 +199,7 @@ def _pointer(reference: str) -> Pointer:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
 
 
-def _are_told_apart(options: list[Mapping[str, Any]]) -> bool:
+def _are_distinguishable(options: list[Mapping[str, Any]]) -> bool:
     """Whether a property that all options require has other texts in each."""
     if any(option.get("type") != "object" for option in options):
         return False

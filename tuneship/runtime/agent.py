@@ -72,7 +72,7 @@ class AgentConnections:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one until it ends."""
-        if self._is_over:  # its handshake was under way when the agent stopped to listen
+        if self._is_over:  # its handshake was still in progress when the agent stopped listening
             writer.transport.abort()
             return
         self._open.add(writer)

@@ -40,7 +40,7 @@ def take(connection: sa.Connection, owner: str, lease_s: float) -> int | None:
     free = sa.select(leader_leases.c.epoch).where(lapsed).with_for_update(skip_locked=True)
     if connection.execute(free).first() is None:
         return None
-    # Waits for the transactions that the leader before has under way: nothing of them comes later.
+    # Waits for the transactions that the previous leader still has open: none of them can commit after this.
     begin = (
         sa.update(leaders)
         .where(leaders.c.role == ROLE)

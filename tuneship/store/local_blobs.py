@@ -24,7 +24,7 @@ from tuneship.store.blobs import (
     staged_in,
 )
 from tuneship.store.quarantine import set_aside
-from tuneship.store.write_queue import refuse_in_turn
+from tuneship.store.write_queue import refuse_while_writing
 
 # The folder in the data directory, with a folder for each kind of object.
 FOLDER = "blobs"
@@ -82,7 +82,7 @@ class LocalBlobs:
     @contextmanager
     def fetched(self, ref: ObjectRef, *, is_checked: bool = False) -> Generator[Path]:
         """Yield the object's own folder. Without `is_checked` nothing is read, so a missing file is found later."""
-        refuse_in_turn()
+        refuse_while_writing()
         folder = self.path_of(ref.prefix)
         if is_checked:
             for name, sha256 in ref.files.items():

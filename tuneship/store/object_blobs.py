@@ -30,7 +30,7 @@ from tuneship.store.blobs import (
     StoreRefused,
     staged_in,
 )
-from tuneship.store.write_queue import refuse_in_turn
+from tuneship.store.write_queue import refuse_while_writing
 
 if TYPE_CHECKING:  # these exist for type checkers only
     from obstore.store import ClientConfig, RetryConfig
@@ -120,7 +120,7 @@ class ObjectBlobs:
     @contextmanager
     def fetched(self, ref: ObjectRef, *, is_checked: bool = False) -> Generator[Path]:
         """Yield a local folder with the object's files, downloading those that are not here."""
-        refuse_in_turn()
+        refuse_while_writing()
         with self._cache.held(ref, self._download, is_checked=is_checked) as folder:
             yield folder
 

@@ -17,7 +17,7 @@ class TurnTimedOut(Exception):
 _writing = threading.local()
 
 
-def refuse_in_turn() -> None:
+def refuse_while_writing() -> None:
     """Raise `AssertionError` in a thread that holds a turn: what may take long must not keep other writers waiting."""
     if getattr(_writing, "is_holding", False):
         raise AssertionError("files are fetched before a write transaction, never inside one")

@@ -115,7 +115,7 @@ def carve_out(rows: TokenizedExamples) -> tuple[Indices, Indices]:
     """Indices for training and for validation when no validation file was given.
 
     Chosen by content, not by position or seed: the same examples are set aside for every job on the
-    same data, and copies of one example fall on the same side but for those at the border.
+    same data, and all copies of one example fall on the same side, except for the example at the cut.
     """
     order = np.array(sorted(range(len(rows)), key=rows.digests.__getitem__), dtype=np.int64)
     size = max(1, len(rows) // VALIDATION_SHARE)

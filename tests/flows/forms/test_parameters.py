@@ -97,7 +97,7 @@ def test_a_file_that_is_not_there_is_refused_with_the_parameters_file(tmp_path: 
         {"canary": {"alpha": float("inf")}},
     ],
 )
-def test_what_is_unknown_or_contradictory_is_refused(changes: dict[str, Any]) -> None:
+def test_unknown_or_contradictory_parameters_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         release(**changes)
 

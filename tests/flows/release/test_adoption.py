@@ -131,7 +131,7 @@ def test_a_release_whose_records_are_lost_goes_on_by_its_run_key(
     assert len(bare.jobs) == 1
 
 
-def test_where_nothing_can_be_listed_a_create_is_made(
+def test_a_create_is_made_when_nothing_can_be_listed(
     bare: WholeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = bare.answer

@@ -94,7 +94,7 @@ def skipped(wanted: ReleaseParameters, **how: Any) -> str:
     return result.reason
 
 
-def test_what_matches_nothing_or_too_little_is_skipped(
+def test_a_release_with_no_or_too_little_new_data_is_skipped(
     service: WholeService, tmp_path: Path
 ) -> None:
     assert skipped(release(tmp_path, files=[f"{tmp_path}/none/*.jsonl"])) == "no_data"

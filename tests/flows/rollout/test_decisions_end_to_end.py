@@ -22,7 +22,7 @@ from tests.support.fakes.proxy import Exchange, passed
 from tests.support.in_process import CATALOGUE
 from tests.system.faults.stage import BEFORE, Stage
 from tuneship.gates.plan import CanaryPlan
-from tuneship.service.common import in_flight as under_way
+from tuneship.service.common import in_flight
 from tuneship.service.generation import accounting as generation_ends
 from tuneship.service.generation import handlers as generation
 from tuneship.service.http.boundary import InFlightLimits
@@ -183,7 +183,7 @@ def test_requests_that_callers_give_up_return_the_traffic(callers: Callers) -> N
         pytest.param("short", "1", "quality", marks=pytest.mark.soak),
     ],
 )
-def test_what_no_error_tells_returns_the_traffic_for_its_own_reason(
+def test_harm_that_raises_no_error_returns_the_traffic_for_its_own_reason(
     driven: Driven, fault: str, share: str, reason: str
 ) -> None:
     driven.meet(**{fault: share})
@@ -195,12 +195,12 @@ def test_what_no_error_tells_returns_the_traffic_for_its_own_reason(
     assert driven.weight == 0
 
 
-def test_what_hangs_is_slow_before_it_times_out_and_before_anybody_hangs_up(
+def test_a_hanging_request_is_slow_before_it_times_out_and_before_anybody_disconnects(
     driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven.meet(hang="0.5")
     clock = SimpleNamespace(perf_counter=driven.minutes_later)
-    for module in (generation, generation_ends, under_way):
+    for module in (generation, generation_ends, in_flight):
         monkeypatch.setattr(module, "time", clock)
 
     result = shift_traffic(driven.plan(max_looks_per_step=30))

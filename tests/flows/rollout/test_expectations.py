@@ -142,7 +142,7 @@ def test_a_sick_baseline_is_no_lack_of_traffic() -> None:
     assert any("slo_max" in one for one in forecast_in_words(begun_with(expected)))
 
 
-def test_where_nobody_knows_the_traffic_nothing_is_forecast_and_a_warning_says_so() -> None:
+def test_without_known_traffic_nothing_is_forecast_and_a_warning_says_so() -> None:
     expected = expected_from(Before())
     assert isinstance(expected, Expected)
     assert expected.forecast is None
@@ -194,7 +194,7 @@ def test_a_plan_that_the_server_s_time_out_outruns_is_refused_with_both_numbers(
     assert "only after 120 s" in refusal.notes[0]
 
 
-def test_where_hanging_requests_are_seen_it_is_a_warning() -> None:
+def test_hanging_requests_are_a_warning() -> None:
     expected = expected_from(with_timeout(hour(600, ages=True), 120.0), **QUICK)
     assert isinstance(expected, Expected)
     (warning,) = expected.warnings

@@ -32,7 +32,7 @@ def test_equal_deployments_are_promoted_step_by_step(fake: FakeService) -> None:
     assert [change.weights[CANDIDATE] for change in result.history] == [5, 25, 50, 75, 95, 100]
 
 
-def test_what_is_served_before_a_late_shift_belongs_to_the_weight_before(fake: FakeService) -> None:
+def test_requests_before_a_late_shift_belong_to_the_weight_before(fake: FakeService) -> None:
     """A shift may come long after the look that decided it, e.g. because Prefect was away."""
 
     def be_away_before_the_shift() -> None:
@@ -191,7 +191,7 @@ def test_an_endpoint_under_somebody_elses_lease_is_refused(fake: FakeService) ->
     assert fake.patches == []
 
 
-def test_who_loses_the_race_for_the_first_step_moves_nothing(fake: FakeService) -> None:
+def test_the_loser_of_the_race_for_the_first_step_moves_nothing(fake: FakeService) -> None:
     fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
     fake.before_patch = lambda: fake.change_from_outside({BASELINE: 95, CANDIDATE: 5})
 
@@ -210,7 +210,7 @@ def test_a_failed_candidate_is_returned(fake: FakeService) -> None:
     assert fake.weights[BASELINE] == 100
 
 
-def test_without_a_baseline_there_is_no_way_back(fake: FakeService) -> None:
+def test_without_a_baseline_no_rollback_is_possible(fake: FakeService) -> None:
     fake.at_tick[8] = lambda: fake.deleted.append(BASELINE)
 
     result = shift_traffic(plan())
@@ -255,7 +255,7 @@ def test_a_candidate_that_failed_to_start_is_refused(fake: FakeService) -> None:
     assert fake.created == 0
 
 
-def test_what_another_plan_left_open_blocks_until_its_lease_has_returned_the_traffic(
+def test_an_open_rollout_of_another_plan_blocks_until_its_lease_has_returned_the_traffic(
     fake: FakeService,
 ) -> None:
     fake.silent[CANDIDATE] = "zeros"

@@ -60,7 +60,7 @@ def test_a_killed_run_is_resumed_where_it_stopped(
     assert looks == list(range(1, len(looks) + 1))
 
 
-def test_of_two_runs_at_once_the_second_is_refused_and_moves_nothing(
+def test_the_second_of_two_runs_at_once_is_refused_and_moves_nothing(
     fake: FakeService, run: Callable[[CanaryPlan], Script]
 ) -> None:
     wanted = slow_plan(look_every_seconds=STANDS_STILL)

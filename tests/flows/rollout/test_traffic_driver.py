@@ -191,7 +191,7 @@ def test_answers_are_counted_whether_the_server_streams_or_not(streams: bool) ->
 @pytest.mark.parametrize(
     ("where", "is_counted"), [("after the head", (False, True)), ("before it", (True, False))]
 )
-def test_what_breaks_off_is_counted_for_its_deployment_or_for_nobody(
+def test_a_broken_off_request_is_counted_for_its_deployment_or_for_nobody(
     where: str, is_counted: tuple[bool, bool]
 ) -> None:
     with FakeService() as fake:

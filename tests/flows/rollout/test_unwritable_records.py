@@ -203,7 +203,7 @@ def test_a_roll_back_that_a_person_decides_needs_no_record(
     assert any("could not be written" in note for note in result.notes)
 
 
-def test_what_was_not_written_comes_with_the_next_line(fake: FakeService, mounted: Path) -> None:
+def test_an_unwritten_line_is_written_with_the_next_one(fake: FakeService, mounted: Path) -> None:
     """A record that becomes writable again gets the return as if it had always been writable."""
     file = left_at(fake, mounted, 25)
     assert fake.endpoint is not None

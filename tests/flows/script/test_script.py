@@ -98,7 +98,7 @@ def test_a_fault_of_the_machine_names_its_place() -> None:
     assert (ending.message, ending.exit_code) == ("/data: No such file or directory", 1)
 
 
-def test_what_nobody_has_thought_of_is_reported_where_nothing_can_be_written(
+def test_an_unforeseen_error_is_reported_even_if_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "reports"))

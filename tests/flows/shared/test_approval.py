@@ -83,7 +83,7 @@ def waiting(**changes: Any) -> CanaryPlan:
     return plan(**(usual | {"look_every_seconds": 0.02} | changes))
 
 
-def test_who_approves_is_asked_once_and_the_candidate_is_promoted(fake: FakeService) -> None:
+def test_the_approver_is_asked_once_and_the_candidate_is_promoted(fake: FakeService) -> None:
     with a_person(approve):
         result = shift_traffic(waiting())
 
@@ -179,7 +179,7 @@ def test_a_question_that_somebody_cancels_is_a_no(fake: FakeService) -> None:
     assert (result.outcome, result.reason) == ("rolled_back", "human_rejected")
 
 
-def test_who_asked_and_died_before_the_form_was_there_asks_again(
+def test_a_flow_that_died_before_its_form_was_there_asks_again(
     fake: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = approval.ApprovalQuestion(f"promote-{CANDIDATE}", "All?", "died-while-asking", 60)

@@ -62,7 +62,7 @@ def test_lines_of_another_writer_are_never_cut_off(tmp_path: Path) -> None:
     assert mine.path.read_text() == "a\ntheirs\nb\n"
 
 
-def test_a_file_that_was_taken_away_is_not_begun_again_in_its_middle(tmp_path: Path) -> None:
+def test_a_removed_file_is_not_begun_again_in_its_middle(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "one.jsonl")
     journal.append("a")
     journal.path.rename(tmp_path / "moved")

@@ -84,7 +84,7 @@ def test_a_run_that_was_killed_in_mid_shift_gets_its_traffic_returned(
     assert len(fake.patches) == changes
 
 
-def test_what_was_begun_under_another_spelling_of_the_address_is_returned(
+def test_a_rollout_begun_under_another_spelling_of_the_address_is_returned(
     fake: FakeService, records: Path
 ) -> None:
     file = left_at(fake, records, 50)
@@ -145,7 +145,9 @@ def test_a_rollout_that_died_after_its_bake_stays_promoted(
     assert fake.weights[CANDIDATE] == 100
 
 
-def test_what_the_lease_has_returned_is_only_written_down(fake: FakeService, records: Path) -> None:
+def test_traffic_that_the_lease_has_returned_is_only_recorded(
+    fake: FakeService, records: Path
+) -> None:
     left_at(fake, records, 50)
     fake.revert()
 

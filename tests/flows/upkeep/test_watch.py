@@ -96,7 +96,7 @@ def turns_bad_after(hours: float) -> Callable[[float], float]:
     return lambda now: 0.1 if now >= hours else 0.004
 
 
-def test_what_turns_bad_after_90_minutes_is_reported_once_and_nothing_is_moved(
+def test_a_deployment_that_turns_bad_after_90_minutes_is_reported_once_and_nothing_is_moved(
     aging: Callable[[float], Aging], caplog: pytest.LogCaptureFixture
 ) -> None:
     service = aging(3.0)
@@ -125,7 +125,7 @@ def events() -> list[tuple[str, str]]:
     return [(one["resource"]["prefect.resource.id"], one["payload"]["finding"]) for one in found]
 
 
-def test_what_stays_as_it_was_is_not_reported(aging: Callable[[float], Aging]) -> None:
+def test_an_unchanged_deployment_is_not_reported(aging: Callable[[float], Aging]) -> None:
     service = aging(3.0)
     result = guard()
     assert (result.alarms, result.notes) == ([], [])
@@ -188,7 +188,7 @@ def test_a_disk_that_takes_no_line_hides_no_alarm(
     assert findings(guard()) == []
 
 
-def test_who_shares_its_traffic_or_has_a_lease_is_not_watched(
+def test_an_endpoint_with_a_split_or_a_lease_is_not_watched(
     aging: Callable[[float], Aging],
 ) -> None:
     service = aging(3.0)

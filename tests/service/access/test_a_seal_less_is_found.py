@@ -61,7 +61,7 @@ def test_a_dataset_in_plain_is_found(tmp_path: Path) -> None:
         pytest.param("adapters", MODELS, 1, marks=pytest.mark.soak),
     ],
 )
-def test_what_a_trainer_writes_in_plain_is_found(
+def test_plain_text_written_by_a_trainer_is_found(
     tmp_path: Path, kind: str, place: str, epochs: int
 ) -> None:
     with lacking(kind, tmp_path) as serve:

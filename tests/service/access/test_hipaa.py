@@ -176,7 +176,7 @@ OPERATIONS = [
 ]
 
 
-def test_what_is_in_the_mode_answers_to_good_keys_on_good_ways_only(
+def test_resources_in_the_mode_answer_only_good_keys_on_good_connections(
     hospital: Callable[..., Service],
 ) -> None:
     service = hospital(concurrent_jobs=1)

@@ -111,7 +111,7 @@ def test_a_batch_that_is_cancelled_while_the_service_is_away_ends_after_it(
         assert (done["output_file_id"], done["error_file_id"]) == (None, None)
 
 
-def test_what_passes_by_itself_is_asked_again_and_what_does_not_is_the_answer(
+def test_a_temporary_error_is_retried_and_a_lasting_one_is_the_answer(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = requests(service, "a")

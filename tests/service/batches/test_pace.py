@@ -38,7 +38,7 @@ def test_it_grows_by_one_with_each_answer_up_to_its_limit() -> None:
         assert taken(share) == MOST_AT_ONCE
 
 
-def test_somebody_who_waits_leaves_each_batch_one_and_it_begins_anew_after_that() -> None:
+def test_somebody_who_waits_leaves_each_batch_one_and_it_starts_over_after_that() -> None:
     in_flight = InFlightGenerations()
     with ExitStack() as joined:
         pace = pace_of(in_flight)

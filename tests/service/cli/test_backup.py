@@ -125,7 +125,7 @@ def test_files_of_batches_are_restored_and_rows_about_running_processes_are_not(
     assert [file.parent.name for file in new.data_dir.glob("blobs/files/*/*")] == [file_id]
 
 
-def test_what_is_in_the_folder_already_is_not_copied_again_and_what_was_deleted_leaves_it(
+def test_files_already_in_the_folder_are_not_copied_again_and_deleted_ones_leave_it(
     installed: Installed, tmp_path: Path
 ) -> None:
     folder = tmp_path / "backup"
@@ -437,7 +437,7 @@ def test_a_stored_time_survives_the_way_through_a_backup(
     database.close()
 
 
-def test_a_job_that_ran_when_the_backup_was_made_begins_anew(tmp_path: Path) -> None:
+def test_a_job_that_ran_when_the_backup_was_made_starts_over(tmp_path: Path) -> None:
     """No backup holds the checkpoints of a job."""
     with Service(tmp_path / "data") as service:
         job_id = service.job()

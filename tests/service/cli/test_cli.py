@@ -202,7 +202,7 @@ def test_the_key_of_the_credentials_file_is_replaced_there_too(installed: Instal
         (("list", "--data-dir", "/no/such/place"), 1, "no service has run on /no/such/place"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_an_impossible_command_is_reported_in_one_line(
     installed: Installation, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     done = installed.run(*arguments)

@@ -218,7 +218,7 @@ def test_ctrl_c_ends_a_stream_quietly(fresh: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [("jobs", "watch"), ("jobs", "logs", "-f")])
-def test_whoever_reads_only_the_head_of_a_stream_sees_no_fault(
+def test_a_reader_of_only_the_head_of_a_stream_sees_no_fault(
     fresh: Place, words: tuple[str, ...]
 ) -> None:
     job = fresh.service.job()
@@ -358,7 +358,7 @@ def test_the_columns_of_a_table_are_uploaded_as_fields(place: Place, tmp_path: P
     assert made["total_tokens"] == checked["total_tokens"]
 
 
-def test_what_comes_through_a_pipe_is_uploaded(place: Place) -> None:
+def test_input_through_a_pipe_is_uploaded(place: Place) -> None:
     words = ("datasets", "upload", "/dev/stdin", *UPLOAD, "--json")
     with place.process(*words, stdin=subprocess.PIPE) as sending:
         shown, errors = sending.communicate(jsonl(*LINES).decode(), PATIENCE_S)

@@ -238,7 +238,9 @@ def test_a_leader_that_was_followed_writes_nothing_and_its_agents_obey_the_next_
     cell(act)
 
 
-def test_what_was_started_and_never_ready_is_dropped_by_the_next_leader(cell: Play) -> None:
+def test_an_agent_that_was_started_and_never_ready_is_dropped_by_the_next_leader(
+    cell: Play,
+) -> None:
     async def act(cell: Cell) -> None:
         cell.take_over()
         with cell.database.write() as connection:

@@ -96,7 +96,7 @@ def test_a_request_that_waits_for_a_replica_is_published_at_once(database: Datab
     asyncio.run(run())
 
 
-def test_what_a_lost_member_has_published_lapses(database: Database) -> None:
+def test_the_published_demand_of_a_lost_member_lapses(database: Database) -> None:
     with database.write_beside() as connection:
         member_demand.write(connection, "gone", {"d": [1, 0, 0.0, 1]})
         member_demand.write(connection, "here", {"d": [2, 0, 0.0, 2]})

@@ -103,7 +103,7 @@ def test_kinds_are_apart_and_a_limit_of_none_asks_nobody(database: Database, clo
     assert 0 < one.reset - START.timestamp() <= WINDOW_S
 
 
-def test_what_is_left_is_shown_and_falls_to_none(members: list[SharedRateLimits]) -> None:
+def test_the_remaining_requests_are_shown_and_fall_to_none(members: list[SharedRateLimits]) -> None:
     async def shown() -> list[int]:
         windows = [await members[0].counted("alice", "control") for _ in range(LIMIT + 2)]
         return [window.remaining for window in windows if window is not None]

@@ -67,7 +67,7 @@ def test_quotas_keys_lists_and_the_audit_trail_hold_for_each_tenant_at_both_memb
             assert {one["id"] for one in page["datasets"]} == made
             entries = member.call("GET", "/v1/audit?limit=1000", tenant).json()["entries"]
             uploads = [one["resource_id"] for one in entries if one["action"] == "upload_dataset"]
-            # The row of an answer that was given again names no resource.
+            # The row of a replayed answer names no resource.
             assert set(uploads) - {None} == made, "every answer has its row, whoever gave it"
     with members[0].database.read() as connection:
         assert members[0].parts.audit.fault(audit.rows_of(connection)) is None

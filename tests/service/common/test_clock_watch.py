@@ -88,7 +88,7 @@ def worked(service: Service) -> None:
     assert service.call("POST", "/v1/endpoints", json=body, headers=headers).status_code == 201
 
 
-def test_what_users_own_outlives_a_clock_that_jumps_ahead(
+def test_resources_of_users_outlive_a_clock_that_jumps_ahead(
     start: Callable[..., Service],
 ) -> None:
     service = start()

@@ -31,7 +31,7 @@ SECRET = "/data/a.sqlite: select 1"
         (ValueError(SECRET), 500, "the service failed unexpectedly"),
     ],
 )
-def test_what_was_not_foreseen_is_an_error_of_the_service(
+def test_an_unforeseen_exception_is_an_error_of_the_service(
     error: Exception, status: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     refusal = declared(error, "req_1")

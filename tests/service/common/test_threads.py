@@ -55,7 +55,7 @@ def test_one_tenant_never_has_all_threads_and_those_who_wait_take_turns() -> Non
     played(run)
 
 
-def test_who_gives_up_waiting_takes_no_turn() -> None:
+def test_a_caller_that_gives_up_waiting_takes_no_turn() -> None:
     async def run(held: Held) -> None:
         turns = FairThreads("test", threads=1, each=1)
         first = asyncio.create_task(turns.run("a", held.work, "first"))
@@ -89,7 +89,7 @@ def test_work_whose_request_was_cancelled_keeps_its_thread_until_it_ends() -> No
     played(run)
 
 
-def test_what_the_work_raises_is_raised_and_the_thread_is_free_again() -> None:
+def test_an_exception_of_the_work_is_raised_and_the_thread_is_free_again() -> None:
     def fail() -> None:
         raise ValueError("no")
 

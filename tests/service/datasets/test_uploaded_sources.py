@@ -92,7 +92,7 @@ def test_conversations_are_lists_or_their_json(
     assert made.num_examples == 2
 
 
-def test_what_cannot_be_read_reaches_no_service(client: Client, tmp_path: Path) -> None:
+def test_an_unreadable_source_reaches_no_service(client: Client, tmp_path: Path) -> None:
     form = DatasetUpload(name="rows", format="instruction")
     with pytest.raises(SourceError, match=r"column 3 is no field"):
         client.datasets.upload(form, as_csv(tmp_path, FRAME.assign(patient="x")))

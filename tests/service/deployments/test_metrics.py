@@ -396,7 +396,7 @@ def at(now: datetime, **before: int) -> str:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_answered_is_refused(traffic: Traffic, case: str) -> None:
+def test_a_query_that_cannot_be_answered_is_refused(traffic: Traffic, case: str) -> None:
     query = REFUSED[case](datetime.now(UTC))
     answer = traffic.service.call("GET", f"/v1/deployments/{traffic.deployment}/metrics?{query}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "validation_error")

@@ -168,7 +168,7 @@ def deployed(client: Client, name: str, **options: Unpack[Options]) -> Iterator[
         until(lambda: client.deployments.get(deployment).status == "deleted")
 
 
-def test_no_request_fails_while_replicas_are_added_changed_and_taken_away(
+def test_no_request_fails_while_replicas_are_added_changed_and_removed(
     serve: Serve, client: Client, deployment: str
 ) -> None:
     first = only_replica(serve)

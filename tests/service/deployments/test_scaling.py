@@ -139,7 +139,7 @@ def test_the_number_never_leaves_its_bounds(
     seen: list[tuple[int, int, float]], least: int, more: int, first: int
 ) -> None:
     bounds = Bounds(least, max(1, least + more))
-    demands = [Demand(under_way, waiting, seconds(waited)) for under_way, waiting, waited in seen]
+    demands = [Demand(in_flight, waiting, seconds(waited)) for in_flight, waiting, waited in seen]
     numbers = through(ScalingDecision(first, START, START), bounds, demands, seconds(7))
     assert all(bounds.least <= number <= bounds.most for number in numbers)
     for demand, number in zip(demands, numbers, strict=True):

@@ -137,7 +137,7 @@ def test_a_deleted_canary_takes_its_lease_with_it_and_frees_its_name(service: Se
     assert (row["status"], row["lease_until"]) == ("deleted", None)
 
 
-def test_of_two_creates_of_one_name_one_is_refused(service: Service) -> None:
+def test_one_of_two_creates_of_one_name_is_refused(service: Service) -> None:
     target = service.deployment("one")
 
     async def both() -> list[httpx.Response]:

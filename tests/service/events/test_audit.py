@@ -90,7 +90,7 @@ def test_reads_and_refusals_are_not_unless_somebody_asks_for_it(service: Service
         ("PATCH", "/v1/deployments/{id}", {"min_replicas": 3, "max_replicas": 2}, 422, "update_deployment"),
     ],
 )  # fmt: skip
-def test_whatever_touches_an_audited_deployment_leaves_one_row(
+def test_every_request_to_an_audited_deployment_leaves_one_row(
     service: Service, method: str, path: str, body: Any, status: int, action: str
 ) -> None:
     deployment = service.deployment("audited", **AUDITED)
@@ -131,7 +131,7 @@ def audited_model(service: Service) -> str:
     return service.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json()["fine_tuned_model"]
 
 
-def test_whatever_touches_the_model_of_an_audited_job_leaves_one_row(service: Service) -> None:
+def test_every_request_to_the_model_of_an_audited_job_leaves_one_row(service: Service) -> None:
     """The deployment itself does not ask for audit logging."""
     model = audited_model(service)
     deployment = service.deployment("plain", model_name=model)
@@ -170,7 +170,7 @@ def test_the_tokens_of_a_stream_stand_in_one_row_however_short_it_is(service: Se
         assert [one["prompt_tokens"] is None for one in written].count(True) == 1
 
 
-def test_whatever_touches_an_audited_job_leaves_one_row(service: Service) -> None:
+def test_every_request_to_an_audited_job_leaves_one_row(service: Service) -> None:
     job = service.job(**AUDITED)
     path = f"/v1/fine-tuning/jobs/{job}"
     for place in (path, "/v1/fine-tuning/jobs", f"{path}/metrics", f"{path}/logs"):
@@ -214,7 +214,7 @@ def test_a_refused_key_is_a_row_of_no_tenant_and_holds_nothing_of_the_key(servic
     assert fault(service) is None
 
 
-def test_who_shows_no_key_has_tried_none(service: Service) -> None:
+def test_a_request_without_a_key_is_no_failed_attempt(service: Service) -> None:
     assert service.call("GET", "/v1/models", None).status_code == 401
     assert nobodys(service) == []
 

@@ -192,7 +192,7 @@ def test_an_update_changes_what_it_names(service: Service) -> None:
     assert kinds == ["dataset.processed", "dataset.uploaded"]
 
 
-def test_what_waits_for_a_webhook_that_is_switched_off_is_dead(service: Service) -> None:
+def test_deliveries_waiting_for_a_disabled_webhook_are_dead(service: Service) -> None:
     webhook = create(service)
     service.dataset()
     off = service.call("PATCH", path_of(webhook), json={"active": False}).json()
@@ -283,7 +283,7 @@ RARELY = DeliveryTiming(waits=(timedelta(), timedelta(hours=1)))
 
 
 @pytest.mark.parametrize("local", [RARELY], indirect=True, ids=[""])
-def test_what_failed_is_retried_when_asked_under_the_same_id(
+def test_a_failed_delivery_is_retried_on_request_under_the_same_id(
     local: tuple[Service, Receiver],
 ) -> None:
     service, receiver = local

@@ -142,7 +142,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "param"), REFUSED)
-def test_what_does_not_fit_together_is_refused_by_name(
+def test_fields_that_contradict_each_other_are_refused_by_name(
     shared: Service, body: dict[str, Any], status: int, param: str
 ) -> None:
     made = shared.call("GET", "/v1/deployments").json()["deployments"]

@@ -61,7 +61,7 @@ def test_a_character_of_several_tokens_is_given_whole() -> None:
     assert [piece for piece in pieces if piece] == ["a", "🙂", "b"]
 
 
-def test_what_may_be_the_beginning_of_a_stop_text_waits_until_it_is_certain() -> None:
+def test_a_possible_beginning_of_a_stop_text_waits_until_it_is_certain() -> None:
     """Each character is a token, so the stop text spans several tokens."""
     completion = Completion(lambda tokens: "".join(map(chr, tokens)), ["END"])
     given_so_far = [completion.take(ord(letter)) for letter in "xENyEND"]
@@ -78,6 +78,6 @@ def test_a_beginning_that_stays_one_is_given_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("stops", [["b", "ab"], ["ab", "b"]])
-def test_of_two_stop_texts_in_one_token_the_first_counts(stops: list[str]) -> None:
+def test_the_first_of_two_stop_texts_in_one_token_counts(stops: list[str]) -> None:
     completion = Completion(lambda tokens: "xab" * len(tokens), stops)
     assert completion.take(1) == "x"

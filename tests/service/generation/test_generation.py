@@ -168,7 +168,7 @@ def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: S
     assert [one.result(120).status_code for one in running] == [200] * 2
 
 
-def test_what_outlasts_the_deadline_is_an_error_of_the_deployment(start: Start) -> None:
+def test_a_generation_beyond_the_deadline_is_an_error_of_the_deployment(start: Start) -> None:
     service = start(generate_timeout_s=0.2)
     deployment = service.deployment("one")
     service.engines.may_answer.clear()
@@ -203,7 +203,7 @@ def test_a_forced_delete_tells_its_running_generations_that_it_was_one(
     service.engines.may_answer.set()
 
 
-def test_who_is_to_blame_is_written_in_metrics_and_log_alike(service: Service) -> None:
+def test_metrics_and_log_blame_the_same_party(service: Service) -> None:
     deployment = service.deployment("one")
     service.call("POST", path_of(deployment), json={"prompt": "word " * 5000})
     service.call("POST", path_of(deployment), json={"prompt": "a", "max_tokens": 10_000})
@@ -227,7 +227,7 @@ def test_one_that_is_still_being_created_says_when_to_come_back(service: Service
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_never_fits_into_memory_is_refused_with_the_two_counts(
+def test_a_generation_that_never_fits_into_memory_is_refused_with_the_two_counts(
     service: Service, stream: bool
 ) -> None:
     deployment = service.deployment("one")

@@ -112,7 +112,7 @@ def test_a_refusal_is_a_plain_answer(service: Service, change: dict[str, Any], s
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, "validation_error")
 
 
-def test_what_fails_before_the_first_text_is_a_plain_answer(start: Start) -> None:
+def test_a_failure_before_the_first_text_is_a_plain_answer(start: Start) -> None:
     service = start(generate_timeout_s=0.2)
     deployment = service.deployment("one")
     service.engines.may_answer.clear()
@@ -123,7 +123,7 @@ def test_what_fails_before_the_first_text_is_a_plain_answer(start: Start) -> Non
     service.engines.may_answer.set()
 
 
-def test_what_fails_later_is_the_last_event_and_an_error_of_the_deployment(
+def test_a_later_failure_is_the_last_event_and_an_error_of_the_deployment(
     service: Service,
 ) -> None:
     """The test lets the deadline pass once there is text, because a short deadline could pass before."""

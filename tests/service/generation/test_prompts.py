@@ -112,7 +112,7 @@ def test_a_special_token_inside_another_is_text_as_well(tmp_path: Path) -> None:
     assert "a<|end|>b" in spelled(tokens, base)
 
 
-def test_what_cannot_be_text_is_refused_by_field(tmp_path: Path) -> None:
+def test_a_prompt_that_cannot_be_text_is_refused_by_field(tmp_path: Path) -> None:
     base = base_with(tmp_path, AddedToken("§", special=True, normalized=False))
     with pytest.raises(ValidationRefused) as refused:
         tokens_of("a § b", base=base)

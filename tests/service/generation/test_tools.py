@@ -282,7 +282,7 @@ def shared_path(shared: Service) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("sent", "status", "param"), REFUSED, ids=map(str, range(len(REFUSED))))
-def test_what_does_not_fit_is_refused_by_its_place(
+def test_a_tool_or_call_that_does_not_fit_is_refused_with_its_place(
     shared: Service, shared_path: str, sent: Any, status: int, param: str, stream: bool
 ) -> None:
     answer = shared.call("POST", shared_path, json={**ASKED, "stream": stream} | sent)

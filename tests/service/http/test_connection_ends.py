@@ -138,7 +138,7 @@ def test_the_next_head_on_a_kept_connection_has_an_end_too(service: Service) -> 
     assert b"HTTP/1.1 408" in received
 
 
-def test_whoever_was_answered_early_may_rest_before_the_next_request(service: Service) -> None:
+def test_a_caller_answered_early_may_rest_before_the_next_request(service: Service) -> None:
     """The rest of the body ends the timeout for the body, and must start only the one for an idle connection."""
     connection = connected(service)
     connection.sendall(POST % (b"/healthz", b"Content-Length: 4") + b"ab")
@@ -202,7 +202,7 @@ def test_an_answer_that_is_read_slowly_with_a_key_arrives(service: Service) -> N
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", GET % b"/openapi.json"])
-def test_a_caller_who_has_hung_up_one_side_leaves_nothing(service: Service, sent: bytes) -> None:
+def test_a_caller_who_closed_one_direction_leaves_nothing(service: Service, sent: bytes) -> None:
     connection = connected(service)
     connection.sendall(sent)
     connection.shutdown(socket.SHUT_WR)

@@ -51,7 +51,7 @@ def test_head_and_body_are_one_write() -> None:
     assert noted(answer) == [b"head body"]
 
 
-def test_what_is_long_does_not_wait() -> None:
+def test_a_write_of_a_full_buffer_does_not_wait() -> None:
     long = b"x" * WRITE_BUFFER_BYTES
 
     def answer(lingering: _LingeringTransport, done: list[Any]) -> None:
@@ -63,7 +63,7 @@ def test_what_is_long_does_not_wait() -> None:
     assert noted(answer) == [b"head " + long, b"end"]
 
 
-def test_what_was_written_goes_out_before_the_close_and_nothing_after_it() -> None:
+def test_written_bytes_go_out_before_the_close_and_nothing_after_it() -> None:
     def answer(lingering: _LingeringTransport, done: list[Any]) -> None:
         lingering.write(b"last words")
         lingering.close()

@@ -215,7 +215,7 @@ def _one_error(received: bytes, status: int) -> dict[str, Any]:
     return error
 
 
-def test_what_is_no_http_gets_the_one_error_body(serve: Serve) -> None:
+def test_bytes_that_are_not_http_get_the_one_error_body(serve: Serve) -> None:
     error = _one_error(_raw(serve, b"HELLO\r\n\r\n"), 400)
     assert error["code"] == "invalid_request_error"
 

@@ -54,7 +54,7 @@ def test_a_service_that_cannot_write_is_alive_and_not_ready(service: Service) ->
 
 
 @both_databases
-def test_whoever_asks_often_causes_one_write_a_second(service: Service) -> None:
+def test_frequent_health_checks_cause_one_write_a_second(service: Service) -> None:
     service.limit(ready_for_s=3600.0)
     service.rest()
     begun: list[str] = []

@@ -78,7 +78,7 @@ def test_an_address_ends_its_own_connections_first() -> None:
     assert len(table) == 4
 
 
-def test_what_comes_through_a_declared_proxy_is_no_strangers() -> None:
+def test_connections_of_a_declared_proxy_are_not_those_of_a_stranger() -> None:
     table = OpenConnections(ConnectionLimits(10, 2))
     proxied = admitted(table, None, 8)
     admitted(table, "hostile", 100)

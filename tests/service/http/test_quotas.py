@@ -62,7 +62,7 @@ def endpoint(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
         pytest.param(merge, {"maximum_dataset_bytes": 4 * len(jsonl(*LINES))}, id="bytes"),
     ],
 )
-def test_of_sixty_four_creates_at_the_quota_one_succeeds(
+def test_one_of_sixty_four_creates_at_the_quota_succeeds(
     start: Start, prepared: Callable[[Service], Any], settings: dict[str, int]
 ) -> None:
     service = start(**settings)

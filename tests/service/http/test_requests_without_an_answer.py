@@ -92,7 +92,7 @@ def asking(service: Service, path: str, **body: Any) -> Iterator[Task]:
 
 @pytest.mark.both_databases
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_hangs_up_in_the_queue_is_counted_by_deployment_and_endpoint(
+def test_a_disconnect_in_the_queue_is_counted_by_deployment_and_endpoint(
     service: Service, stream: bool
 ) -> None:
     """The request uses a socket, because only there can a caller disconnect."""
@@ -111,7 +111,7 @@ def test_who_hangs_up_in_the_queue_is_counted_by_deployment_and_endpoint(
     assert counted(service, deployment, endpoint_id=other) == Counts()
 
 
-def test_who_hangs_up_in_the_middle_of_a_stream_is_counted(service: Service) -> None:
+def test_a_disconnect_in_the_middle_of_a_stream_is_counted(service: Service) -> None:
     deployment = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
@@ -173,7 +173,7 @@ REFUSED: Mapping[str, dict[str, Any]] = {
 
 @pytest.mark.both_databases
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_the_deployment_itself_refuses_is_counted(service: Service, case: str) -> None:
+def test_a_refusal_by_the_deployment_itself_is_counted(service: Service, case: str) -> None:
     deployment = service.deployment("one")
     endpoint = service.canary("canary", {deployment: 100})
     path = f"/v1/endpoints/{endpoint}/generate"
@@ -182,7 +182,7 @@ def test_what_the_deployment_itself_refuses_is_counted(service: Service, case: s
     assert counted(service, deployment, endpoint_id=endpoint).refused == 1
 
 
-def test_what_is_refused_before_a_deployment_is_asked_is_not_counted(service: Service) -> None:
+def test_a_refusal_before_a_deployment_is_asked_is_not_counted(service: Service) -> None:
     deployment = service.deployment("one")
     path, body = path_of(deployment), {"prompt": "a"}
     less = service.key_headers("alice", frozenset({"metrics:read"}))

@@ -70,7 +70,7 @@ def test_a_model_that_replaced_another_of_its_name_is_read_again(tmp_path: Path)
     assert second.context_length == 64
 
 
-def test_what_is_being_added_or_is_no_model_is_not_offered(tmp_path: Path) -> None:
+def test_a_folder_that_is_being_added_or_is_no_model_is_not_offered(tmp_path: Path) -> None:
     folder = tmp_path / "base_models"
     place(folder, ".adding-1")
     place(folder, "own")

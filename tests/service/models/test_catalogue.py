@@ -86,7 +86,7 @@ def test_one_folder_is_served_in_one_format(tmp_path: Path) -> None:
     ],
     ids=["changes text", "drops white space", "not of bytes"],
 )
-def test_of_a_tokenizer_that_may_take_text_away_no_bound_is_known(
+def test_no_bound_is_known_for_a_tokenizer_that_may_remove_text(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     for file in TINY.iterdir():

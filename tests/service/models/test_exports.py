@@ -141,7 +141,7 @@ def test_a_hipaa_model_is_handed_out_only_where_the_operator_allows_it(
             assert "TUNESHIP_EXPORT_HIPAA_MODELS" in message
 
 
-def test_who_takes_a_model_away_is_in_the_audit_chain(service: Service) -> None:
+def test_the_audit_chain_names_who_exported_a_model(service: Service) -> None:
     model = service.model()
     content(service, model)
     content(service, "tuneship-tiny")
@@ -153,7 +153,7 @@ def test_who_takes_a_model_away_is_in_the_audit_chain(service: Service) -> None:
     assert found == [(200, model), (409, None)]
 
 
-def test_who_leaves_ends_the_work_and_leaves_nothing(service: Service) -> None:
+def test_a_disconnect_ends_the_export_and_leaves_nothing(service: Service) -> None:
     model = service.model()
     service.conversion.waits = True
     service.listen()
@@ -174,7 +174,7 @@ def test_who_leaves_ends_the_work_and_leaves_nothing(service: Service) -> None:
     service.until(lambda: content(service, model).status_code == 200)
 
 
-def test_what_a_killed_service_left_is_removed_and_what_runs_is_not(tmp_path: Path) -> None:
+def test_exports_of_a_killed_service_are_removed_and_running_ones_are_not(tmp_path: Path) -> None:
     killed = tmp_path / f"{EXPORTING}killed"
     killed.mkdir()
     (killed / "weights").write_text("plain")

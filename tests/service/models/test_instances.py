@@ -66,7 +66,7 @@ def test_an_operators_types_are_listed_behind_the_embedded_ones(service: Service
     assert (types[3]["cpus"], types[5]["gpus"], types[5]["compute_type"]) == (4096, 2, "gpu")
 
 
-def test_what_is_not_here_is_unavailable_whether_it_is_known_or_not(
+def test_an_absent_instance_type_is_unavailable_whether_it_is_known_or_not(
     service: Service,
 ) -> None:
     unavailable = (409, "instance_type_unavailable", "instance_type")
@@ -93,7 +93,7 @@ def test_a_gpu_makes_its_types_available_and_trains_but_our_engine_serves_on_cor
         assert create(service, **{field: value}) == (409, "instance_type_unavailable", field)
 
 
-def test_where_ray_places_agents_a_training_may_be_larger_than_this_machine_and_a_replica_has_one_size(
+def test_with_ray_a_training_may_be_larger_than_this_machine_and_a_replica_has_one_size(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "GPU_FOLDER", tmp_path / "gpus")

@@ -39,6 +39,6 @@ def test_a_release_that_compared_nothing_has_its_training_gates_only() -> None:
 
 
 @pytest.mark.parametrize("other", [{}, {"decisions": 3, "training_gates": []}, []])
-def test_what_is_no_result_file_is_refused(other: Any) -> None:
+def test_a_file_without_results_is_refused(other: Any) -> None:
     with pytest.raises((KeyError, TypeError, AttributeError)):
         release_gates(other)

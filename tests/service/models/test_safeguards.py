@@ -26,7 +26,7 @@ def asked(service: Service, kind: str, settings: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("kind", ["job", "deployment"])
 @pytest.mark.parametrize("name", ["audit_logging", "network_isolation"])
-def test_what_is_enforced_is_taken_and_shown(service: Service, kind: str, name: str) -> None:
+def test_enforced_settings_are_accepted_and_shown(service: Service, kind: str, name: str) -> None:
     created = asked(service, kind, {name: True})
     assert created.status_code == 201, created.text
     collection = "fine-tuning/jobs" if kind == "job" else "deployments"
@@ -158,7 +158,7 @@ def test_a_declared_proxy_has_to_say_the_address_and_the_scheme(
 @pytest.mark.parametrize(
     ("name", "value"), [("network_isolation", True), ("encryption_level", "maximum")]
 )
-def test_what_an_engine_of_others_cannot_keep_is_refused(
+def test_safeguards_that_a_foreign_engine_cannot_keep_are_refused(
     start: Callable[..., Service], tmp_path: Path, name: str, value: Any
 ) -> None:
     file = tmp_path / "models.yaml"

@@ -281,7 +281,7 @@ def test_totals_never_fall_and_count_nothing_twice_when_storing_fails(service: S
     assert value(scraped(service), "tuneship_generations_total") == 5
 
 
-def test_what_runs_and_waits_is_seen_while_it_does(service: Service) -> None:
+def test_running_and_waiting_requests_are_seen_while_they_do(service: Service) -> None:
     deployment = service.deployment("slow")
     service.engines.may_answer.clear()
     asking = service.ask("POST", f"/v1/deployments/{deployment}/generate", json={"prompt": "x"})

@@ -270,7 +270,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(
     assert client.files.delete(made.input_file_id).deleted
 
 
-def test_what_was_uploaded_is_not_read_back_and_answers_need_the_scope_to_ask(
+def test_an_upload_is_not_read_back_and_answers_need_the_scope_to_ask(
     client: openai.OpenAI, answering: Service
 ) -> None:
     done = ended(client, answering, started(client, request("a")))

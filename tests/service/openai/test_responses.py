@@ -111,7 +111,7 @@ def test_a_fault_of_the_deployment_is_a_server_error(
     assert caught.value.type == "server_error"
 
 
-def test_what_fails_after_the_first_text_ends_the_stream_as_failed(service: Service) -> None:
+def test_a_failure_after_the_first_text_ends_the_stream_as_failed(service: Service) -> None:
     deployment = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2

@@ -203,7 +203,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("fault", "kind"), REFUSALS.values(), ids=REFUSALS)
-def test_what_waiting_cannot_change_fails_at_once(
+def test_a_fault_that_waiting_cannot_change_fails_at_once(
     case: Case, fault: Fault, kind: type[Exception]
 ) -> None:
     case.spoil(fault, for_ever=True)

@@ -218,5 +218,5 @@ CASES = [
 
 
 @pytest.mark.parametrize(("victim", "point"), CASES)
-def test_whoever_is_killed_at_whatever_point(release: Release, victim: str, point: str) -> None:
+def test_every_kill_at_every_point(release: Release, victim: str, point: str) -> None:
     VICTIMS[victim](release, BY_NAME[point])

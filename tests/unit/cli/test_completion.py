@@ -16,7 +16,7 @@ from tuneship.cli.completion import join_at_colons
         ("tuneship generate dep_1 'a b: c' --j", 4, "tuneship generate dep_1 'a b: c' --j", 4, ""),
     ],
 )  # fmt: skip
-def test_what_bash_has_split_at_colons_is_one_word(
+def test_words_that_bash_split_at_colons_are_one_word(
     words: str, cursor: int, joined: str, place: int, kept: str
 ) -> None:
     environment = {"COMP_WORDS": words, "COMP_CWORD": str(cursor)}
@@ -33,7 +33,7 @@ def test_what_bash_has_split_at_colons_is_one_word(
         {"COMP_CWORD": "3"},
     ],
 )
-def test_what_cannot_be_read_stays(environment: dict[str, str]) -> None:
+def test_unreadable_completion_variables_stay(environment: dict[str, str]) -> None:
     before = dict(environment)
     assert join_at_colons(environment) == ""
     assert environment == before

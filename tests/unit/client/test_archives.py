@@ -30,7 +30,7 @@ def test_an_archive_holds_what_the_service_needs_and_nobodys_name(adapter: Path)
     assert {(one.uid, one.gid, one.uname, one.mtime) for one in members} == {(0, 0, "", 0)}
 
 
-def test_what_is_no_adapter_is_refused_by_its_place(adapter: Path) -> None:
+def test_an_archive_that_is_no_adapter_is_refused_with_its_place(adapter: Path) -> None:
     with pytest.raises(SourceError, match="gone: no such directory"), archive_of(adapter / "gone"):
         pass
     (adapter / WEIGHTS).unlink()

@@ -110,7 +110,9 @@ def test_the_last_failure_is_raised_when_none_succeeds() -> None:
         (httpx.Response(302, headers={"Location": "http://evil"}), ApiError),
     ],
 )
-def test_what_cannot_pass_is_not_repeated(answer: httpx.Response, raised: type) -> None:
+def test_a_request_that_cannot_succeed_is_not_repeated(
+    answer: httpx.Response, raised: type
+) -> None:
     (error, left), pauses = talk(answer, GOOD)
     assert (type(error), left, pauses) == (raised, 1, [])
 
@@ -158,7 +160,7 @@ def tls_failure() -> Exception:
 @pytest.mark.parametrize(
     "failure", [tls_failure(), httpx.UnsupportedProtocol("ftp"), httpx.InvalidURL("x")]
 )
-def test_what_must_fail_again_is_not_repeated(failure: Exception) -> None:
+def test_a_request_that_must_fail_again_is_not_repeated(failure: Exception) -> None:
     (error, left), pauses = talk(failure, GOOD)
     assert (type(error), left, pauses) == (ServiceUnreachable, 1, [])
     assert not error.retryable

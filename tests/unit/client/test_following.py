@@ -77,7 +77,7 @@ def test_a_broken_line_is_opened_again_behind_the_last_event() -> None:
     assert len(played.pauses) == 3
 
 
-def test_what_comes_starts_the_count_of_failures_anew() -> None:
+def test_an_arriving_line_resets_the_count_of_failures() -> None:
     quiet = (KEEP_ALIVE,)
     assert PlayedConnections(*[quiet] * 9, (log(1), DONE)).found == ["line 1"]
     with pytest.raises(ServiceUnreachable, match="broke off"):
@@ -116,7 +116,7 @@ def test_events_of_a_later_release_are_passed_over() -> None:
     ],
     ids=["no stream", "no JSON", "field missing", "no UTF-8", "endless line", "endless event"],
 )
-def test_what_is_no_stream_of_this_contract_is_a_bad_response(line: Any) -> None:
+def test_a_stream_outside_this_contract_is_a_bad_response(line: Any) -> None:
     with pytest.raises(BadResponse) as raised:
         PlayedConnections(line)
     assert "patient" not in str(raised.value)

@@ -74,7 +74,7 @@ def test_an_endpoint_is_streamed_alike() -> None:
         assert [len(one) for one in found] == [2, 2]
 
 
-def test_what_breaks_off_raises_the_services_error() -> None:
+def test_a_stream_that_breaks_off_raises_the_services_error() -> None:
     with pytest.raises(InternalError, match="busy") as raised:
         both_lists(PlayedAnswers((ONE, BROKEN)), stream)
     assert raised.value.request_id == "req_1"

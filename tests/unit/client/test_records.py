@@ -241,7 +241,7 @@ def test_fields_that_only_some_objects_have_come_out_of_parquet_as_missing(tmp_p
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, pd.NA, pd.NaT, np.float32("nan")])
-def test_what_pandas_calls_missing_is_missing(missing: Any) -> None:
+def test_values_that_pandas_calls_missing_are_missing(missing: Any) -> None:
     frame = pd.DataFrame({"instruction": ["a", "b"], "response": ["c", missing]}, dtype=object)
     expected = [{"instruction": "a", "response": "c"}, {"instruction": "b"}]
     assert list(records(frame)) == expected
@@ -304,7 +304,7 @@ def test_a_dataset_dict_asks_for_a_split() -> None:
 
 
 @pytest.mark.parametrize("source", [7, None, b"text", bytearray(b"x")])
-def test_what_has_no_rows_is_refused(source: Any) -> None:
+def test_records_without_rows_are_refused(source: Any) -> None:
     expected = f"the source is of type {type(source).__name__}, and must be a path, an open file,"
     assert refusal(source).startswith(expected)
 

@@ -101,7 +101,7 @@ def test_json_lines_are_sent_as_they_are(tmp_path: Path, temporary_folder: Path)
     assert sent == [content] * 4
 
 
-def test_what_comes_through_a_pipe_is_sent_as_it_is_and_can_be_sent_again() -> None:
+def test_input_through_a_pipe_is_sent_as_it_is_and_can_be_sent_again() -> None:
     content, sent = b'{"instruction":"a" }\n' * 5000, list[bytes]()
 
     def handle(request: httpx.Request) -> httpx.Response:

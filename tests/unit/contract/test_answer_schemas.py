@@ -66,7 +66,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("schema", "place"), REFUSED, ids=[str(number) for number in range(len(REFUSED))]
 )
-def test_what_cannot_be_followed_is_refused_by_its_place(
+def test_a_schema_that_cannot_be_followed_is_refused_with_its_place(
     schema: dict[str, Any], place: str
 ) -> None:
     with pytest.raises(SchemaRefused) as caught:
@@ -135,7 +135,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(KEYWORDS), ANYTHING, max_size=3))
-def test_whatever_comes_is_read_or_refused_without_its_words(schema: dict[str, Any]) -> None:
+def test_any_schema_is_read_or_refused_without_its_words(schema: dict[str, Any]) -> None:
     try:
         read = read_schema(schema)
     except SchemaRefused as refusal:

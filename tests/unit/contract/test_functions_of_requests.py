@@ -64,7 +64,9 @@ def test_turns_and_functions_are_written_as_templates_want_them() -> None:
         ({"tool_choice": "required", "allowed_tools": ["explain"]}, ["explain"]),
     ],
 )
-def test_what_may_be_called(more: dict[str, Any], names: list[str]) -> None:
+def test_callable_functions_are_those_the_request_allows(
+    more: dict[str, Any], names: list[str]
+) -> None:
     tools = [TOOL, {"type": "function", "function": {"name": "explain"}}]
     read = Generate.model_validate({**body(), "tools": tools, **more})
     assert [tool.function.name for tool in read.callable_tools] == names
@@ -103,7 +105,7 @@ def test_what_may_be_called(more: dict[str, Any], names: list[str]) -> None:
         ({}, "is required"),
     ],
 )
-def test_what_does_not_fit_together_is_named(wrong: dict[str, Any], message: str) -> None:
+def test_fields_that_contradict_each_other_are_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Generate.model_validate(wrong)
 

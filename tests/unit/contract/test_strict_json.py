@@ -89,7 +89,7 @@ def test_a_long_text_may_hold_any_number_of_marks() -> None:
         pytest.param('{"a":[1,1e999]}', "invalid_json", id="no double"),
     ],
 )
-def test_what_parsers_disagree_about_is_refused(document: str, fault: str) -> None:
+def test_json_that_parsers_disagree_about_is_refused(document: str, fault: str) -> None:
     assert fault_of(document.encode()).partition(":")[0] == fault
 
 

@@ -105,7 +105,7 @@ def test_each_architecture_of_a_gguf_file_keeps_its_answers(tmp_path: Path, fami
         ("mistral", "its attention has a sliding window"),
     ],
 )
-def test_what_llama_cpp_would_read_otherwise_is_refused(
+def test_a_model_that_llama_cpp_would_read_differently_is_refused(
     tmp_path: Path, family: str, why: str
 ) -> None:
     base = build_family(tmp_path / "base", family)

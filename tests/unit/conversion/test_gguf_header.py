@@ -133,7 +133,7 @@ def test_another_version_is_refused(content: bytes, tmp_path: Path) -> None:
     ],
     ids=("rope factor", "experts", "biases"),
 )
-def test_what_transformers_would_leave_out_is_refused(
+def test_tensors_that_transformers_would_leave_out_are_refused(
     checkpoint: Path, tmp_path: Path, change: Callable[[Any], object], why: str
 ) -> None:
     assert why in refusal(write_gguf(checkpoint, tmp_path / "a.gguf", change=change))

@@ -333,7 +333,7 @@ def test_the_status_counts_however_long_the_answer(outbox: Outbox) -> None:
     asyncio.run(story())
 
 
-def test_what_was_in_the_air_when_the_process_died_is_sent_again(outbox: Outbox) -> None:
+def test_a_delivery_in_flight_when_the_process_died_is_sent_again(outbox: Outbox) -> None:
     """The deliverer is cut off between sending and writing the result, as `kill -9` would do."""
 
     async def story() -> None:
@@ -502,7 +502,7 @@ def test_tls_asks_for_the_name_and_believes_only_known_authorities(
     assert asyncio.run(story(TRUST, "receiver.test"))[0] == DeliveryOutcome("tls_failed")
 
 
-def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
+def test_an_outcome_that_cannot_be_recorded_is_recorded_later_without_another_call(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = DeliveryTiming(record_again_s=0.001)

@@ -91,7 +91,7 @@ def register(serve: Serve, node: Node, name: str) -> tuple[str, str]:
     return created.id, created.secret
 
 
-def test_what_we_sign_is_taken_and_nothing_else(node: Node) -> None:
+def test_only_what_we_signed_is_accepted(node: Node) -> None:
     secret, other = new_secret(), new_secret()
     seconds = int(datetime.now(UTC).timestamp())
     body = json.dumps({"id": "evt_1", "data": {"object": "dataset"}}).encode()

@@ -124,7 +124,7 @@ def hangs_from(look: int) -> Callable[..., tuple[Any, Any]]:
     return answers
 
 
-def test_who_waits_too_long_counts_as_slow_before_the_request_ends() -> None:
+def test_a_caller_who_waits_too_long_counts_as_slow_before_the_request_ends() -> None:
     rollout = Rollout(plan_with(), counted(), counts_callers=True, answers=hangs_from(2)).begin()
     first, second = rollout.look(), rollout.look()
     assert (first.hanging_candidate, second.hanging_candidate) == ((), (3, 2))
@@ -270,7 +270,7 @@ def test_a_bake_longer_than_a_step_may_be_is_no_reason_to_go_back() -> None:
     assert Rollout(plan, Steady()).begin().run().verdict is Verdict.BAKED
 
 
-def test_who_loses_the_proof_in_the_bake_never_gets_the_rest() -> None:
+def test_a_candidate_that_loses_its_proof_in_the_bake_never_gets_the_rest() -> None:
     """Errors stay just below harm, so there is no reason for a rollback, and none for all traffic either."""
     plan = plan_with(bake_weight=90, bake_looks=20, max_looks_per_step=25)
     drifting = Steady(requests=6000, errors=lambda _, weight: 0.024 if weight == 90 else 0.003)
@@ -287,7 +287,7 @@ def replace_error_gate(plan: CanaryPlan) -> CanaryPlan:
     return CanaryPlan.model_validate(plan.model_dump() | {"error_gate": limits})
 
 
-def test_what_both_suffer_in_the_bake_rolls_nobody_back() -> None:
+def test_harm_to_both_in_the_bake_rolls_nobody_back() -> None:
     def make(bucket: int, weight: int) -> tuple[Served, Served]:
         share = 0.1 if 24 <= bucket <= 26 else 0.003
         n_c = 6 * weight
@@ -336,7 +336,7 @@ def test_a_cold_start_alone_does_not_roll_back() -> None:
     )
 
 
-def test_what_stays_slow_after_the_warm_up_is_rolled_back_as_soon_as_that_is_over() -> None:
+def test_a_candidate_still_slow_after_its_warm_up_is_rolled_back_right_then() -> None:
     slow = Steady(quantiles=(440.0, 1800.0, 4500.0))
     rollout = Rollout(plan_with(), slow).begin()
     last = rollout.run()

@@ -170,7 +170,7 @@ def test_a_failed_candidate_goes_back_at_once() -> None:
 
 
 @pytest.mark.parametrize("candidate", ["running", "failed"])
-def test_without_a_baseline_there_is_no_way_back(candidate: str) -> None:
+def test_without_a_baseline_no_rollback_is_possible(candidate: str) -> None:
     rollout = Rollout(
         plan_with(),
         Steady(),

@@ -60,7 +60,7 @@ def test_a_thousand_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
     assert_within_bounds(kind, runs_of(kind, range(10_000, 11_000), **LIVE_BAKE))
 
 
-def test_formula_1_promoted_those_whose_callers_hang_up() -> None:
+def test_formula_1_promoted_those_whose_callers_disconnect() -> None:
     """A rollout on which callers disconnect shows why the counts of callers are needed."""
     kind = KINDS["30 % hang, callers wait 10 s"]
     assert roll_out(kind, 1, before=True).is_promoted

@@ -232,7 +232,7 @@ def test_an_empty_bucket_changes_nothing(
 
 
 @given(buckets(), limits, st.lists(st.integers(0, 12), max_size=4, unique=True))
-def test_what_is_remembered_of_earlier_looks_changes_no_number(
+def test_remembering_earlier_looks_changes_no_number(
     counts: list[BucketCounts], gate: Limits, starts: list[int]
 ) -> None:
     terms, idle = evidence.step_terms(sorted(starts), 4)

@@ -37,7 +37,7 @@ def test_the_same_traffic_has_the_same_forecast() -> None:
     assert forecast_for.__wrapped__(300.0, 0.005) == forecast_for(300.0, 0.005)
 
 
-def test_what_cannot_be_proven_is_said_with_its_reason() -> None:
+def test_a_plan_that_can_prove_nothing_is_reported_with_its_reason() -> None:
     few = forecast_for(3.0)
     assert few.promote_minutes is None
     assert [one.what for one in few.unprovable] == ["insufficient_data"]

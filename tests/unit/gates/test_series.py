@@ -61,7 +61,7 @@ def test_order_and_duplicates_of_timestamps_do_not_matter(random: Any, extended:
     assert read_series(*mixed, "1m") == expected
 
 
-def test_of_two_entries_for_a_bucket_the_last_wins() -> None:
+def test_the_last_of_two_entries_for_a_bucket_wins() -> None:
     one, other = both(extended=False)
     other["metrics"]["throughput"]["timestamps"].append("2026-01-01T00:02:00+00:00")
     other["metrics"]["throughput"]["requests_per_second"].append(1.0)
@@ -130,7 +130,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("spoil", BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_counted_is_unusable(spoil: Any) -> None:
+def test_a_series_that_cannot_be_counted_is_unusable(spoil: Any) -> None:
     one, other = both(extended=False)
     spoil(other)
     with pytest.raises(Unusable):

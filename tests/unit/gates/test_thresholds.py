@@ -178,6 +178,6 @@ def test_a_record_keeps_the_thresholds_and_reads_older_lines_without_them() -> N
         ({"error_rate": 1}, "Extra inputs"),
     ],
 )
-def test_what_a_threshold_cannot_mean_is_refused(thresholds: dict[str, Any], said: str) -> None:
+def test_a_threshold_without_a_meaning_is_refused(thresholds: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         plan_with(thresholds=thresholds)

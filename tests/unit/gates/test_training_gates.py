@@ -192,7 +192,7 @@ def test_too_few_validation_examples_decide_nothing(examples: int | None) -> Non
     assert (verdict.decision, verdict.reason) == ("hold", "T8 enough data")
 
 
-def test_reject_beats_hold() -> None:
+def test_reject_overrules_hold() -> None:
     verdict = judge(
         replace(JOB, validation_examples=1), champion=replace(CHAMPION, best_validation_loss=0.1)
     )
@@ -280,7 +280,7 @@ def test_one_answer_that_is_not_sensible_rejects(bad: SmokeAnswer) -> None:
 @pytest.mark.parametrize(
     ("slow", "state"), [(1, "pass"), (5, "pass"), (6, "reject"), (10, "reject")]
 )
-def test_who_is_slower_on_most_prompts_is_slower_and_a_stall_is_not(slow: int, state: str) -> None:
+def test_a_model_slower_on_most_prompts_is_slower_and_a_stall_is_not(slow: int, state: str) -> None:
     stalled = replace(GOOD, latency_ms=301.0)
     answers = [*[stalled] * slow, *[GOOD] * (10 - slow)]
     judged = judge_smoke([GOOD] * 10, answers)

@@ -136,7 +136,7 @@ def test_at_a_twentieth_of_the_traffic_its_errors_are_found_two_hours_later() ->
         ("refused", Behaviour(refused=0.15)),
     ],
 )
-def test_what_turns_bad_after_days_is_found_within_two_hours(
+def test_a_deployment_that_turns_bad_after_days_is_found_within_two_hours(
     gate: str, behaviour: Behaviour
 ) -> None:
     turned = 3 * 96 + 40
@@ -197,7 +197,7 @@ def test_one_caller_who_repeats_a_failing_request_decides_in_no_single_quarter_h
     assert first_reports([*buckets[:-1], replace(buckets[-1], candidate=many)], [5]) == {"error": 5}
 
 
-def test_what_a_server_does_not_publish_is_not_weighed_and_the_rest_is() -> None:
+def test_metrics_a_server_does_not_publish_are_not_weighed_and_the_rest_is() -> None:
     buckets = drawn(later(Behaviour(errors=0.1), 6), 8)
     bare = answer(buckets)
     for name in ("cancelled_count", "refused_count", "error_callers"):

@@ -95,7 +95,7 @@ def test_a_merged_row_says_what_its_requests_say(
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4))
-def test_what_was_stored_is_read_again_bit_for_bit(
+def test_stored_columns_are_read_back_bit_for_bit(
     windows: list[list[tuple[RequestOutcome, float]]],
 ) -> None:
     whole = derived([window_of(one) for one in windows])

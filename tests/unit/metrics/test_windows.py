@@ -41,7 +41,7 @@ def test_merging_is_associative_and_loses_nothing(
 
 
 @pytest.mark.parametrize("outcome", [RequestOutcome.CANCELLED, RequestOutcome.REFUSED])
-def test_what_ends_without_an_answer_is_counted_apart_and_is_no_request(
+def test_a_call_without_an_answer_is_counted_apart_and_is_no_request(
     outcome: RequestOutcome,
 ) -> None:
     window = MetricWindow()
@@ -131,7 +131,7 @@ def test_a_recorder_loses_nothing_while_it_is_emptied() -> None:
     assert stored.request_count == 8000
 
 
-def test_what_could_not_be_stored_is_kept_and_counted_once() -> None:
+def test_counts_that_could_not_be_stored_are_kept_and_counted_once() -> None:
     recorder = Recorder()
     recorder.record(OBSERVATION)
 

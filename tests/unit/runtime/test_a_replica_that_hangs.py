@@ -29,7 +29,7 @@ async def hang(group: ReplicaSet, engines: PlayedEngines) -> None:
     engines.replicas[0].hangs = True
 
 
-def test_who_stops_loading_a_model_on_it_has_stopped(
+def test_a_cancelled_load_of_a_model_on_it_has_stopped(
     pool: ReplicaPool, engines: PlayedEngines, tmp_path: Path
 ) -> None:
     """The adapter is loaded, and its check waits for a token when the service ends."""

@@ -222,7 +222,7 @@ def test_it_refuses_what_it_cannot_use(started: Callable[..., "subprocess.Popen[
 
 
 @pytest.mark.slow
-def test_what_a_killed_agent_left_is_removed_by_the_next_one(
+def test_files_of_a_killed_agent_are_removed_by_the_next_one(
     started: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -98,7 +98,7 @@ def test_each_service_gets_its_own_answers(engines: PlayedEngines, tmp_path: Pat
     playing(engines, tmp_path, act)
 
 
-def test_what_a_service_asked_for_is_cancelled_when_it_goes(
+def test_requests_of_a_service_are_cancelled_when_it_disconnects(
     engines: PlayedEngines, tmp_path: Path
 ) -> None:
     async def act(agent: PlayedAgent) -> None:
@@ -139,7 +139,7 @@ def test_the_agent_obeys_the_latest_leader_alone(
 
 
 @pytest.mark.parametrize("operation", ["serve", "stop", "unload"])
-def test_who_does_not_lead_changes_nothing(
+def test_a_service_that_does_not_lead_changes_nothing(
     engines: PlayedEngines, tmp_path: Path, operation: str
 ) -> None:
     async def act(agent: PlayedAgent) -> None:

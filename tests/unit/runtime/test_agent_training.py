@@ -256,7 +256,7 @@ def test_a_leader_that_comes_back_reads_on(
     asyncio.run(run())
 
 
-def test_what_a_lost_connection_has_asked_is_not_answered_over_the_next(
+def test_a_request_of_a_lost_connection_is_not_answered_over_the_next(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both number their questions from 0, so the leader would take lines that it has for those behind them."""
@@ -304,7 +304,7 @@ def test_a_node_that_dies_before_it_is_ready_is_given_up(
 
 
 @pytest.mark.parametrize("fault", ["digest", "missing", "isolation", "disk"])
-def test_what_a_node_cannot_do_is_refused(
+def test_a_training_that_a_node_cannot_do_is_refused(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     order, named = order_for(base), "is another one"
@@ -351,7 +351,7 @@ def test_what_a_node_cannot_do_is_refused(
         ),
     ],
 )
-def test_who_breaks_the_protocol_is_disconnected(
+def test_a_peer_that_breaks_the_protocol_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: list[dict[str, Any]]
 ) -> None:
     async def run() -> None:

@@ -155,7 +155,7 @@ def test_the_requests_of_others_count(engines: PlayedEngines, tmp_path: Path) ->
     playing(engines, tmp_path, act)
 
 
-def test_what_the_leader_has_unloaded_is_loaded_again_for_the_next_request(
+def test_an_adapter_the_leader_unloaded_is_loaded_again_for_the_next_request(
     engines: PlayedEngines, tmp_path: Path
 ) -> None:
     adapter = adapter_in(tmp_path)

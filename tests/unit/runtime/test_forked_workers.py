@@ -204,7 +204,7 @@ def test_a_worker_whose_server_dies_before_the_fork_has_ended(
         ("import nothing_of_that_name\n", "ModuleNotFoundError"),
     ],
 )
-def test_where_the_server_cannot_fork_workers_are_started_from_then_on(
+def test_workers_are_started_once_the_server_cannot_fork(
     start: Callable[..., Worker],
     write: Write,
     server_log: Path,

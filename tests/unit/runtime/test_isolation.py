@@ -213,7 +213,7 @@ def test_a_kernel_without_landlock_isolates_nobody() -> None:
     assert printed(*NO_LANDLOCK, "-c", program) == "the kernel has no Landlock: ENOSYS\n"
 
 
-def test_where_files_cannot_be_closed_the_network_is_nevertheless() -> None:
+def test_the_network_is_closed_even_if_files_cannot_be() -> None:
     program = (
         "from tuneship.runtime.isolation import *\nfrom tuneship.runtime.landlock import Places\n"
         f"isolate(Places(), is_needed=False)\n{TRIES_A_SOCKET}"
@@ -221,7 +221,7 @@ def test_where_files_cannot_be_closed_the_network_is_nevertheless() -> None:
     assert printed(*NO_LANDLOCK, "-c", program) == "no\n"
 
 
-def test_where_landlock_knows_no_signals_the_filter_lets_through_those_to_oneself() -> None:
+def test_without_signals_in_landlock_the_filter_lets_a_process_signal_only_itself() -> None:
     program = (
         "import os\nfrom tuneship.runtime import isolation\nfrom tuneship.runtime.landlock import Places\n"
         "isolation.confine = lambda _: 5\n"

@@ -316,7 +316,7 @@ def test_closing_leaves_nothing_to_run(group: ReplicaSet, engines: PlayedEngines
     asyncio.run(run())
 
 
-def test_whoever_waits_for_more_does_not_when_fewer_are_wanted_meanwhile(
+def test_waiting_for_more_replicas_ends_when_fewer_are_wanted(
     group: ReplicaSet, engines: PlayedEngines
 ) -> None:
     async def run() -> None:

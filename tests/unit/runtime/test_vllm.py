@@ -514,7 +514,7 @@ def test_it_ends_with_the_service_and_so_do_its_own_processes(servers: PlayedSer
     asyncio.run(until_async(lambda: not servers.folders()))
 
 
-def test_closing_fails_what_is_under_way(servers: PlayedServers) -> None:
+def test_closing_fails_what_is_in_flight(servers: PlayedServers) -> None:
     async def run() -> None:
         opened = await servers.open()
         generation = opened.link.generate(ask(Trouble.SILENT))

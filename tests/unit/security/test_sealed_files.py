@@ -64,7 +64,7 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_was_changed_cut_off_or_reordered_is_damaged(
+def test_a_file_that_was_changed_cut_off_or_reordered_is_damaged(
     tmp_path: Path, change: Callable[[bytes], bytes]
 ) -> None:
     file = tmp_path / "data"

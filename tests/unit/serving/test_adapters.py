@@ -62,7 +62,7 @@ def test_the_scale_follows_the_rules_of_peft(
         ({"peft_type": "IA3"}, "does not describe a LoRA"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_settings_that_cannot_be_honoured_are_refused_by_name(
     adapter: Path, options: dict[str, object], message: str
 ) -> None:
     write(adapter, {"peft_type": "LORA", "r": 2, "lora_alpha": 4, **options})

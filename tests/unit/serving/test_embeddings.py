@@ -113,7 +113,7 @@ def test_every_architecture_has_the_vectors_of_transformers_and_of_peft(
     check_same(vectors[1], reference_vectors(peft, tuned))
 
 
-def test_what_else_is_in_a_pass_changes_a_vector_by_no_more_than_rounding(
+def test_other_texts_in_a_pass_change_a_vector_by_no_more_than_rounding(
     base: Path, adapters: Mapping[str, Path]
 ) -> None:
     embedder = Embedder(build(base, adapters, rows=2))

@@ -128,7 +128,7 @@ def check_answers(
         *((kind, OWN_SHAPES.get(kind, {}), f"{kind} models") for kind in sorted(NOT_SERVED)),
     ],
 )
-def test_what_is_not_plain_causal_attention_is_refused(
+def test_attention_that_is_not_plainly_causal_is_refused(
     tmp_path: Path, kind: str, options: dict[str, object], reason: str
 ) -> None:
     save(tmp_path, kind, **options)

@@ -122,7 +122,7 @@ def random_answer(grammar: str, seed: int) -> str | None:
 
 
 @given(SCHEMAS, LEAVES, st.integers(0, 9))
-def test_whatever_a_grammar_lets_through_fits_its_schema(
+def test_every_text_a_grammar_accepts_fits_its_schema(
     part: dict[str, Any], leaf: dict[str, Any], seed: int
 ) -> None:
     parts = {"leaf": leaf, "list": {"type": "array", "items": {"$ref": "#"}}}

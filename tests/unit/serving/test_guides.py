@@ -212,7 +212,7 @@ def test_a_finished_or_cancelled_answer_leaves_no_guide_behind() -> None:
 @pytest.mark.parametrize(
     "schema", [{"not": {}}, {"type": "array", "uniqueItems": True}, {"$ref": "http://a/b"}]
 )
-def test_what_cannot_be_followed_is_not_usable(schema: dict[str, object]) -> None:
+def test_a_guide_that_cannot_be_followed_is_not_usable(schema: dict[str, object]) -> None:
     assert not is_usable(grammar_of(schema))
     with pytest.raises(GrammarRefused):
         engine()[1].guide(grammar_of(schema), STOPS)

@@ -142,7 +142,7 @@ def test_an_adapter_of_the_same_name_does_not_use_what_its_predecessor_computed(
     assert reused(engine) == 0
 
 
-def test_what_is_not_finite_is_not_used_again(
+def test_values_that_are_not_finite_are_not_used_again(
     base: Path, adapters: Mapping[str, Path], tmp_path: Path, references: Mapping[str | None, Any]
 ) -> None:
     engine = build(base, {"sick": exploding(adapters["narrow"], tmp_path / "sick")}, rows=2)
@@ -153,7 +153,7 @@ def test_what_is_not_finite_is_not_used_again(
     assert run(engine, [ask(7)]) == [expected(references[None], ask(7))]
 
 
-def test_of_a_cancelled_prompt_nothing_is_used_that_nobody_looked_at(
+def test_nothing_of_a_cancelled_prompt_is_used_that_nobody_looked_at(
     base: Path, references: Mapping[str | None, Any]
 ) -> None:
     engine = build(base, {}, rows=3, prompt_tokens=10)
@@ -169,7 +169,7 @@ def test_of_a_cancelled_prompt_nothing_is_used_that_nobody_looked_at(
         assert reused(engine) == known
 
 
-def test_of_a_cancelled_answer_the_prompt_and_what_was_generated_are_used(
+def test_the_prompt_and_the_generated_tokens_of_a_cancelled_answer_are_used(
     base: Path, references: Mapping[str | None, Any]
 ) -> None:
     engine = build(base, {}, rows=3)
@@ -181,7 +181,7 @@ def test_of_a_cancelled_answer_the_prompt_and_what_was_generated_are_used(
     assert reused(engine) == len(QUESTION) + 1 + 4
 
 
-def test_what_the_cache_gave_back_is_not_used(
+def test_slots_the_cache_released_are_not_used(
     base: Path, references: Mapping[str | None, Any]
 ) -> None:
     engine = build(base, {}, rows=4, kept_bytes=0)
@@ -255,7 +255,7 @@ def test_the_longest_common_beginning_is_found_and_its_own_row_when_nobody_runs_
     assert found(rows, TOKENS[: MIN_PREFIX_TOKENS - 1]) is None
 
 
-def test_who_finds_nothing_gets_an_empty_row_or_the_one_left_first(rows: KvSlots) -> None:
+def test_a_request_without_a_match_gets_an_empty_slot_or_the_one_left_first(rows: KvSlots) -> None:
     ran = [join(rows, TOKENS, queue=queue) for queue in "abcd"]
     for place in (2, 0, 3):
         rows.release(ran[place])
@@ -279,7 +279,7 @@ def test_as_many_deployments_as_rows_find_their_own_whoever_comes_first(
             assert (ran[queue].slot, ran[queue].cached) == (before.slot, 50)
 
 
-def test_what_lies_beyond_the_storage_is_forgotten_and_who_runs_there_moves(
+def test_slots_beyond_the_storage_are_forgotten_and_requests_running_there_move(
     rows: KvSlots,
 ) -> None:
     ran = [join(rows, TOKENS, queue=queue) for queue in "abcd"]
@@ -318,7 +318,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=150)
 @given(EVENTS, st.sampled_from([9, 2000]), st.sampled_from([None, 150]))
-def test_what_is_known_of_a_row_is_what_the_cache_holds(
+def test_the_recorded_tokens_of_a_slot_are_those_the_cache_holds(
     model: CausalModel,
     adapters: Mapping[str, Path],
     events: list[tuple[Any, ...]],

@@ -58,7 +58,7 @@ def test_each_answers_the_same_when_its_adapter_is_merged(tmp_path: Path, kind: 
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in sorted(names)]
 )
-def test_what_a_configuration_leaves_to_its_architecture_is_not_guessed_here(
+def test_values_a_configuration_leaves_to_its_architecture_are_not_guessed(
     tmp_path: Path, kind: str, name: str
 ) -> None:
     """Transformers knows the default of each setting, and reports it where that does not fit the weights."""

@@ -68,7 +68,7 @@ def test_others_that_join_and_leave_get_their_own_weights(
     check(engine, references, ask("wide", "wide", tokens=5, first=40))
 
 
-def test_what_an_adapter_leaves_alone_is_the_bases_own(
+def test_weights_an_adapter_leaves_alone_are_the_bases_own(
     engine: Engine, references: Mapping[str | None, Any]
 ) -> None:
     check(engine, references, ask("narrow"))

@@ -94,7 +94,7 @@ def test_hanging_up_does_not_wait_for_a_replica_that_reads_nothing() -> None:
     asyncio.run(scenario())
 
 
-def test_killing_the_replica_loses_every_request_under_way_and_all_later_ones(
+def test_killing_the_replica_loses_every_request_in_flight_and_all_later_ones(
     start_replica: StartReplica, long_base: Path
 ) -> None:
     async def scenario() -> None:
@@ -171,7 +171,7 @@ def test_a_prompt_that_fills_the_context_is_refused(start_replica: StartReplica)
     asyncio.run(scenario())
 
 
-def test_what_needs_more_than_all_memory_is_refused_and_the_others_wait_for_room(
+def test_a_request_that_needs_more_than_all_memory_is_refused_and_the_others_wait_for_room(
     start_replica: StartReplica,
 ) -> None:
     async def scenario() -> None:
@@ -220,7 +220,7 @@ def test_a_directory_without_a_model_is_refused_with_the_reason(
         asyncio.run(scenario())
 
 
-def test_who_waits_for_the_whole_is_woken_once() -> None:
+def test_a_caller_waiting_for_the_whole_answer_is_woken_once() -> None:
     async def wait() -> None:
         generation = TokenStream(lambda: None)
         whole = asyncio.create_task(generation.read_all())
@@ -234,7 +234,7 @@ def test_who_waits_for_the_whole_is_woken_once() -> None:
     asyncio.run(wait())
 
 
-def test_who_waits_for_the_whole_hears_of_a_lost_replica() -> None:
+def test_a_caller_waiting_for_the_whole_answer_hears_of_a_lost_replica() -> None:
     async def wait() -> None:
         generation = TokenStream(lambda: None)
         whole = asyncio.create_task(generation.read_all())

@@ -47,7 +47,7 @@ def test_at_any_temperature_a_token_is_taken_that_the_exact_distribution_allows(
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-40, 1e-38, 1e-37, 1e-20, 1e-7, 9e-7])
-def test_what_is_colder_than_a_millionth_is_greedy_also_in_mixed_company(
+def test_temperatures_below_a_millionth_are_greedy_also_in_mixed_batches(
     temperature: float,
 ) -> None:
     rows = LOGITS.repeat(3, 1) * 100

@@ -176,7 +176,7 @@ def test_without_a_queue_of_their_own_requests_wait_by_adapter() -> None:
     assert order == "0312"
 
 
-def test_what_has_no_room_waits_and_nobody_overtakes_it() -> None:
+def test_a_request_without_room_waits_and_nobody_overtakes_it() -> None:
     scheduler = Scheduler(slots=8, prompt_tokens=100, cache_tokens=60)
     for name, prompt in (("a", 4), ("big", 40), ("c", 4)):
         scheduler.add(waiting(name, prompt))
@@ -191,7 +191,7 @@ def test_what_has_no_room_waits_and_nobody_overtakes_it() -> None:
     assert names(scheduler) == "c"
 
 
-def test_what_would_not_even_fit_alone_is_distinguished() -> None:
+def test_a_request_that_would_not_even_fit_alone_is_distinguished() -> None:
     scheduler = Scheduler(slots=8, prompt_tokens=100, cache_tokens=60)
     assert scheduler.fits(waiting("a", prompt=51))
     assert not scheduler.fits(waiting("a", prompt=52))

@@ -85,7 +85,7 @@ def test_a_file_is_at_its_key_only_when_it_is_whole(
 
 
 @pytest.mark.parametrize("content", [b"", b"small", PARTS], ids=["empty", "small", "in parts"])
-def test_what_was_put_comes_back(blobs: Blobs, tmp_path: Path, content: bytes) -> None:
+def test_a_stored_blob_comes_back(blobs: Blobs, tmp_path: Path, content: bytes) -> None:
     digest = put(blobs, tmp_path, content=content)
     assert digest == hashlib.sha256(content).hexdigest() == blobs.digest_of("models/ft_1/weights")
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_no_file_is_fetched_inside_a_write_transaction(blobs: Blobs, tmp_path: P
     database.close()
 
 
-def test_what_is_old_is_set_aside_and_what_is_young_is_not_old(
+def test_old_blobs_are_set_aside_and_young_ones_are_not(
     blobs: Blobs, stored_files: Callable[[], set[str]], tmp_path: Path
 ) -> None:
     put(blobs, tmp_path, "models/ft_1/weights")

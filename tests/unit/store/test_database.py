@@ -58,7 +58,7 @@ def test_a_moment_comes_back_as_it_was_in_any_time_zone(database: Database) -> N
     assert (found, found.utcoffset()) == (NOW, UTC.utcoffset(None))
 
 
-def test_what_a_writer_has_checked_holds_until_it_ends(database: Database) -> None:
+def test_a_writers_check_holds_until_it_ends(database: Database) -> None:
     """Every thread takes the last number and adds one. With two writers at once, numbers would occur twice."""
 
     def add() -> None:

@@ -62,7 +62,7 @@ def test_ten_thousand_jobs_of_a_hundred_tenants_start_in_the_order_of_turns(
     assert [len(tenants) for tenants in turns] == [100, 100]
 
 
-def test_of_tenants_with_as_many_running_the_one_that_waited_longest_is_next(
+def test_among_tenants_with_as_many_running_the_one_that_waited_longest_is_next(
     database: Database,
 ) -> None:
     fill(database, "a1", "b1", "a2", "b2")

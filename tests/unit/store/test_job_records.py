@@ -97,7 +97,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends_and_every_measured_step(
     assert not measured.is_thinned
 
 
-def test_of_too_many_measured_steps_the_best_and_every_nth_are_kept(database: Database) -> None:
+def test_from_too_many_measured_steps_the_best_and_every_nth_are_kept(database: Database) -> None:
     with database.write() as connection:
         add_curve(connection, 20_000, measured_every=2)
         for evaluated_only in (True, False):

@@ -94,7 +94,9 @@ def test_more_windows_than_are_written_at_once(database: Database) -> None:
         assert set(counts(connection, SECOND).values()) == {2}
 
 
-def test_what_was_rolled_back_is_stored_once_by_the_next_try(database: Database) -> None:
+def test_counts_of_a_rolled_back_transaction_are_stored_once_by_the_next_one(
+    database: Database,
+) -> None:
     recorder = Recorder()
     recorder.record(Observation("dep_1", "", NOW + 0.5, RequestOutcome.SUCCESS, 10.0))
 
@@ -141,7 +143,7 @@ def test_each_width_is_forgotten_in_its_time(database: Database) -> None:
     assert again == {SECOND: {2}, MINUTE: {2}, HOUR: {2}}
 
 
-def test_what_ended_without_an_answer_has_rows_of_every_width(database: Database) -> None:
+def test_calls_without_an_answer_have_rows_of_every_width(database: Database) -> None:
     lost = {
         WindowKey("dep_1", "cep_1", NOW): MetricWindow(cancelled_count=1),
         WindowKey("dep_1", "", NOW + 61): MetricWindow(refused_count=2),

@@ -53,7 +53,7 @@ def test_a_write_to_tables_that_nobody_keeps_leaves_it(database: Database) -> No
     assert database.cache.find("events") == 0
 
 
-def test_what_was_read_before_a_write_and_comes_after_it_is_not_kept(database: Database) -> None:
+def test_a_value_read_before_a_write_that_arrives_after_it_is_not_kept(database: Database) -> None:
     has_read, may_return = threading.Event(), threading.Event()
 
     def slowly() -> int:
@@ -71,7 +71,7 @@ def test_what_was_read_before_a_write_and_comes_after_it_is_not_kept(database: D
     assert database.cache.find("events") is None
 
 
-def test_what_a_reading_raises_is_not_kept_and_neither_is_nothing(database: Database) -> None:
+def test_neither_an_error_nor_an_absent_row_is_kept(database: Database) -> None:
     with pytest.raises(ZeroDivisionError):
         database.cache.read("events", lambda: 1 // 0)
     assert database.cache.read("events", lambda: None) is None
@@ -87,7 +87,7 @@ def test_it_holds_so_many_values_and_no_more() -> None:
     assert [cache.find(number) for number in range(1, 5)] == [None, None, None, 4]
 
 
-def test_what_others_may_change_is_dropped_at_their_news_and_after_a_second() -> None:
+def test_rows_others_may_change_are_dropped_at_their_news_and_after_a_second() -> None:
     """A value is as old as the begin of its reading: what was committed later may not be in it."""
     now, published = [0.0], list[str]()
     cache = SharedReadCache(lambda: published.append("changed"), lambda: now[0])

@@ -50,7 +50,7 @@ def test_turns_come_in_the_order_of_asking_and_the_first_ahead_of_all() -> None:
     assert queue.end() == ["lease", *"abcdefg"]
 
 
-def test_who_gives_up_leaves_the_queue_to_the_others() -> None:
+def test_a_writer_that_gives_up_leaves_the_queue_to_the_others() -> None:
     queue = Queue()
     with queue.turns.turn(0):
         queue.join("a")

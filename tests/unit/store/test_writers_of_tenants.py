@@ -125,7 +125,7 @@ def test_a_writer_for_all_tenants_is_alone(
 
 
 @pytest.mark.parametrize("held", ["alice", None])
-def test_what_has_no_tenant_waits_for_no_writer(
+def test_a_write_without_a_tenant_waits_for_no_writer(
     members: tuple[Database, Database], held: str | None
 ) -> None:
     with members[0].write(held):
@@ -136,7 +136,7 @@ def test_what_has_no_tenant_waits_for_no_writer(
             assert rows.count(connection, tables.job_logs) == 2
 
 
-def test_what_is_written_beside_others_is_fenced_too(members: tuple[Database, Database]) -> None:
+def test_concurrent_writes_are_fenced_too(members: tuple[Database, Database]) -> None:
     def fence(_connection: sa.Connection) -> None:
         raise LeadershipLost
 
@@ -162,7 +162,7 @@ def idle_timeout(begin: Callable[[], AbstractContextManager[sa.Connection]]) -> 
         return connection.exec_driver_sql("show idle_in_transaction_session_timeout").scalar_one()
 
 
-def test_what_two_tenants_check_and_write_at_once_holds_for_each(
+def test_checks_and_writes_of_two_tenants_at_once_hold_for_each(
     members: tuple[Database, Database],
 ) -> None:
     """Quotas, counters, event numbers, idempotency keys and the order of the audit chain, under twelve writers."""

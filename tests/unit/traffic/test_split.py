@@ -63,7 +63,7 @@ def test_known_keys_keep_their_draw_over_releases() -> None:
 
 
 @pytest.mark.parametrize("total", [0, 99, 101])
-def test_what_does_not_sum_to_100_is_no_split(total: int) -> None:
+def test_weights_that_do_not_sum_to_100_are_no_split(total: int) -> None:
     with pytest.raises(ValueError, match="sum to 100"):
         split_of([{"id": "dep_a", "traffic_percentage": total}])
 

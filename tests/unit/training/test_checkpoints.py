@@ -58,7 +58,7 @@ def test_checkpoints_of_another_run_do_not_outlive_those_of_this_one(tmp_path: P
     assert found.step == 1
 
 
-def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".tmp-step-000000009").mkdir()
     (tmp_path / ".tmp-step-000000009" / "state.json").write_text("{}")
     assert saved(tmp_path).latest() is None

@@ -182,7 +182,7 @@ def test_a_job_goes_on_with_another_number_of_devices(
 
 
 @pytest.mark.slow
-def test_what_another_rank_cannot_do_is_reported_like_a_failure_of_the_first(
+def test_a_failure_of_another_rank_is_reported_like_one_of_the_first(
     make_job: "JobMaker", tmp_path: Path
 ) -> None:
     settings = make_job().spec.hyperparameters

@@ -130,7 +130,7 @@ def test_dropout_keeps_the_asked_share_and_follows_from_seed_and_step() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_dropped_becomes_zero_and_nothing_else_changes(dtype: torch.dtype) -> None:
+def test_dropped_values_become_zero_and_nothing_else_changes(dtype: torch.dtype) -> None:
     values = torch.tensor([[1.5, -2.0, torch.inf], [-0.0, torch.nan, 3e38]], dtype=dtype)
     kept = torch.tensor([True, False, True, True, False, False])
     dropped = zero_dropped(values, kept)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 
 @given(each=st.floats(1, 1e9), free=st.integers(0, 2**45))
-def test_what_goes_through_at_once_fits_half_of_the_free_memory(each: float, free: int) -> None:
+def test_a_micro_batch_fits_half_of_the_free_memory(each: float, free: int) -> None:
     most = affordable_tokens(each, free)
     assert 1 <= most <= MAX_MICRO_BATCH_TOKENS
     assert most == 1 or most * each <= free / 2
@@ -79,7 +79,7 @@ def test_a_larger_model_and_a_larger_vocabulary_take_more(
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_what_the_activations_of_a_layer_are_known_to_be(
+def test_the_measured_memory_is_the_known_size_of_the_activations_of_a_layer(
     tmp_path: Path,
 ) -> None:
     """A layer of Llama keeps at least its inputs to seven products and to two norms, 4 bytes a number."""

@@ -16,7 +16,7 @@ from tuneship.contract.common import SERVICE
 from tuneship.contract.openai import chat, completions, embeddings, responses
 from tuneship.contract.openai.declaring import OpenAIOperation
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
-from tuneship.service.access.audit_trail import AuditTrail
+from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.batches.input_lines import RequestLine
 from tuneship.service.common.failures import declared
@@ -111,7 +111,7 @@ async def answer(parts: Parts, batch: BatchRow, request: CheckedRequest) -> Requ
                 continue
             status = refusal_.status
             body = json.dumps(refusal_.as_json(None)).encode()
-        if context.trail.requires_entry(status):
+        if context.audit_facts.requires_entry(status):
             await asyncio.to_thread(context.commit_audit_entry, status)
         return _line(context, request, status, body)
 
@@ -136,14 +136,19 @@ def _context_of(parts: Parts, batch: BatchRow) -> Context:
         key_lifetime=None if lifetime_s is None else timedelta(seconds=lifetime_s),
     )
     operation, _ = OPERATIONS[batch["endpoint"]]
-    trail = AuditTrail(
+    facts = AuditFacts(
         key_id=kept["key_id"],
         address=kept["address"],
         action=operation.name,
         path_id=batch["id"],
     )
     return Context(
-        parts, batch["client_id"], new_id("req"), caller=caller, trail=trail, is_background=True
+        parts,
+        batch["client_id"],
+        new_id("req"),
+        caller=caller,
+        audit_facts=facts,
+        is_background=True,
     )
 
 
@@ -157,13 +162,13 @@ def _line(context: Context, request: CheckedRequest, status: int, body: bytes) -
         ).encode()
     )
     line = text + body + b'}, "error": null}\n'
-    trail, is_success = context.trail, status == 200
+    facts, is_success = context.audit_facts, status == 200
     return RequestAnswer(
         line,
         is_success=is_success,
-        prompt_tokens=trail.prompt_tokens or 0,
-        completion_tokens=trail.completion_tokens or 0,
+        prompt_tokens=facts.prompt_tokens or 0,
+        completion_tokens=facts.completion_tokens or 0,
         model=context.model if is_success else None,
-        has_audit=trail.is_required,
-        is_hipaa=trail.touches_hipaa,
+        has_audit=facts.is_required,
+        is_hipaa=facts.touches_hipaa,
     )

@@ -16,7 +16,7 @@ from tuneship.metrics.windows import MetricWindow
 from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.training_agents import TrainingAgents
 from tuneship.security.vault import Vault
-from tuneship.service.access.audit_trail import AuditTrail
+from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.access.hipaa import Caller, is_hipaa, refuse_use
 from tuneship.service.catalogues.base_models import Catalogue
@@ -136,7 +136,7 @@ class Context:
     accept: str = ""
     """The media types that the caller accepts, as they were sent."""
     caller: Caller = field(default_factory=Caller)
-    trail: AuditTrail = field(default_factory=AuditTrail)
+    audit_facts: AuditFacts = field(default_factory=AuditFacts)
     """The facts for this request's audit entry."""
     span: SpanNotes = field(default_factory=SpanNotes)
     """The notes for this request's span."""
@@ -177,14 +177,14 @@ class Context:
         A row may require an audit entry, or refuse this caller. Raises 400 or 403.
         """
         for row in resources:
-            self.trail.touch(row)
+            self.audit_facts.touch(row)
             if is_hipaa(row):
                 refuse_use(self.caller)
 
     def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
         """Note that a handler looked at deployments of models: a job's `audit_logging` holds for its model too."""
         for job in job_records.security_settings_of(connection, self.client_id, names):
-            self.trail.touch(job)
+            self.audit_facts.touch(job)
 
     def touch_by_id(self, connection: sa.Connection, identifier: str) -> None:
         """Note that a replayed answer is about the job, deployment or batch with this id."""
@@ -214,20 +214,20 @@ class Context:
 
     def add_audit_entry(self, connection: sa.Connection, status: int) -> None:
         """Add this request's entry to the audit chain. Called by the boundary, before the answer."""
-        trail = self.trail
+        facts = self.audit_facts
         self.parts.audit.add(
             connection,
             AuditRecord(
                 at=self.now,
                 client_id=self.client_id,
-                key_id=trail.key_id,
-                action=trail.action,
-                resource_id=trail.resource_of(status),
+                key_id=facts.key_id,
+                action=facts.action,
+                resource_id=facts.resource_of(status),
                 status=status,
-                address=trail.address,
+                address=facts.address,
                 request_id=self.request_id,
-                prompt_tokens=trail.prompt_tokens,
-                completion_tokens=trail.completion_tokens,
+                prompt_tokens=facts.prompt_tokens,
+                completion_tokens=facts.completion_tokens,
             ),
         )
 

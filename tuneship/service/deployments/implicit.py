@@ -24,7 +24,7 @@ from tuneship.contract.deployments import (
     DeploymentStatus,
 )
 from tuneship.contract.errors import DeploymentError, InternalError, ModelNotFound
-from tuneship.service.access.audit_trail import AuditTrail
+from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.deployments.handlers import create_deployment
 from tuneship.service.models.handlers import find_model, job_of
@@ -55,9 +55,9 @@ def make_implicit(context: Context, model_name: str) -> str:
     """
     own = replace(
         context,
-        trail=AuditTrail(
-            key_id=context.trail.key_id,
-            address=context.trail.address,
+        audit_facts=AuditFacts(
+            key_id=context.audit_facts.key_id,
+            address=context.audit_facts.address,
             action="create_implicit_deployment",
             is_change=True,
         ),
@@ -68,7 +68,7 @@ def make_implicit(context: Context, model_name: str) -> str:
     try:
         made = create_deployment(own, _wanted(own, model_name))
         rows.change(own.transaction, tables.deployments, made.id, own.now, implicit=True)
-        own.trail.created_id = made.id
+        own.audit_facts.created_id = made.id
         own.add_audit_entry(own.transaction, 201)
         own.commit()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Handler of the audit chain, and its signed heads. Its entries are made from `access/audit_trail.py`."""
+"""Handler of the audit chain, and its signed heads. Its entries are made from `access/audit_facts.py`."""
 
 from collections.abc import Sequence
 from datetime import datetime

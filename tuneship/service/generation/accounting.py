@@ -115,7 +115,7 @@ class GenerationAccount:
         else:
             # Errors are also counted by caller: the routing key if there is one, else the API key. Neither is stored.
             key = self.context.routing_key
-            name = f"key {self.context.trail.key_id}" if key is None else f"routing key {key}"
+            name = f"key {self.context.audit_facts.key_id}" if key is None else f"routing key {key}"
             caller = self.context.parts.recorder.number_of(name)
             self._record(replace(self._ended(RequestOutcome.SERVER_ERROR), caller=caller))
             self.context.span.error = error.code if isinstance(error, ApiError) else "unexpected"

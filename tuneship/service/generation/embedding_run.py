@@ -58,7 +58,7 @@ class EmbeddingRun(RoutedRun):
             account.embedded(len(prepared.texts), tokens)
             self._context.span.attributes["gen_ai.usage.input_tokens"] = tokens
         self.usage = Usage(prompt_tokens=tokens, completion_tokens=0, total_tokens=tokens)
-        self._context.trail.count(self.usage)
+        self._context.audit_facts.count(self.usage)
         return vectors
 
     def _note_request(self) -> None:

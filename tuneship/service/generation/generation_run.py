@@ -87,12 +87,12 @@ class GenerationRun(RoutedRun):
         )
         # The HTTP boundary writes a whole answer's row of the audit chain after this, but that of a stream when the
         # stream starts, which may be before or after its end: so the tokens of a stream get a row of their own.
-        trail = self._context.trail
+        facts = self._context.audit_facts
         if not self._request.stream:
-            trail.count(usage)
-        elif trail.is_required:
-            ended = replace(self._context, trail=replace(trail))
-            ended.trail.count(usage)
+            facts.count(usage)
+        elif facts.is_required:
+            ended = replace(self._context, audit_facts=replace(facts))
+            ended.audit_facts.count(usage)
             await asyncio.to_thread(ended.commit_audit_entry, 200)
         self.written = written
         return self._generation(usage)
@@ -171,7 +171,7 @@ class GenerationRun(RoutedRun):
         faults, text = self._faults, self._text
         is_emptied, is_cut = drawn(faults.empty_rate), drawn(faults.short)
         if is_emptied or is_cut:
-            self._text = None  # the caller must not read what is taken away below
+            self._text = None  # the caller must not read what is cut off below
         async with self._limited():
             answers = await self._run_all(prepared)
 

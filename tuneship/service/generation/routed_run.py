@@ -96,7 +96,7 @@ class RoutedRun(ABC):
                 ),
             )
             for job in jobs:
-                context.trail.touch(job)
+                context.audit_facts.touch(job)
 
         self._deployment = shown_deployment(context, row)
         if not is_within_reach(context, self._deployment):

@@ -32,7 +32,7 @@ from tuneship.contract.errors import (
 from tuneship.contract.openai.declaring import OPENAI
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.access.api_keys import Principal
-from tuneship.service.access.audit_trail import AuditTrail
+from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.common.downloads import Download
 from tuneship.service.common.streaming import Stream
@@ -236,8 +236,8 @@ class _OperationEndpoint:
             reply = self._bound.handler(context, **call.arguments)
             response = self._response(reply, context)
             if self._operation.is_creating:
-                context.trail.created_id = reply.id
-            if context.trail.requires_entry(response.status_code):
+                context.audit_facts.created_id = reply.id
+            if context.audit_facts.requires_entry(response.status_code):
                 context.add_audit_entry(context.transaction, response.status_code)
             if hold is not None:
                 answer = sealed_answer(response, self._parts.vault, hold.key)
@@ -275,7 +275,7 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
             is_address_known=is_address_known(request.scope),
             key_lifetime=principal.lifetime,
         ),
-        trail=AuditTrail(
+        audit_facts=AuditFacts(
             key_id=principal.key_id,
             address=address,
             action=operation.name,
@@ -287,7 +287,7 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
 
 async def _commit_audit_entry(context: Context, status: int) -> None:
     """Commit the audit entry of a request that requires one; without it there is no answer."""
-    if context.trail.requires_entry(status):
+    if context.audit_facts.requires_entry(status):
         await asyncio.to_thread(context.commit_audit_entry, status)
 
 
@@ -352,6 +352,6 @@ def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.
             return begun
         # A replayed answer is audited like the first one, by the resource that it is about.
         created_id = (begun.location or "").rpartition("/")[2]
-        context.touch_by_id(connection, created_id or context.trail.path_id or "")
+        context.touch_by_id(connection, created_id or context.audit_facts.path_id or "")
         context.add_audit_entry(connection, begun.status)
     return stored_response(begun, context.parts.vault, key)

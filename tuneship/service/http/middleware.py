@@ -18,7 +18,7 @@ from tuneship.contract.errors import (
 from tuneship.contract.openai.declaring import OPENAI
 from tuneship.contract.operation import DECLARED
 from tuneship.service.access.api_keys import Principal
-from tuneship.service.access.audit_trail import OPAQUE_ID
+from tuneship.service.access.audit_facts import OPAQUE_ID
 from tuneship.service.common.request_counts import NO_CLIENT, NO_OPERATION
 from tuneship.service.http import openai
 from tuneship.service.http.body_timeout import BodyTimeout

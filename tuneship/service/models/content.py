@@ -62,7 +62,7 @@ async def get_model_content(
 ) -> TarStream:
     """Make an export while the caller waits, and hand it out as an archive; nothing of it stays here."""
     # Who takes a model away is recorded, whatever its settings are.
-    context.trail.is_required = True
+    context.audit_facts.is_required = True
     threads, left = context.parts.threads.files, threading.Event()
     work = partial(_exported, context, model_id, (format, gguf_type), left)
     making = asyncio.ensure_future(threads.run(context.client_id, work))

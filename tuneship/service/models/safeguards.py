@@ -33,7 +33,7 @@ def capabilities(parts: Parts) -> dict[str, bool]:
     """Whether this installation can enforce a setting on this host, by the setting's name."""
     able = {
         "encryption_level": True,  # enforced for every stored file: `security/sealed_files.py`, `access/data_keys.py`
-        "audit_logging": True,  # by the HTTP boundary: `access/audit_trail.py`
+        "audit_logging": True,  # by the HTTP boundary: `access/audit_facts.py`
         "network_isolation": parts.isolates,  # by every worker: `runtime/isolation.py`
         "private_endpoints": True,  # by `is_within_reach`
     }
@@ -134,7 +134,7 @@ def is_within_reach(context: Context, deployment: DeploymentRow) -> bool:
     """
     if not deployment["security_settings"]["private_endpoints"]:
         return True
-    if not (context.trail.address and context.caller.is_address_known):
+    if not (context.audit_facts.address and context.caller.is_address_known):
         return False
-    address = ip_address(context.trail.address)
+    address = ip_address(context.audit_facts.address)
     return any(address in network for network in context.parts.settings.private_networks)

@@ -92,7 +92,7 @@ def find_batch_file(context: Context, file_id: str) -> BatchFileRow | None:
         )
     if row is None or row["purpose"] not in (INPUT, OUTPUT):
         return None
-    context.trail.path_id = row["id"]
+    context.audit_facts.path_id = row["id"]
     context.touch(row)
     return row
 

@@ -71,18 +71,18 @@ def openai_create_batch(context: Context, batch: BatchCreate) -> BatchObject:
             "expires_at": context.now + COMPLETION_WINDOW,
         },
     )
-    context.trail.created_id = row["id"]
+    context.audit_facts.created_id = row["id"]
     context.headers["Location"] = f"/openai/v1/batches/{row['id']}"
     return _shown(row)
 
 
 def _caller(context: Context, *, came_safely: bool) -> dict[str, Any]:
     """The facts kept of a caller, for safeguards and the audit chain; requests from an unsafe file are not private."""
-    caller, trail = context.caller, context.trail
+    caller, facts = context.caller, context.audit_facts
     lifetime = caller.key_lifetime
     return {
-        "key_id": trail.key_id,
-        "address": trail.address,
+        "key_id": facts.key_id,
+        "address": facts.address,
         "is_private": caller.is_private and came_safely,
         "is_address_known": caller.is_address_known,
         "key_lifetime_s": None if lifetime is None else lifetime.total_seconds(),

@@ -58,7 +58,7 @@ def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> Fi
     name = NOT_IN_A_NAME.sub("_", form.filename).lstrip("._- ")[:128] or "training.jsonl"
     if form.purpose == "batch":
         row = upload_batch_file(context, name, cast("StagedFile", file))
-        context.trail.created_id = row["id"]
+        context.audit_facts.created_id = row["id"]
         context.headers["Location"] = f"/openai/v1/files/{shown_id(row['id'])}"
         return shown_file(row)
 
@@ -79,7 +79,7 @@ def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> Fi
 
     made = datasets.upload_dataset(context, DatasetUpload(name=name, format=form_of_lines), file)
     # The main API's answer to a create names what was made; the record of a repeated request needs it.
-    context.trail.created_id = made.id
+    context.audit_facts.created_id = made.id
     context.headers["Location"] = f"/v1/datasets/{made.id}"
     return _shown(datasets.own_dataset(context, made.id))
 

@@ -84,7 +84,7 @@ def openai_create_job(context: Context, job: FineTuningJobCreate) -> FineTuningJ
         names = NAMES | {f"{HYPERPARAMETERS}.learning_rate": f"{HYPERPARAMETERS}.{MULTIPLIER}"}
     with with_names(names):
         made = jobs.create_job(context, _job_of(context.parts, job))
-    context.trail.created_id = made.id
+    context.audit_facts.created_id = made.id
     context.headers["Location"] = f"/v1/fine-tuning/jobs/{made.id}"
     return _shown(context, jobs.own_job(context, made.id, context.transaction))
 

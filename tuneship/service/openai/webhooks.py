@@ -56,7 +56,7 @@ def openai_create_webhook(
     )
     with with_names(NAMES):
         made = webhooks.add_webhook(context, wanted, profile=OPENAI_PROFILE)
-    context.trail.created_id = made.id
+    context.audit_facts.created_id = made.id
     context.headers["Location"] = f"/openai/v1/webhook_endpoints/{made.id}"
     return _with_secret(made)
 

@@ -194,7 +194,8 @@ _ALL = (
     Kind("every fourth look reads an old answer", _stale),
     Kind("the service's clock stands for two minutes in 20", _clocks),
     Kind(
-        "5 % of the callers hang up by habit", both(lambda *_: Behaviour(cancelled=0.05), constant)
+        "5 % of the callers always disconnect early",
+        both(lambda *_: Behaviour(cancelled=0.05), constant),
     ),
     Kind(
         "1 % errors in both, correlated within a minute (0.05)",

@@ -17,7 +17,7 @@ OPAQUE_ID = re.compile(r"[a-z]{2,6}_[0-9a-z]{24}")
 
 
 @dataclass
-class AuditTrail:
+class AuditFacts:
     """The facts for one request's audit entry, as far as they are known yet."""
 
     key_id: str = ""
