@@ -9,13 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.engines import PlayedEngines
-from tests.support.waiting import until_async
-from tuneship.runtime import agent_link, agent_sockets
+from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.runtime.agent import AgentConnections
-from tuneship.runtime.agent_link import AgentAccess, AgentLink, open_agent
+from tuneship.runtime.agent_link import AgentAccess, AgentLink, AgentTiming, open_agent
 from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
 from tuneship.runtime.agent_relay import AgentRelay
 from tuneship.runtime.agent_sockets import encoded
@@ -27,8 +24,13 @@ VERSION = "1.2.3"
 ORDER = ServeOrder(base="base", digest="", isolated=False, cache_bytes=0, processes=1, weights=None)
 
 
-def access(epoch: int = 1, version: str = VERSION) -> AgentAccess:
-    return AgentAccess(AUTHORITY.client_context(datetime.now(UTC)), epoch, version)
+PATIENT = AgentTiming()
+# Expects a heartbeat every 20 milliseconds, and leaves an agent its time to connect: others use the processor, too.
+HURRIED = AgentTiming(silence_s=PATIENCE_S, heartbeat_s=0.02)
+
+
+def access(epoch: int = 1, version: str = VERSION, timing: AgentTiming = PATIENT) -> AgentAccess:
+    return AgentAccess(AUTHORITY.client_context(datetime.now(UTC)), epoch, version, timing)
 
 
 @dataclass
@@ -41,11 +43,13 @@ class PlayedAgent:
     ended: list[str] = field(default_factory=list[str])
     """The word of each link of a leader that was closed."""
 
-    async def lead(self, epoch: int = 1, order: ServeOrder = ORDER) -> AgentLink:
+    async def lead(
+        self, epoch: int = 1, order: ServeOrder = ORDER, timing: AgentTiming = PATIENT
+    ) -> AgentLink:
         async def end() -> None:
             self.ended.append(f"epoch {epoch}")
 
-        return await open_agent(self.address, access(epoch), order, end)
+        return await open_agent(self.address, access(epoch, timing=timing), order, end)
 
     async def attach(self) -> AgentLink:
         return await open_agent(self.address, access(), None)
@@ -87,12 +91,6 @@ async def silent_after(*frames: dict[str, Any]) -> tuple[asyncio.Server, AgentAd
             writer.write(encoded(frame))
 
     return await listening(serve)
-
-
-def hurry_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have services expect a heartbeat every 20 milliseconds."""
-    for module in (agent_link, agent_sockets):
-        monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
 
 
 async def _end(relay: AgentRelay, server: asyncio.Server, connections: AgentConnections) -> None:

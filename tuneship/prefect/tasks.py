@@ -75,20 +75,26 @@ def __dir__() -> list[str]:
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-{job_id}")
 def wait_for_job(
-    credentials: TuneshipCredentials, job_id: str, deadline_seconds: float = 7 * 86400.0
+    credentials: TuneshipCredentials,
+    job_id: str,
+    deadline_seconds: float = 7 * 86400.0,
+    poll_seconds: float = POLL_SECONDS,
 ) -> Job:
     """Wait until a job has ended, whatever its end. Raises `NotInTime`; the job goes on."""
     return _wait(
         credentials,
         lambda client: client.jobs.get(job_id),
         lambda job: job.status in ENDED,
-        deadline_seconds,
+        (deadline_seconds, poll_seconds),
     )
 
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-{dataset_id}")
 def wait_for_dataset(
-    credentials: TuneshipCredentials, dataset_id: str, deadline_seconds: float = 3600.0
+    credentials: TuneshipCredentials,
+    dataset_id: str,
+    deadline_seconds: float = 3600.0,
+    poll_seconds: float = POLL_SECONDS,
 ) -> Dataset:
     """Wait until a dataset is processed or has failed. Raises `NotInTime`."""
     ended = (DatasetStatus.PROCESSED, DatasetStatus.FAILED)
@@ -96,20 +102,23 @@ def wait_for_dataset(
         credentials,
         lambda client: client.datasets.get(dataset_id),
         lambda dataset: dataset.status in ended,
-        deadline_seconds,
+        (deadline_seconds, poll_seconds),
     )
 
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-{deployment_id}")
 def wait_for_deployment(
-    credentials: TuneshipCredentials, deployment_id: str, deadline_seconds: float = 600.0
+    credentials: TuneshipCredentials,
+    deployment_id: str,
+    deadline_seconds: float = 600.0,
+    poll_seconds: float = POLL_SECONDS,
 ) -> Deployment:
     """Wait until a deployment runs, or never will. Raises `NotInTime`."""
     return _wait(
         credentials,
         lambda client: client.deployments.get(deployment_id),
         lambda deployment: deployment.status not in STILL_COMING,
-        deadline_seconds,
+        (deadline_seconds, poll_seconds),
     )
 
 
@@ -117,13 +126,14 @@ def _wait(
     credentials: TuneshipCredentials,
     read: Callable[[Client], R],
     is_over: Callable[[R], bool],
-    deadline_seconds: float,
+    timing: tuple[float, float],
 ) -> R:
+    deadline_seconds, poll_seconds = timing
     ends_at = time.monotonic() + deadline_seconds
     with credentials.get_client() as client:
         patient = client.with_options(tries=POLL_TRIES, ends_at=ends_at)
         while not is_over(seen := read(patient)):
-            if time.monotonic() + POLL_SECONDS > ends_at:
+            if time.monotonic() + poll_seconds > ends_at:
                 raise NotInTime(f"not ended within {deadline_seconds:g} s")
-            time.sleep(POLL_SECONDS)
+            time.sleep(poll_seconds)
         return seen

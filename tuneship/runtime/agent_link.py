@@ -34,9 +34,18 @@ from tuneship.serving.replica_client import (
 
 # A node that is gone answers nothing.
 CONNECT_PATIENCE_S = 5.0
-# An agent that was ordered to stop disconnects at once.
-STOP_PATIENCE_S = 2.0
-SILENT = f"the agent was silent for {SILENT_HEARTBEATS * HEARTBEAT_S:g} s"
+
+
+@dataclass(frozen=True)
+class AgentTiming:
+    """How long a service waits for an agent."""
+
+    silence_s: float = SILENT_HEARTBEATS * HEARTBEAT_S
+    """While the service connects, an agent that says nothing for so long is lost."""
+    heartbeat_s: float = HEARTBEAT_S
+    """Once it is connected, an agent is lost after `SILENT_HEARTBEATS` that did not come."""
+    stop_patience_s: float = 2.0
+    """How long an agent that was ordered to stop, and disconnects at once, is waited for."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class AgentAccess:
     """The number of the service's turn as leader: an agent obeys the highest that it has seen."""
     version: str
     """The version of tuneship, which must be that of the node."""
+    timing: AgentTiming = AgentTiming()
 
 
 async def open_agent(
@@ -66,9 +76,10 @@ async def open_agent(
     with _aborted_on_failure(writer):
         if order is not None:
             writer.write(encoded(order.to_frame()))
-        facts = ReplicaFacts(**await answer_of(reader, "ready"))
+        facts = ReplicaFacts(**await answer_of(reader, "ready", access.timing))
     ids = (f"{prefix}:{number}" for number in count())
-    return AgentLink(reader, writer, facts, ids, None if order is None else end)
+    timing = access.timing
+    return AgentLink(reader, writer, facts, ids, None if order is None else end, timing=timing)
 
 
 async def connected(
@@ -91,7 +102,7 @@ async def connected(
             raise ReplicaRefused("another program answers at the agent's address")
         hello = {"op": "hello", "role": role, "epoch": access.epoch, "protocol": PROTOCOL}
         writer.write(encoded(hello))
-        greeting = await answer_of(reader, "hello")
+        greeting = await answer_of(reader, "hello", access.timing)
         if greeting["version"] != access.version:
             text = f"the node has tuneship {greeting['version']}, and the service {access.version}"
             raise ReplicaRefused(text)
@@ -110,14 +121,14 @@ def _aborted_on_failure(writer: asyncio.StreamWriter) -> Generator[None]:
         raise
 
 
-async def answer_of(reader: asyncio.StreamReader, name: str) -> Any:
+async def answer_of(reader: asyncio.StreamReader, name: str, timing: AgentTiming) -> Any:
     """Wait for a message of this name. Raises `ReplicaRefused` and `ReplicaLost`, also for silence."""
     while True:
         try:
-            async with asyncio.timeout(SILENT_HEARTBEATS * HEARTBEAT_S):
+            async with asyncio.timeout(timing.silence_s):
                 frame = await read_frame(reader)
         except TimeoutError:
-            raise ReplicaLost(SILENT) from None
+            raise ReplicaLost(f"the agent was silent for {timing.silence_s:g} s") from None
         if "refused" in frame:
             raise ReplicaRefused(frame["refused"])
         if "heartbeat" not in frame:
@@ -134,11 +145,14 @@ class AgentLink(ReplicaLine):
         facts: ReplicaFacts,
         ids: Iterator[str],
         end: Callable[[], Awaitable[None]] | None,
+        *,
+        timing: AgentTiming,
     ) -> None:
         """Call `open_agent` instead. `end`: called after the agent was ordered to stop; None: it is not."""
         super().__init__(reader, writer, facts, ANSWER_TIMEOUT_S, ids)
         self._end = end
-        self._silence = Silence()
+        self._timing = timing
+        self._silence = Silence(timing.heartbeat_s)
         self.others = 0
         """Requests of other services that are in flight at the agent, by its last heartbeat."""
         self.heartbeats = 0
@@ -176,7 +190,7 @@ class AgentLink(ReplicaLine):
         self._watch_task.cancel()
         if self._end is not None and not self.is_lost:
             self._send({"op": "stop"})
-            await asyncio.wait([self._read_task], timeout=STOP_PATIENCE_S)
+            await asyncio.wait([self._read_task], timeout=self._timing.stop_patience_s)
         with suppress(OSError):  # also one of TLS
             await super().aclose()
         if self._end is not None:
@@ -200,5 +214,6 @@ class AgentLink(ReplicaLine):
         """Give the agent up when nothing comes from it."""
         await self._silence.begun()
         if self._lost is None:
-            self._fail_all(ReplicaLost(SILENT))
+            silence_s = SILENT_HEARTBEATS * self._timing.heartbeat_s
+            self._fail_all(ReplicaLost(f"the agent was silent for {silence_s:g} s"))
             self._read_task.cancel()

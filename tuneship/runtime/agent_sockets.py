@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from tuneship.runtime.agent_protocol import HEARTBEAT_S, SILENT_HEARTBEATS, USER_TIMEOUT_MS
+from tuneship.runtime.agent_protocol import SILENT_HEARTBEATS, USER_TIMEOUT_MS
 
 
 def encoded(frame: Mapping[str, Any]) -> bytes:
@@ -28,8 +28,9 @@ def is_agent(connection: ssl.SSLObject, digest: str) -> bool:
 class Silence:
     """Notices that an agent sends nothing any more: a dead node does not disconnect."""
 
-    def __init__(self) -> None:
-        """Begin as if it had just sent something."""
+    def __init__(self, heartbeat_s: float) -> None:
+        """Begin as if it had just sent something. `heartbeat_s`: how often it sends something."""
+        self._heartbeat_s = heartbeat_s
         self.has_heard = True
         """To be set with each message."""
 
@@ -40,7 +41,7 @@ class Silence:
         """
         silent = 0
         while silent < SILENT_HEARTBEATS:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._heartbeat_s)
             silent = 0 if self.has_heard else silent + 1
             self.has_heard = False
 

@@ -57,6 +57,8 @@ class AgentTrainingLink:
         writer: asyncio.StreamWriter,
         threads: Threads,
         on_renew: Callable[[int], Awaitable[bool]],
+        *,
+        heartbeat_s: float,
     ) -> None:
         """Call `open` instead."""
         self._writer = writer
@@ -67,7 +69,7 @@ class AgentTrainingLink:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._renewing: asyncio.Task[None] | None = None
         self._is_lost = False
-        self._silence = Silence()
+        self._silence = Silence(heartbeat_s)
         self._watch_task = asyncio.create_task(self._watch())
         self._read_task = asyncio.create_task(self._read(reader))
 
@@ -90,7 +92,7 @@ class AgentTrainingLink:
             raise TrainingRefused(str(error)) from error
         except ReplicaLost as error:
             raise TrainingAgentLost(str(error)) from error
-        return cls(reader, writer, threads, on_renew)
+        return cls(reader, writer, threads, on_renew, heartbeat_s=access.timing.heartbeat_s)
 
     @property
     def is_lost(self) -> bool:

@@ -61,12 +61,18 @@ class AttachedReplicas(LiveReplicas):
 
     is_own = False
 
-    def __init__(self, base: Path, orders: ReplicaOrders, attach: Attach) -> None:
-        """Begin without replicas. `attach`: connects to an agent; raises `ServingError`."""
+    def __init__(
+        self, base: Path, orders: ReplicaOrders, attach: Attach, *, look_every_s: float = LOOK_S
+    ) -> None:
+        """Begin without replicas. `attach`: connects to an agent; raises `ServingError`.
+
+        `look_every_s`: how often a caller that waits for replicas looks whether there are enough.
+        """
         super().__init__(is_here=False)
         self._base = base
         self._orders = orders
         self._attach = attach
+        self._look_every_s = look_every_s
         self._attaching: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
@@ -173,7 +179,7 @@ class AttachedReplicas(LiveReplicas):
                     return
                 raise NoReplica(orders.failed[base].error)
             self._changed.clear()
-            await wait_for_event(self._changed, LOOK_S)
+            await wait_for_event(self._changed, self._look_every_s)
 
     async def _end_hung(self, replica: ReplicaHandle) -> None:
         """Have a replica that does not answer replaced, where this process leads."""

@@ -19,6 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -50,8 +51,6 @@ WORKS_WITH = "0018"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6
-# How long a writer waits for the lock before its request is answered with 503.
-LOCK_TIMEOUT_MS = 30_000
 CONNECT_SECONDS = 5
 # How long a connection may get no answer on the network before it is closed.
 NETWORK_TIMEOUT_MS = 30_000
@@ -61,8 +60,6 @@ WRITER_LOCK, SERVICE_LOCK, CHAIN_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002, 0x74
 # The first of the two keys of a tenant's lock. The second is a checksum of the tenant: two tenants that have the same
 # one wait for each other, and nothing worse.
 TENANT_LOCKS = 0x7475_6E65
-# Within this time Postgres notices, even on a busy machine, that the connections of a killed service are closed.
-CLAIM_TIMEOUT_S = 15.0
 # A member of a cluster that stands still inside a transaction is ended after this time, since others wait for it.
 IDLE_TIMEOUT_MS = 10_000
 POSTGRES_PORT = 5432
@@ -70,8 +67,6 @@ POSTGRES_PORT = 5432
 KEPT_CONNECTIONS, MOST_CONNECTIONS = 8, 72
 # Of urgent work, which has few threads.
 URGENT_CONNECTIONS = 8
-# How long the first news may take that proves that news is delivered, even on a busy machine.
-NEWS_TIMEOUT_S = 30.0
 
 # Called first in a write transaction; it raises where this process may not write.
 Fence = Callable[[sa.Connection], None]
@@ -106,6 +101,19 @@ class OtherSchema(StartupError):
     """The tables belong to another version of tuneship."""
 
 
+@dataclass(frozen=True)
+class DatabaseTimeouts:
+    """How long the database is waited for."""
+
+    lock_ms: int = 30_000
+    """A writer waits so long for the lock before its request is answered with 503."""
+    claim_s: float = 15.0
+    """Another service may take so long to leave the database. Even on a busy machine Postgres notices within this time
+    that the connections of a killed service are closed."""
+    news_s: float = 30.0
+    """The first news may take so long, which proves that news is delivered, even on a busy machine."""
+
+
 class Database:
     """Connections to one database with the newest migration."""
 
@@ -114,7 +122,7 @@ class Database:
         url: str,
         *,
         migrates: bool = True,
-        claim_timeout_s: float = CLAIM_TIMEOUT_S,
+        timeouts: DatabaseTimeouts = DatabaseTimeouts(),
         is_shared: bool = False,
         listen_url: str | None = None,
         connections: int = MOST_CONNECTIONS,
@@ -122,15 +130,14 @@ class Database:
         """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be up to date already.
 
         A newer schema that works with this version is left as it is.
-        `claim_timeout_s`: how long to wait for another service to leave the database. `is_shared`: other members of a
-        cluster work on it, too; Postgres only. They may go on while it is migrated if their version works with the new
-        schema.
+        `is_shared`: other members of a cluster work on it, too; Postgres only. They may go on while it is migrated if
+        their version works with the new schema.
         `listen_url`: leads to the same database past a pooler, which `url` then may lead through. `connections`: the
         most at the same time, those of urgent work not counted; on Postgres.
         Raises `UnknownDatabase`; `OtherSchema`; `DatabaseInUse` if it must be migrated while a service uses it; and
         `sqlalchemy.exc.OperationalError` if the database does not answer.
         """
-        settings = _session_settings(IDLE_TIMEOUT_MS if is_shared else None)
+        settings = _session_settings(timeouts, IDLE_TIMEOUT_MS if is_shared else None)
         # A pooler gives the next transaction another session: each one then begins with these settings.
         at_start, at_begin = (settings, {}) if listen_url is None else ({}, settings)
         self.engine = engine_of(url, at_start, connections)
@@ -140,12 +147,12 @@ class Database:
         self.cache = ReadCache()
         self._listeners: list[Callable[[], None]] = []
         self._claimed: sa.Connection | None = None
-        self._claim_timeout_s = claim_timeout_s
+        self._timeouts = timeouts
         self._fence: Fence | None = None
         self._turns = WriteQueues()
         for engine in (self.engine, self._first_engine):
             if self.is_sqlite:
-                event.listen(engine, "connect", _prepare_sqlite)
+                event.listen(engine, "connect", _prepare_sqlite(timeouts))
                 event.listen(engine, "begin", _begin_sqlite)
             else:
                 event.listen(engine, "begin", _begin_postgres(at_begin))
@@ -194,7 +201,7 @@ class Database:
         queue = None if self.is_sqlite else tenant
         try:
             with (
-                self._turns.turn(queue, LOCK_TIMEOUT_MS / 1000, first=first),
+                self._turns.turn(queue, self._timeouts.lock_ms / 1000, first=first),
                 self._begun(self._engine_for(first), _locks(tenant)) as connection,
             ):
                 yield connection
@@ -288,9 +295,9 @@ class Database:
         with self.write_beside() as other:
             timeout = other.execute(sa.text("select current_setting('lock_timeout')")).scalar_one()
             other.execute(sa.select(sa.func.pg_notify(channel, "")))
-        if timeout != f"{LOCK_TIMEOUT_MS // 1000}s":
+        if timeout != f"{self._timeouts.lock_ms // 1000}s":
             raise PoolerInBetween("a pooler keeps the settings of connections from the database")
-        if not list(driver.notifies(timeout=NEWS_TIMEOUT_S, stop_after=1)):
+        if not list(driver.notifies(timeout=self._timeouts.news_s, stop_after=1)):
             raise PoolerInBetween(
                 "what is notified over one connection to the database is not heard on another"
             )
@@ -299,7 +306,7 @@ class Database:
     def _lock_service(self, connection: sa.Connection, *, alone: bool) -> None:
         lock = sa.func.pg_try_advisory_lock if alone else sa.func.pg_try_advisory_lock_shared
         query = sa.select(lock(SERVICE_LOCK))
-        deadline = time.monotonic() + self._claim_timeout_s
+        deadline = time.monotonic() + self._timeouts.claim_s
         while not connection.execute(query).scalar_one():
             if time.monotonic() > deadline:
                 raise DatabaseInUse
@@ -365,7 +372,7 @@ class Database:
             busy, *_ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not busy
         finally:
-            cursor.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
+            cursor.execute(f"PRAGMA busy_timeout={self._timeouts.lock_ms}")
             connection.close()
 
     def check_writable(self) -> None:
@@ -452,7 +459,7 @@ def engine_of(
     `settings`: of every session in Postgres; None: the usual ones. If it is empty, e.g. behind a pooler, nothing is
     kept in sessions. `connections`: the most at the same time.
     """
-    settings = _session_settings() if settings is None else settings
+    settings = _session_settings(DatabaseTimeouts()) if settings is None else settings
     name = parsed_url(url).get_backend_name()
     if name not in ("sqlite", "postgresql"):
         raise UnknownDatabase("the database URL must begin with sqlite or postgresql+psycopg")
@@ -474,9 +481,11 @@ def engine_of(
         ) from None
 
 
-def _session_settings(idle_timeout_ms: int | None = None) -> dict[str, str]:
+def _session_settings(
+    timeouts: DatabaseTimeouts, idle_timeout_ms: int | None = None
+) -> dict[str, str]:
     """The settings of a session. `idle_timeout_ms`: after it Postgres ends a transaction that does nothing."""
-    settings = {"lock_timeout": str(LOCK_TIMEOUT_MS), "timezone": "UTC"}
+    settings = {"lock_timeout": str(timeouts.lock_ms), "timezone": "UTC"}
     if idle_timeout_ms is not None:
         settings["idle_in_transaction_session_timeout"] = str(idle_timeout_ms)
     return settings
@@ -496,20 +505,22 @@ def _postgres_options(settings: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = (
-        None  # the driver must not begin transactions: `_begin_sqlite` does
-    )
-    cursor = connection.cursor()
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        f"busy_timeout={LOCK_TIMEOUT_MS}",
-        "foreign_keys=ON",
-        "secure_delete=ON",  # destroyed keys must not stay in free pages
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+def _prepare_sqlite(timeouts: DatabaseTimeouts) -> Callable[[Any, object], None]:
+    def prepare(connection: Any, _record: object) -> None:
+        # The driver must not begin transactions: `_begin_sqlite` does.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            f"busy_timeout={timeouts.lock_ms}",
+            "foreign_keys=ON",
+            "secure_delete=ON",  # destroyed keys must not stay in free pages
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    return prepare
 
 
 def _close_late(_driver_connection: object, record: ConnectionPoolEntry) -> None:

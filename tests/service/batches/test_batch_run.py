@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tuneship.gates.gate_types import LatencyLimits
 from tuneship.gates.kinds import GATES, Published
 from tuneship.gates.metrics_reader import read_series
 from tuneship.service.batches import answering, batch_run
-from tuneship.service.batches.batch_run import StoringTiming
+from tuneship.service.batches.batch_run import BatchTiming
 from tuneship.store import tables
 
 pytestmark = pytest.mark.both_databases
@@ -41,9 +42,15 @@ def requests(service: Service, *names: str, **body: Any) -> list[dict[str, Any]]
     return [request(name, deployment, **body) for name in names]
 
 
+def retry_at_once(service: Service, times: int) -> None:
+    """Have batches that begin from now on retry a request so often, without a pause."""
+    batches = service.supervisor.leader_work.batches
+    batches.timing = replace(batches.timing, retry_after_s=(0.0,) * times)
+
+
 @pytest.mark.parametrize(("timing", "stored"), [(AT_ONCE, 7), (AT_THE_END, 0)])
 def test_after_a_restart_only_what_was_not_stored_is_asked_again(
-    tmp_path: Path, database_settings: DatabaseSettings, timing: StoringTiming, stored: int
+    tmp_path: Path, database_settings: DatabaseSettings, timing: BatchTiming, stored: int
 ) -> None:
     options = database_settings()
     with Service(tmp_path / "data", **options) as first:
@@ -111,18 +118,16 @@ def test_a_batch_that_is_cancelled_while_the_service_is_away_ends_after_it(
         assert (done["output_file_id"], done["error_file_id"]) == (None, None)
 
 
-def test_a_temporary_error_is_retried_and_a_lasting_one_is_the_answer(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_error_is_retried_and_a_lasting_one_is_the_answer(service: Service) -> None:
     lines = requests(service, "a")
-    monkeypatch.setattr(answering, "RETRY_AFTER_S", (0.0,) * 1000)
+    retry_at_once(service, 1000)
     service.engines.error = {"error": "no"}
     made = batch(service, *lines)
     service.until(lambda: len(service.engines.prompts) > 3)
     service.engines.error = None
     assert ended(service, made)["request_counts"]["completed"] == 1
 
-    monkeypatch.setattr(answering, "RETRY_AFTER_S", (0.0,) * 2)
+    retry_at_once(service, 2)
     service.engines.error, before = {"error": "no"}, len(service.engines.prompts)
     done = ended(service, batch(service, *lines))
     assert len(service.engines.prompts) - before == 3
@@ -229,10 +234,10 @@ def test_requests_of_a_cancelled_batch_are_nobody_who_gave_up(service: Service) 
 
 
 def test_a_request_whose_turn_did_not_come_in_time_is_no_error_and_asked_again(
-    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Service],
 ) -> None:
     service = start(generate_timeout_s=0.2)
-    monkeypatch.setattr(answering, "RETRY_AFTER_S", (0.0,) * 1000)
+    retry_at_once(service, 1000)
     deployment = service.deployment("answers")
     service.engines.may_answer.clear()
     made = batch(service, request("a", deployment))
@@ -274,7 +279,7 @@ def test_bodies_are_checked_once_and_not_on_the_event_loop(
         return answering.checked(*arguments)
 
     monkeypatch.setattr(batch_run, "checked", noted)
-    monkeypatch.setattr(answering, "RETRY_AFTER_S", (0.0,) * 1000)
+    retry_at_once(service, 1000)
     service.engines.error = {"error": "no"}
     made = batch(service, *requests(service, *NAMES))
     service.until(lambda: len(service.engines.prompts) > 3)

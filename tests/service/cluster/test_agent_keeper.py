@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,7 @@ from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import NoReplica
 from tuneship.runtime.replica_set import replica_process
 from tuneship.service.common.streaming import Notifier
-from tuneship.service.deployments import agent_keeper, attached_agents
-from tuneship.service.deployments.agent_keeper import AgentKeeper
+from tuneship.service.deployments.agent_keeper import AgentKeeper, AgentKeeperTiming
 from tuneship.service.deployments.attached_agents import AttachedAgents
 from tuneship.service.deployments.shared_replicas import SharedGroups
 from tuneship.serving.replica_client import GenerateRequest
@@ -36,10 +36,7 @@ BASE = CATALOGUE.default
 REQUEST = GenerateRequest(tokens=(7,), max_tokens=2, adapter=None)
 
 
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_EVERY_S", "RETRY_PAUSE_S", "NOTICED_AFTER_S"):
-        monkeypatch.setattr(agent_keeper, name, 0.02)
+QUICKLY = AgentKeeperTiming(look_every_s=0.02, retry_pause_s=0.02, noticed_after_s=0.02)
 
 
 @dataclass
@@ -52,6 +49,8 @@ class Cell:
     pool: ReplicaPool
     engines: PlayedEngines
     notifier: Notifier
+    look_every_s: float
+    """How often members look at the rows without news of them."""
     leads: bool = False
 
     @property
@@ -63,7 +62,7 @@ class Cell:
         """The group of a member that does not lead."""
         groups = SharedGroups(self.groups.make_starter, lambda: False)
         pool = ReplicaPool(replica_process(self.engines), Path("unused"), attached=groups)
-        async with attaching(self.database, groups, pool, self.notifier):
+        async with attaching(self, groups, pool):
             yield group_of(pool)
 
     def states(self) -> dict[str, str]:
@@ -97,7 +96,9 @@ class Cell:
         epoch = self.take_over()
         fenced = self.database.fenced(lambda one: leader_lease.check_epoch(one, epoch))
         starter, orders = self.groups.make_starter(), self.groups.orders
-        keeper = AgentKeeper(fenced, starter, orders, (CATALOGUE, self.pool), self.notifier)
+        keeper = AgentKeeper(
+            fenced, starter, orders, (CATALOGUE, self.pool), self.notifier, QUICKLY
+        )
         task, self.leads = asyncio.create_task(keeper.run()), True
         try:
             yield keeper
@@ -114,11 +115,15 @@ def group_of(pool: ReplicaPool) -> AttachedReplicas:
 
 
 @asynccontextmanager
-async def attaching(
-    database: Database, groups: SharedGroups, pool: ReplicaPool, notifier: Notifier
-) -> AsyncIterator[None]:
+async def attaching(cell: Cell, groups: SharedGroups, pool: ReplicaPool) -> AsyncIterator[None]:
     """Attach a member to what the rows say."""
-    attached = AttachedAgents(database, (CATALOGUE, pool), groups.orders, notifier)
+    attached = AttachedAgents(
+        cell.database,
+        (CATALOGUE, pool),
+        groups.orders,
+        cell.notifier,
+        look_every_s=cell.look_every_s,
+    )
     task = asyncio.create_task(attached.run())
     try:
         await attached.has_looked.wait()
@@ -129,7 +134,9 @@ async def attaching(
         await pool.close()
 
 
-def playing(folder: Path, url: str, act: Callable[[Cell], Awaitable[None]]) -> None:
+def playing(
+    folder: Path, url: str, act: Callable[[Cell], Awaitable[None]], look_every_s: float = 1.0
+) -> None:
     engines, database = PlayedEngines([5, 6]), Database(url, is_shared=True)
 
     async def run() -> None:
@@ -142,8 +149,8 @@ def playing(folder: Path, url: str, act: Callable[[Cell], Awaitable[None]]) -> N
 
             groups = SharedGroups(make_starter, lambda: cell.leads)
             pool = ReplicaPool(replica_process(engines), folder, attached=groups)
-            cell = Cell(database, launcher, groups, pool, engines, Notifier())
-            async with attaching(database, groups, pool, cell.notifier):
+            cell = Cell(database, launcher, groups, pool, engines, Notifier(), look_every_s)
+            async with attaching(cell, groups, pool):
                 await act(cell)
             await Threads("test", 1).finish(1)
 
@@ -154,12 +161,11 @@ def playing(folder: Path, url: str, act: Callable[[Cell], Awaitable[None]]) -> N
 
 
 @pytest.fixture
-def cell(tmp_path: Path, postgres: Cluster) -> Callable[[Callable[[Cell], Awaitable[None]]], None]:
-    url = postgres.new_database()
-    return lambda act: playing(tmp_path, url, act)
+def cell(tmp_path: Path, postgres: Cluster) -> "Play":
+    return partial(playing, tmp_path, postgres.new_database())
 
 
-Play = Callable[[Callable[[Cell], Awaitable[None]]], None]
+Play = Callable[..., None]
 
 
 def test_as_many_as_wanted_are_started_and_the_newest_leave(cell: Play) -> None:
@@ -286,9 +292,7 @@ def test_a_start_that_fails_is_reported_and_leaves_nothing(cell: Play) -> None:
     cell(act)
 
 
-def test_all_members_hear_that_a_replica_could_not_be_started(
-    cell: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_members_hear_that_a_replica_could_not_be_started(cell: Play) -> None:
     async def act(cell: Cell) -> None:
         cell.launcher.refusal = "no room"
         async with cell.leading(), cell.other_member() as other:
@@ -308,8 +312,7 @@ def test_all_members_hear_that_a_replica_could_not_be_started(
                 await until_async(lambda group=group: group.live)
                 assert await (await group.generate(None, REQUEST)).read_all() == [5, 6]
 
-    monkeypatch.setattr(attached_agents, "LOOK_EVERY_S", 600)  # so all hear of it by news alone
-    cell(act)
+    cell(act, look_every_s=600)  # so all hear of it by news alone
 
 
 def test_a_member_that_starts_or_leads_later_knows_the_failures_before(cell: Play) -> None:

@@ -21,9 +21,8 @@ from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until
 from tuneship.service.open_installation import open_for_service
 from tuneship.settings import ServiceSettings
-from tuneship.store import database as database_module
 from tuneship.store import installation
-from tuneship.store.database import Database, DatabaseInUse, PoolerInBetween
+from tuneship.store.database import Database, DatabaseInUse, DatabaseTimeouts, PoolerInBetween
 
 pytestmark = pytest.mark.postgres
 
@@ -111,13 +110,13 @@ def test_every_transaction_has_its_settings_whichever_session_it_gets(
 
 
 def test_a_lock_is_waited_for_as_long_as_without_a_pooler(
-    postgres: Cluster, pooler: Pooler, monkeypatch: pytest.MonkeyPatch
+    postgres: Cluster, pooler: Pooler
 ) -> None:
     direct = postgres.new_database()
-    monkeypatch.setattr(database_module, "LOCK_TIMEOUT_MS", 200)
+    hasty = DatabaseTimeouts(lock_ms=200)
     with (
         closing(Database(direct)) as holder,
-        closing(Database(pooler.url(direct), listen_url=direct)) as database,
+        closing(Database(pooler.url(direct), listen_url=direct, timeouts=hasty)) as database,
         holder.write("alice"),
         pytest.raises(OperationalError, match="lock timeout"),
         database.write("alice"),
@@ -131,19 +130,20 @@ def test_the_claim_of_a_service_goes_past_the_pooler(postgres: Cluster, pooler: 
     with closing(Database(url, listen_url=direct)) as first:
         first.claim()
         with (
-            closing(Database(url, listen_url=direct, claim_timeout_s=0.2)) as second,
+            closing(
+                Database(url, listen_url=direct, timeouts=DatabaseTimeouts(claim_s=0.2))
+            ) as second,
             pytest.raises(DatabaseInUse),
         ):
             second.claim()
     # The server notices the end of a connection only later.
-    with closing(Database(url, listen_url=direct, claim_timeout_s=120)) as third:
+    with closing(Database(url, listen_url=direct, timeouts=DatabaseTimeouts(claim_s=120))) as third:
         third.claim()
 
 
 def test_a_pooler_is_refused_by_name_unless_the_server_is_named_too(
-    tmp_path: Path, postgres: Cluster, pooler: Pooler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, postgres: Cluster, pooler: Pooler
 ) -> None:
-    monkeypatch.setattr(database_module, "NEWS_TIMEOUT_S", 0.5)
     direct, elsewhere = postgres.new_database(), postgres.new_database()
     named = "name the server itself in TUNESHIP_DATABASE_LISTEN_URL"
     settings = ServiceSettings(data_dir=tmp_path, database_url=pooler.url(direct))  # type: ignore[arg-type]
@@ -152,14 +152,14 @@ def test_a_pooler_is_refused_by_name_unless_the_server_is_named_too(
     with pytest.raises(PoolerInBetween, match=named):
         installation.look(pooler.url(direct))
     with pooler_before(postgres, IGNORES) as ignoring:
-        url = ignoring.url(direct)
+        url, hasty = ignoring.url(direct), DatabaseTimeouts(news_s=0.5)
         for listen_url, refusal in (
             (None, "keeps the settings"),
             (url, "not heard"),
             (elsewhere, "not heard"),
         ):
             with (
-                closing(Database(url, listen_url=listen_url)) as database,
+                closing(Database(url, listen_url=listen_url, timeouts=hasty)) as database,
                 pytest.raises(PoolerInBetween, match=f"{refusal}.*{named}"),
             ):
                 database.claim()

@@ -10,8 +10,7 @@ from tests.support.waiting import until_async
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.scaling import Demand
 from tuneship.service.common.streaming import Notifier
-from tuneship.service.deployments import shared_demand
-from tuneship.service.deployments.shared_demand import TOPIC, SharedDemand
+from tuneship.service.deployments.shared_demand import TOPIC, DemandTiming, SharedDemand
 from tuneship.store import member_demand, tables
 from tuneship.store.database import Database
 
@@ -22,21 +21,20 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+PATIENT = DemandTiming()
+
+
 class Member:
-    def __init__(self, database: Database, name: str) -> None:
+    def __init__(self, database: Database, name: str, timing: DemandTiming = PATIENT) -> None:
         self.in_flight = InFlightGenerations()
         self.notifier = Notifier()
-        self.demand = SharedDemand(database, self.in_flight, self.notifier, name, now)
+        self.demand = SharedDemand(database, self.in_flight, self.notifier, name, now, timing)
 
 
-def test_the_requests_of_all_members_are_added_up_and_awaited(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_demand, "NOTICED_AFTER", timedelta())
-    monkeypatch.setattr(shared_demand, "PUBLISH_EVERY_S", 0.02)
-
+def test_the_requests_of_all_members_are_added_up_and_awaited(database: Database) -> None:
     async def run() -> None:
-        one, two = Member(database, "one"), Member(database, "two")
+        hasty = DemandTiming(publish_every_s=0.02, noticed_after=timedelta())
+        one, two = Member(database, "one", hasty), Member(database, "two", hasty)
         publishing = [asyncio.create_task(member.demand.run()) for member in (one, two)]
 
         def demand() -> Demand:
@@ -62,14 +60,11 @@ def test_the_requests_of_all_members_are_added_up_and_awaited(
     asyncio.run(run())
 
 
-def test_an_emptied_table_does_not_mean_that_nobody_has_requests(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_emptied_table_does_not_mean_that_nobody_has_requests(database: Database) -> None:
     """A crash of Postgres empties it."""
-    monkeypatch.setattr(shared_demand, "NOTICED_AFTER", timedelta())
 
     async def run() -> None:
-        one = Member(database, "one")
+        one = Member(database, "one", DemandTiming(noticed_after=timedelta()))
         drained = asyncio.create_task(one.demand.wait_until_drained("d", 600))
         await asyncio.wait([drained], timeout=0.1)
         assert not drained.done()

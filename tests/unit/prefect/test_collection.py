@@ -47,15 +47,13 @@ def test_a_name_that_is_no_operation_is_no_task() -> None:
 
 
 def test_a_job_is_made_and_waited_for_at_the_service_of_the_credentials(
-    service: Service, credentials: TuneshipCredentials, monkeypatch: pytest.MonkeyPatch
+    service: Service, credentials: TuneshipCredentials
 ) -> None:
     dataset = wait_for_dataset.fn(credentials, service.dataset())
     wanted = JobCreate(base_model="tuneship-tiny", dataset_id=dataset.id, model_name="notes")
     job = tasks.create_job.fn(credentials, wanted)
-    with monkeypatch.context() as patched:
-        patched.setattr(tasks, "POLL_SECONDS", 2 * PATIENCE_S)
-        with pytest.raises(NotInTime):
-            wait_for_job.fn(credentials, job.id, deadline_seconds=PATIENCE_S)
+    with pytest.raises(NotInTime):
+        wait_for_job.fn(credentials, job.id, PATIENCE_S, poll_seconds=2 * PATIENCE_S)
     trainer = service.trainer_of(job.id)
     trainer.start_of(1)
     trainer.complete()

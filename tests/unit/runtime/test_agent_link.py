@@ -12,17 +12,17 @@ import pytest
 
 from tests.support.agents import (
     HELLO,
+    HURRIED,
     ORDER,
     PlayedAgent,
     access,
-    hurry_heartbeats,
     played_agent,
     silent_after,
 )
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
-from tuneship.runtime import agent_link, agent_relay
-from tuneship.runtime.agent_link import open_agent
+from tuneship.runtime import agent_relay
+from tuneship.runtime.agent_link import AgentTiming, open_agent
 from tuneship.runtime.agent_protocol import PIECE_BYTES, PROTOCOL, AgentAddress
 from tuneship.runtime.agent_sockets import encoded
 from tuneship.serving.replica_client import (
@@ -117,13 +117,9 @@ def test_requests_of_a_service_are_cancelled_when_it_disconnects(
     playing(engines, tmp_path, act)
 
 
-def test_the_agent_obeys_the_latest_leader_alone(
-    engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_link, "STOP_PATIENCE_S", 0.01)
-
+def test_the_agent_obeys_the_latest_leader_alone(engines: PlayedEngines, tmp_path: Path) -> None:
     async def act(agent: PlayedAgent) -> None:
-        earlier = await agent.lead(1)
+        earlier = await agent.lead(1, timing=AgentTiming(stop_patience_s=0.01))
         later = await agent.lead(2)
         with pytest.raises(ReplicaRefused, match="later leader"):
             await earlier.unload("a")
@@ -329,15 +325,13 @@ FACTS = {"pid": 1, "parameters": 1, "context_length": 1, "vocabulary": 1, "dtype
 @pytest.mark.parametrize(
     "said", [[], [HELLO], [HELLO, {"ready": FACTS}, {"heartbeat": {"others": 0}}]]
 )
-def test_an_agent_that_falls_silent_is_lost(
-    monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
-) -> None:
-    hurry_heartbeats(monkeypatch)
-
+def test_an_agent_that_falls_silent_is_lost(said: list[dict[str, Any]]) -> None:
     async def run() -> None:
         server, address = await silent_after(*said)
-        opening = open_agent(address, access(), ORDER)
-        if {"ready": FACTS} in said:
+        is_ready = {"ready": FACTS} in said
+        timing = HURRIED if is_ready else AgentTiming(silence_s=0.1)
+        opening = open_agent(address, access(timing=timing), ORDER)
+        if is_ready:
             link = await opening
             generation = link.generate(REQUEST)
             assert "silent" in str(await link.wait_lost())
@@ -350,22 +344,13 @@ def test_an_agent_that_falls_silent_is_lost(
     asyncio.run(run())
 
 
-def test_a_heartbeat_keeps_a_quiet_agent(
-    engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hurry_heartbeats(monkeypatch)
-
+def test_a_heartbeat_keeps_a_quiet_agent(engines: PlayedEngines, tmp_path: Path) -> None:
     async def act(agent: PlayedAgent) -> None:
-        link = await agent.lead()
-        ticks = 0
-
-        def tick() -> bool:
-            nonlocal ticks
+        link = await agent.lead(timing=HURRIED)
+        # Not with `until_async`, which pauses longer on a busy machine: the link counts turns of this loop.
+        for _ in range(20):
             agent.relay.send_heartbeat()
-            ticks += 1
-            return ticks > 20
-
-        await until_async(tick)
+            await asyncio.sleep(HURRIED.heartbeat_s)
         assert not link.is_lost
 
     playing(engines, tmp_path, act)

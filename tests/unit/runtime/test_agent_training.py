@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import HELLO, access, hurry_heartbeats, silent_after
+from tests.support.agents import HELLO, HURRIED, access, silent_after
 from tests.support.engines import PlayedEngines
 from tests.support.tiny_model import build_tiny_model
 from tests.support.training_nodes import TrainingNode, order_for
@@ -284,17 +284,14 @@ def test_a_request_of_a_lost_connection_is_not_answered_over_the_next(
     asyncio.run(run())
 
 
-def test_a_node_that_dies_before_it_is_ready_is_given_up(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hurry_heartbeats(monkeypatch)
-
+def test_a_node_that_dies_before_it_is_ready_is_given_up(base: Path) -> None:
     async def renew(_: int) -> bool:
         raise AssertionError("it asks for no lease")
 
     async def run() -> None:
         server, address = await silent_after(HELLO)
-        link = await AgentTrainingLink.open(address, access(), Threads("test", 1), renew)
+        hurried = access(timing=HURRIED)
+        link = await AgentTrainingLink.open(address, hurried, Threads("test", 1), renew)
         with pytest.raises(TrainingAgentLost):
             await link.train(order_for(base))
         await link.aclose()

@@ -11,7 +11,6 @@ import pytest
 from tests.support.agents import PlayedAgent, access, played_agent
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
-from tuneship.runtime import attached_replicas
 from tuneship.runtime.agent_link import AgentLink, open_agent
 from tuneship.runtime.agent_protocol import AgentAddress
 from tuneship.runtime.attached_replicas import AttachedReplicas, ListedReplica
@@ -33,7 +32,7 @@ class Stage:
     def __init__(self, agents: list[PlayedAgent], leads: bool) -> None:
         self.agents = agents
         self.orders = ReplicaOrders(lambda: leads)
-        self.group = AttachedReplicas(BASE, self.orders, attach)
+        self.group = AttachedReplicas(BASE, self.orders, attach, look_every_s=0.01)
 
     def listed(self, *numbers: int) -> list[ListedReplica]:
         return [ListedReplica(f"a-{one}", one, self.agents[one].address) for one in numbers]
@@ -208,10 +207,8 @@ def test_elsewhere_than_at_the_leader_only_requests_wait_for_a_replica(
 
 
 def test_the_leader_orders_what_is_missing_and_hears_of_failures(
-    engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: PlayedEngines, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(attached_replicas, "LOOK_S", 0.01)
-
     async def act(stage: Stage) -> None:
         orders, group = stage.orders, stage.group
         waiting = asyncio.create_task(group.ready(None, 2))

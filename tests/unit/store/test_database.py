@@ -17,6 +17,7 @@ from tuneship.store import queries as rows
 from tuneship.store.database import (
     Database,
     DatabaseInUse,
+    DatabaseTimeouts,
     UnknownDatabase,
     ports_of,
     sqlite_url,
@@ -195,14 +196,14 @@ def test_a_postgres_that_was_away_is_used_again(postgres: Cluster) -> None:
 @pytest.mark.postgres
 def test_a_postgres_has_one_service(postgres: Cluster) -> None:
     url = postgres.new_database()
-    first, hasty = Database(url), Database(url, claim_timeout_s=0.2)
+    first, hasty = Database(url), Database(url, timeouts=DatabaseTimeouts(claim_s=0.2))
     first.claim()
     with pytest.raises(DatabaseInUse):
         hasty.claim()
     hasty.close()
     first.close()
     # The server notices the end of a connection only later.
-    second = Database(url, claim_timeout_s=120)
+    second = Database(url, timeouts=DatabaseTimeouts(claim_s=120))
     second.claim()
     second.close()
 
@@ -215,7 +216,7 @@ def test_two_processes_may_migrate_a_postgres_at_once(
     opened: list[Database] = []
 
     def open_it() -> None:
-        opened.append(Database(postgres.url("empty"), claim_timeout_s=120))
+        opened.append(Database(postgres.url("empty"), timeouts=DatabaseTimeouts(claim_s=120)))
 
     threads = [threading.Thread(target=open_it) for _ in range(4)]
     for thread in threads:

@@ -22,6 +22,7 @@ from tuneship.store.database import (
     WORKS_WITH,
     Database,
     DatabaseInUse,
+    DatabaseTimeouts,
     sqlite_url,
 )
 from tuneship.store.metric_windows import HOUR, WindowSource
@@ -158,11 +159,11 @@ def test_a_database_is_not_changed_under_a_service_of_an_older_version(
     with service.connect() as connection:
         connection.execute(sa.select(sa.func.pg_advisory_lock(SERVICE_LOCK)))
         with pytest.raises(DatabaseInUse):
-            Database(old, claim_timeout_s=0.2)
+            Database(old, timeouts=DatabaseTimeouts(claim_s=0.2))
     service.dispose()
     assert state_of(old) == before
     # The server notices the end of a session only later.
-    Database(old, claim_timeout_s=120).close()
+    Database(old, timeouts=DatabaseTimeouts(claim_s=120)).close()
     assert state_of(old)[0] == HEAD
 
 

@@ -6,6 +6,7 @@ answer.
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,8 +41,6 @@ OPERATIONS: dict[str, tuple[OpenAIOperation[..., Any], type[Body]]] = {
     "/v1/responses": (responses.openai_create_response, responses.ResponseCreate),
     "/v1/embeddings": (embeddings.openai_create_embeddings, EmbeddingsCreate),
 }
-# The pauses before a request is tried again; after the last one its error is the answer.
-RETRY_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # OpenAI's codes of requests that were not answered.
 UNANSWERED = {
     "batch_cancelled": "This request was not executed before the batch was cancelled.",
@@ -96,9 +95,11 @@ def unanswered(request: CheckedRequest, code: str) -> RequestAnswer:
     return RequestAnswer(json.dumps(line).encode() + b"\n", is_success=False)
 
 
-async def answer(parts: Parts, batch: BatchRow, request: CheckedRequest) -> RequestAnswer:
-    """Answer a request, with several tries where an error may pass."""
-    pauses = iter(RETRY_AFTER_S)
+async def answer(
+    parts: Parts, batch: BatchRow, request: CheckedRequest, retry_after_s: Sequence[float]
+) -> RequestAnswer:
+    """Answer a request, and retry it where an error may pass. `retry_after_s`: the pauses before the retries."""
+    pauses = iter(retry_after_s)
     while True:
         context = _context_of(parts, batch)
         try:

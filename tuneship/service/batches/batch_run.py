@@ -48,14 +48,16 @@ STORED_AT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class StoringTiming:
-    """When answers are stored: a batch of slow answers must not consist of thousands of parts."""
+class BatchTiming:
+    """When answers are stored, since a batch of slow ones must not consist of thousands of parts; when to retry."""
 
     soon_s: float = 2.0
-    """After this time, as soon as there are `enough`."""
+    """Answers are stored after this time, as soon as there are `enough`."""
     enough: int = 64
     late_s: float = 30.0
-    """After this time, as many as there are."""
+    """Answers are stored after this time, as many as there are."""
+    retry_after_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+    """The pauses before a request is retried; after the last one its error is the answer."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ class BatchRun:
         batch: BatchRow,
         pace: BatchPace,
         threads: Threads,
-        timing: StoringTiming,
+        timing: BatchTiming,
     ) -> None:
         """`batch` is its row as it was just read."""
         self._parts = parts
@@ -211,7 +213,9 @@ class BatchRun:
         if self._parts.drain.has_begun or not self._share.take():
             return False
         request = waiting.popleft()
-        task = asyncio.create_task(answer(self._parts, self._batch, request))
+        task = asyncio.create_task(
+            answer(self._parts, self._batch, request, self._timing.retry_after_s)
+        )
         task.add_done_callback(self._note_end)
         self._begun.append(_Begun(request, task))
         return True

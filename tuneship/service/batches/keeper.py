@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tuneship.contract.openai.batches import OPEN, BatchError, BatchStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
-from tuneship.service.batches.batch_run import BatchRun, StoringTiming
+from tuneship.service.batches.batch_run import BatchRun, BatchTiming
 from tuneship.service.batches.pace import BatchPace, TakeSpare
 from tuneship.service.batches.stored_answers import BatchLost, end_batch
 from tuneship.service.common.background_retries import BackgroundRetries
@@ -39,7 +39,7 @@ class BatchKeeper:
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.threads = Threads("batches", 4)
-        self.timing = StoringTiming()
+        self.timing = BatchTiming()
 
     async def run(self) -> None:
         """Work until cancelled; what was not stored by then is answered again after the next start."""

@@ -44,13 +44,20 @@ from tuneship.store.row_types import AgentRow
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
-LOOK_EVERY_S = 1.0
-RETRY_PAUSE_S = 1.0
 # An agent whose connection broke is tried again so often before it is given up: the network may have failed alone.
 TRIES = 2
-# All members have looked at the rows after this time.
-NOTICED_AFTER_S = 3.0
 END_S = 3.0
+
+
+@dataclass(frozen=True)
+class AgentKeeperTiming:
+    """The times of the work on agents."""
+
+    look_every_s: float = 1.0
+    retry_pause_s: float = 1.0
+    """The pause before something that failed is tried again."""
+    noticed_after_s: float = 3.0
+    """All members have looked at the rows after this time."""
 
 
 @dataclass(eq=False)
@@ -82,6 +89,7 @@ class AgentKeeper:
         orders: ReplicaOrders,
         place: tuple[Catalogue, ReplicaPool],
         notifier: Notifier,
+        timing: AgentKeeperTiming = AgentKeeperTiming(),
     ) -> None:
         """`database` is fenced; `place`: the base models, and the groups that hear of failed starts."""
         self._database = database
@@ -89,6 +97,7 @@ class AgentKeeper:
         self._orders = orders
         self._catalogue, self._replicas = place
         self._notifier = notifier
+        self._timing = timing
         self._threads = Threads("rows of agents", 2)
         self._kept: dict[str, KeptAgent] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,11 +129,11 @@ class AgentKeeper:
                 raise
             except Exception:  # the loop must outlive any failure; the next step tries again
                 logger.exception("the agents could not be kept")
-                await asyncio.sleep(RETRY_PAUSE_S)
+                await asyncio.sleep(self._timing.retry_pause_s)
             else:
                 if until_done:
                     return
-                await wait_for_event(self._orders.changed, LOOK_EVERY_S)
+                await wait_for_event(self._orders.changed, self._timing.look_every_s)
 
     # Agents of an earlier leader.
 
@@ -175,7 +184,7 @@ class AgentKeeper:
         end = partial(self._starter.end, kept.name)
         error = ReplicaLost("the agent does not answer")
         for number in range(TRIES):
-            await asyncio.sleep(RETRY_PAUSE_S if number else 0)
+            await asyncio.sleep(self._timing.retry_pause_s if number else 0)
             try:
                 kept.link = await self._starter.connect(address, self._epoch, order, end)
             except ReplicaLost as lost:
@@ -296,13 +305,13 @@ class AgentKeeper:
         """Stop an agent when no member has requests there any more, or after a while."""
         loop, link = asyncio.get_running_loop(), kept.link
         deadline = loop.time() + DRAIN_S
-        await asyncio.sleep(NOTICED_AFTER_S)
+        await asyncio.sleep(self._timing.noticed_after_s)
         # Its heartbeats say how many requests of others it has; the first one may be from before.
         seen = link.heartbeats if link is not None else 0
         while link is not None and not link.is_lost and loop.time() < deadline:
             if link.heartbeats > seen + 1 and not link.others:
                 break
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._timing.look_every_s)
         if kept.task is not None:
             kept.task.cancel()
         kept.link = None

@@ -40,18 +40,24 @@ class AttachedAgents:
         place: tuple[Catalogue, ReplicaPool],
         orders: ReplicaOrders,
         notifier: Notifier,
+        *,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
-        """Begin with nothing attached. `place`: the base models and the groups; `orders` hear of failed starts."""
+        """Begin with nothing attached. `place`: the base models and the groups; `orders` hear of failed starts.
+
+        `look_every_s`: how often it looks at the rows without news of them.
+        """
         self._database = database
         self._catalogue, self._replicas = place
         self._orders = orders
         self._notifier = notifier
+        self._look_every_s = look_every_s
         self._threads = Threads("agents", 1)
         self.has_looked = asyncio.Event()
         """Set when it is known of all replicas that were there at the start whether they answer."""
 
     async def run(self) -> None:
-        """Look at the rows at every news and every second, until cancelled."""
+        """Look at the rows at every news and at every interval, until cancelled."""
         with self._notifier.listening(TOPIC) as news:
             while True:
                 news.clear()
@@ -61,7 +67,7 @@ class AttachedAgents:
                     logger.warning("the agents could not be looked up: %s", type(error).__name__)
                 except Exception:  # the loop must outlive any failure
                     logger.exception("the agents could not be looked up")
-                await wait_for_event(news, LOOK_EVERY_S)
+                await wait_for_event(news, self._look_every_s)
 
     async def _look(self) -> None:
         listed: dict[Path, list[ListedReplica]] = defaultdict(list)

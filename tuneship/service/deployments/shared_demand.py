@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,15 +26,21 @@ from tuneship.store.row_types import MemberDemandRow
 
 logger = logging.getLogger(__name__)
 
-PUBLISH_EVERY_S = 1.0
 # A peak is published so often, as the leader may miss one of them.
 PUBLISHED_TIMES = 3
 TOPIC = "demand"
 POLL_S = 0.25
-# Until every member has noticed that a deployment takes no more requests (`store/read_cache.py`), and has
-# published what it still has in flight.
-NOTICED_AFTER = timedelta(seconds=1.2)
 END_S = 2.0
+
+
+@dataclass(frozen=True)
+class DemandTiming:
+    """How often demand is published, and when that is known everywhere."""
+
+    publish_every_s: float = 1.0
+    noticed_after: timedelta = timedelta(seconds=1.2)
+    """After this time every member has noticed that a deployment takes no more requests (`store/read_cache.py`), and
+    has published what it still has in flight."""
 
 
 class SharedDemand:
@@ -46,6 +53,7 @@ class SharedDemand:
         notifier: Notifier,
         member: str,
         clock: Callable[[], datetime],
+        timing: DemandTiming = DemandTiming(),
     ) -> None:
         """`member` names this process among the others; `clock` is the database's."""
         self._database = database
@@ -53,6 +61,7 @@ class SharedDemand:
         self._notifier = notifier
         self._member = member
         self._clock = clock
+        self._timing = timing
         self._threads = Threads("demand", 2)
         self._needed = asyncio.Event()
         self._recent: deque[dict[str, Demand]] = deque(maxlen=PUBLISHED_TIMES)
@@ -77,7 +86,7 @@ class SharedDemand:
                 else:
                     if is_urgent:
                         self._notifier.notify(TOPIC)
-                await wait_for_event(self._needed, PUBLISH_EVERY_S)
+                await wait_for_event(self._needed, self._timing.publish_every_s)
         finally:
             await self._threads.finish(END_S)
             with suppress(SQLAlchemyError, TimeoutError):  # it lapses in any case
@@ -128,7 +137,7 @@ class SharedDemand:
 
         Raises SQLAlchemy's errors.
         """
-        loop, since = asyncio.get_running_loop(), self._clock() + NOTICED_AFTER
+        loop, since = asyncio.get_running_loop(), self._clock() + self._timing.noticed_after
         deadline = loop.time() + timeout_s
         while loop.time() < deadline:
             await self._threads.run(self.read)
