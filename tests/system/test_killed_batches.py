@@ -63,7 +63,8 @@ def test_each_request_is_answered_once_after_two_kills(tmp_path: Path) -> None:
     try:
         batch = next(filter(None, (killed_twice(served, requests) for requests in SIZES)))
         client = client_of(served)
-        until(lambda: client.batches.retrieve(batch.id).status in ENDS)
+        # A batch that was too short may have been killed just before its end.
+        until(lambda: all(one.status in ENDS for one in client.batches.list()))
         done = client.batches.retrieve(batch.id)
         assert done.output_file_id is not None
         lines = client.files.content(done.output_file_id).text.splitlines()

@@ -1,4 +1,4 @@
-"""Docstrings can be read alone, and one name means one thing."""
+"""Docstrings, comments, names and pages are in plain words; docstrings can be read alone; one name means one thing."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ LONGEST_SUMMARY = 240
 
 
 @dataclass(frozen=True)
-class Names:
+class SourceTexts:
     """Holds the texts and names of all files by place, and for each class of the rooms the files that define it."""
 
     docstrings: dict[str, str]
@@ -36,9 +36,9 @@ class Names:
 
 
 @pytest.fixture(scope="module")
-def names() -> Names:
+def texts() -> SourceTexts:
     """Read every source file once."""
-    found = Names({}, {}, {}, defaultdict(list))
+    found = SourceTexts({}, {}, {}, defaultdict(list))
     for file in (one for room in ROOMS_AND_TESTS for one in sorted((ROOT / room).rglob("*.py"))):
         if "migrations" in file.parts:
             continue
@@ -80,27 +80,27 @@ def docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
                 pass
 
 
-def test_every_docstring_is_a_sentence_that_can_be_read_alone(names: Names) -> None:
+def test_every_docstring_is_a_sentence_that_can_be_read_alone(texts: SourceTexts) -> None:
     riddles = [
         f"{place} {text.splitlines()[0]}"
-        for place, text in names.docstrings.items()
+        for place, text in texts.docstrings.items()
         if RIDDLES.match(text) or len(text.split("\n\n")[0]) > LONGEST_SUMMARY
     ]
     assert riddles == []
 
 
-def test_no_docstring_comment_or_name_uses_a_private_word(names: Names) -> None:
+def test_no_docstring_comment_or_name_uses_a_private_word(texts: SourceTexts) -> None:
     found = [
         f"{place} {word.group()}"
-        for texts in (names.docstrings, names.comments, names.names)
-        for place, text in texts.items()
+        for kind in (texts.docstrings, texts.comments, texts.names)
+        for place, text in kind.items()
         for word in BANNED.finditer(text)
     ]
     assert found == []
 
 
-def test_the_name_of_every_test_begins_with_its_subject(names: Names) -> None:
-    tests = [name for name, text in names.names.items() if TESTS_WITHOUT_A_SUBJECT.match(text)]
+def test_the_name_of_every_test_begins_with_its_subject(texts: SourceTexts) -> None:
+    tests = [name for name, text in texts.names.items() if TESTS_WITHOUT_A_SUBJECT.match(text)]
     assert tests == []
 
 
@@ -115,5 +115,5 @@ def test_no_page_of_the_documentation_uses_a_private_word() -> None:
     assert found == []
 
 
-def test_every_class_has_a_name_of_its_own(names: Names) -> None:
-    assert {name: files for name, files in names.classes.items() if len(files) > 1} == {}
+def test_every_class_has_a_name_of_its_own(texts: SourceTexts) -> None:
+    assert {name: files for name, files in texts.classes.items() if len(files) > 1} == {}

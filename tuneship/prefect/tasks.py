@@ -85,7 +85,8 @@ def wait_for_job(
         credentials,
         lambda client: client.jobs.get(job_id),
         lambda job: job.status in ENDED,
-        (deadline_seconds, poll_seconds),
+        deadline_seconds,
+        poll_seconds,
     )
 
 
@@ -102,7 +103,8 @@ def wait_for_dataset(
         credentials,
         lambda client: client.datasets.get(dataset_id),
         lambda dataset: dataset.status in ended,
-        (deadline_seconds, poll_seconds),
+        deadline_seconds,
+        poll_seconds,
     )
 
 
@@ -118,7 +120,8 @@ def wait_for_deployment(
         credentials,
         lambda client: client.deployments.get(deployment_id),
         lambda deployment: deployment.status not in STILL_COMING,
-        (deadline_seconds, poll_seconds),
+        deadline_seconds,
+        poll_seconds,
     )
 
 
@@ -126,9 +129,9 @@ def _wait(
     credentials: TuneshipCredentials,
     read: Callable[[Client], R],
     is_over: Callable[[R], bool],
-    timing: tuple[float, float],
+    deadline_seconds: float,
+    poll_seconds: float,
 ) -> R:
-    deadline_seconds, poll_seconds = timing
     ends_at = time.monotonic() + deadline_seconds
     with credentials.get_client() as client:
         patient = client.with_options(tries=POLL_TRIES, ends_at=ends_at)
