@@ -1,12 +1,13 @@
 """Long answers that are sent while they are read: an archive of a folder, or a stored file."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import BinaryIO, ClassVar
 
 BLOCK_BYTES = 1 << 20
 
 
-class Download:
+class Download(ABC):
     """Bytes of a known length. `service/http/downloads.py` sends them."""
 
     media: ClassVar[str]
@@ -14,13 +15,13 @@ class Download:
     length: int
     """Bytes in all."""
 
+    @abstractmethod
     def blocks(self) -> Iterator[bytes]:
         """The bytes in order, never none at a time. Raises `OSError`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Close what is open."""
-        raise NotImplementedError
 
 
 class FileDownload(Download):
