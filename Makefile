@@ -17,7 +17,8 @@ EVERY_CHANGE = (not slow and not soak) or essential
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Before tuneship-client was a distribution, tuneship had its files: removing the one would take them from the other.
-FORGET = $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
+# The stamp goes first, so that an installation that was interrupted is done again by the next command.
+FORGET = rm -f $(VENV)/service.stamp && $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
 
 .PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster test test-all coverage soak check bench lock packages clean
 
