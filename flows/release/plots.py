@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from flows.release.limits import Limit
+from flows.release.loss_limits import Limit
 from flows.rollout.result import Change
 from tuneship.contract.job_reports import JobMetrics
 from tuneship.gates.frames import series_frame

@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.limits import Limit, limits_of
+from flows.release.loss_limits import Limit, limits_of
 from flows.release.result import ReleaseResult
 from flows.release.step_load import StepLoad, explained, loads_by_step, rows
 from flows.rollout.words import in_words

@@ -12,7 +12,7 @@ from prefect import get_run_logger
 from flows.forms.release_form import ReleaseParameters
 from flows.release.champion import Champion, validation_content
 from flows.release.data import Prepared
-from flows.release.limits import limits_of
+from flows.release.loss_limits import limits_of
 from flows.release.release_run import ReleaseRun, described
 from flows.release.result import Contender
 from flows.release.training_page import TrainingPage

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
-from flows.release.limits import Limit
+from flows.release.loss_limits import Limit
 from flows.shared.markdown import number
 from tuneship.contract.job_reports import JobMetrics
 

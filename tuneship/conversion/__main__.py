@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from tuneship.conversion import gguf_model, losses
+from tuneship.conversion.failure_reasons import refusal_of, versions
 from tuneship.conversion.order import ReadingOrder, ReadingReport
-from tuneship.conversion.refusals import refusal_of, versions
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.weights import AUTO

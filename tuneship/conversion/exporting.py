@@ -15,6 +15,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
+from tuneship.conversion.failure_reasons import refusal_of, versions
 from tuneship.conversion.logits import (
     distance,
     engine_logits,
@@ -23,7 +24,6 @@ from tuneship.conversion.logits import (
     transformers_logits,
 )
 from tuneship.conversion.order import GGUF_FILE, ExportOrder, ExportReport
-from tuneship.conversion.refusals import refusal_of, versions
 from tuneship.serving.adapters import CONFIG
 from tuneship.template import PromptTemplate
 from tuneship.training.base_model import load_base

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from tuneship import parity
+from tuneship.conversion.failure_reasons import refusal_of
 from tuneship.conversion.logits import encoder_of, engine_logits, engine_with_adapter, tokenizer_of
 from tuneship.conversion.order import ImportOrder, ImportReport
-from tuneship.conversion.refusals import refusal_of
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import PromptTemplate
 from tuneship.training.parity_notes import probe_of

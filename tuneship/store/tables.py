@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from tuneship.store.columns import METADATA, TypedTable
-from tuneship.store.columns import json_column as _json
-from tuneship.store.columns import moment as _moment
-from tuneship.store.columns import number as _number
-from tuneship.store.columns import text as _text
-from tuneship.store.columns import whole as _whole
+from tuneship.store.column_types import METADATA, TypedTable
+from tuneship.store.column_types import json_column as _json
+from tuneship.store.column_types import moment as _moment
+from tuneship.store.column_types import number as _number
+from tuneship.store.column_types import text as _text
+from tuneship.store.column_types import whole as _whole
 
 if TYPE_CHECKING:
     from tuneship.store.row_types import (

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.limits import Limit
+from flows.release.loss_limits import Limit
 from flows.release.report import report
 from flows.release.training import best_of
 from flows.release.training_page import TrainingPage

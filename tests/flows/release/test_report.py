@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.limits import Limit, limits_of
+from flows.release.loss_limits import Limit, limits_of
 from flows.release.plots import plot_losses, plot_rollout
 from flows.release.report import report, summary, with_pictures
 from flows.release.result import Accuracy, ReleaseResult

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from tuneship.store import row_types, tables
-from tuneship.store.columns import UtcDateTime
+from tuneship.store.column_types import UtcDateTime
 
 
 def row_type_of(table: sa.Table) -> Any:

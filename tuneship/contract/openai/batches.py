@@ -8,9 +8,9 @@ from pydantic import Field
 from tuneship.contract.common import BatchId, Reply
 from tuneship.contract.examples import MODEL, SUFFIX
 from tuneship.contract.openai.declaring import openai_operation
-from tuneship.contract.openai.fields import OpenAIRequest
 from tuneship.contract.openai.ids import FileId
 from tuneship.contract.openai.lists import AfterId, PageSize
+from tuneship.contract.openai.request_fields import OpenAIRequest
 from tuneship.contract.openai.responses import (
     Metadata,
     ResponseUsage,

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from tuneship.contract.common import Reply, absent
 from tuneship.contract.examples import MODEL, SUFFIX
 from tuneship.contract.generation import MAXIMUM_ANSWERS
-from tuneship.contract.openai.answering import (
+from tuneship.contract.openai.answer_parts import (
     PENALTIES,
     Answered,
     CompletionUsage,
@@ -16,7 +16,7 @@ from tuneship.contract.openai.answering import (
     SampledRequest,
 )
 from tuneship.contract.openai.declaring import openai_operation
-from tuneship.contract.openai.fields import NeutralFields
+from tuneship.contract.openai.request_fields import NeutralFields
 from tuneship.contract.operation import Example
 from tuneship.contract.token_inputs import TextOrIds, schema_of_texts, texts_or_ids
 

@@ -7,9 +7,9 @@ from pydantic import Field
 from tuneship.contract.common import Reply
 from tuneship.contract.embeddings import Dimensions, EmbeddedTexts, Pooled
 from tuneship.contract.examples import MODEL
-from tuneship.contract.openai.answering import AskedModel, AskingUser
+from tuneship.contract.openai.answer_parts import AskedModel, AskingUser
 from tuneship.contract.openai.declaring import openai_operation
-from tuneship.contract.openai.fields import OpenAIRequest
+from tuneship.contract.openai.request_fields import OpenAIRequest
 from tuneship.contract.operation import Example
 
 

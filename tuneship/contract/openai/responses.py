@@ -14,7 +14,7 @@ from tuneship.contract.generation import (
     SchemaOfAnswer,
     ToolMode,
 )
-from tuneship.contract.openai.answering import (
+from tuneship.contract.openai.answer_parts import (
     AskedModel,
     AskingUser,
     SchemaDescription,
@@ -25,7 +25,7 @@ from tuneship.contract.openai.answering import (
     text_of_parts,
 )
 from tuneship.contract.openai.declaring import openai_operation
-from tuneship.contract.openai.fields import ANY_VALUE, NeutralFields, OpenAIRequest
+from tuneship.contract.openai.request_fields import ANY_VALUE, NeutralFields, OpenAIRequest
 from tuneship.contract.openai.tool_choices import ChosenTools, check_fields
 from tuneship.contract.operation import Example
 from tuneship.contract.tools import (

@@ -7,9 +7,9 @@ from pydantic import Field
 from tuneship.contract.common import ONE_LINE, Reply, WebhookId
 from tuneship.contract.examples import WEBHOOK
 from tuneship.contract.openai.declaring import openai_operation
-from tuneship.contract.openai.fields import OpenAIRequest
 from tuneship.contract.openai.ids import shown_id
 from tuneship.contract.openai.lists import AfterId, PageSize
+from tuneship.contract.openai.request_fields import OpenAIRequest
 from tuneship.contract.operation import Example
 from tuneship.contract.webhooks import Url
 

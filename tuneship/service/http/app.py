@@ -42,7 +42,6 @@ from tuneship.service.http import openai as openai_form
 from tuneship.service.http import profiles
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary, InFlightLimits
-from tuneship.service.http.content import SHORT_BODY_BYTES, content_of, parsed
 from tuneship.service.http.disconnect import cancel_on_disconnect
 from tuneship.service.http.downloads import DownloadResponse
 from tuneship.service.http.forms import Content
@@ -50,6 +49,7 @@ from tuneship.service.http.forwarding import is_address_known, is_scheme_known
 from tuneship.service.http.health import Readiness, alive
 from tuneship.service.http.middleware import EntryMiddleware, address_of
 from tuneship.service.http.rate_limits import RateWindow
+from tuneship.service.http.request_content import SHORT_BODY_BYTES, content_of, parsed
 from tuneship.service.http.responses import (
     error_response,
     refusal_of,

@@ -24,9 +24,9 @@ from tuneship.service.http import openai
 from tuneship.service.http.body_timeout import BodyTimeout
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.connections import CONNECTION, Connection
-from tuneship.service.http.credentials import credentials
 from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.rate_limits import RateWindow
+from tuneship.service.http.request_credentials import credentials
 from tuneship.service.http.request_spans import request_span
 from tuneship.service.http.responses import error_response, refusal_of
 from tuneship.store.audit import NOBODY, AuditRecord

@@ -15,7 +15,7 @@ from tuneship.contract.generation import (
     Generation,
     TokenLogprob,
 )
-from tuneship.contract.openai.answering import CompletionUsage, FinishReason, SampledRequest
+from tuneship.contract.openai.answer_parts import CompletionUsage, FinishReason, SampledRequest
 from tuneship.contract.openai.chat import (
     ChatAnswer,
     ChatChoice,

@@ -15,7 +15,7 @@ from tuneship.contract.openai.embeddings import (
 from tuneship.service.context.context import Context
 from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
 from tuneship.service.openai.bindings import serves_openai
-from tuneship.service.openai.targets import answerer_of
+from tuneship.service.openai.model_lookup import answerer_of
 
 
 @serves_openai(contract.openai_create_embeddings)

@@ -4,7 +4,7 @@ import time
 
 from tuneship.contract.openai import chat as chat_contract
 from tuneship.contract.openai import completions as completions_contract
-from tuneship.contract.openai.answering import SampledRequest
+from tuneship.contract.openai.answer_parts import SampledRequest
 from tuneship.contract.openai.chat import ChatCompletion, ChatCompletionCreate
 from tuneship.contract.openai.completions import TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.ids import shown_id
@@ -24,8 +24,8 @@ from tuneship.service.openai.answers import (
     text_pieces,
 )
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.model_lookup import Answerer, answerer_of
 from tuneship.service.openai.refusals import with_names
-from tuneship.service.openai.targets import Answerer, answerer_of
 from tuneship.store.identifiers import new_id
 
 

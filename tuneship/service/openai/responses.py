@@ -42,8 +42,8 @@ from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.model_lookup import answerer_of
 from tuneship.service.openai.refusals import openai_refusal, with_names
-from tuneship.service.openai.targets import answerer_of
 from tuneship.store.identifiers import new_id
 
 NAMES = {

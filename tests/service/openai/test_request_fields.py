@@ -57,7 +57,7 @@ from openai.types.webhooks import (
     webhook_update_params,
 )
 
-from tuneship.contract.openai.answering import NamedSchema
+from tuneship.contract.openai.answer_parts import NamedSchema
 from tuneship.contract.openai.batches import BatchCreate
 from tuneship.contract.openai.chat import (
     AllowedTools,
@@ -68,13 +68,13 @@ from tuneship.contract.openai.chat import (
 )
 from tuneship.contract.openai.completions import TextCompletionCreate
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
-from tuneship.contract.openai.fields import OpenAIRequest
 from tuneship.contract.openai.files import FileUpload
 from tuneship.contract.openai.jobs import (
     FineTuningJobCreate,
     SupervisedHyperparameters,
     TuningMethod,
 )
+from tuneship.contract.openai.request_fields import OpenAIRequest
 from tuneship.contract.openai.responses import (
     InputCall,
     InputMessage,

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply
 from tuneship.contract.generation import MAXIMUM_ANSWERS, SchemaOfAnswer
-from tuneship.contract.openai.fields import NeutralFields, OpenAIRequest
+from tuneship.contract.openai.request_fields import NeutralFields, OpenAIRequest
 from tuneship.contract.tools import NAME_PATTERN, Strict
 
 Text = Annotated[str, Field(min_length=1)]
