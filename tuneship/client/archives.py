@@ -6,7 +6,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import BinaryIO, cast
 
@@ -57,6 +57,23 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
+def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
+    # Not `extractall(filter="data")`: Python 3.11.2, which is Debian 12's, has no filters yet.
+    name = PurePosixPath(entry.name)
+    if name.is_absolute() or ".." in name.parts:
+        raise ValueError
+    path = folder / name
+    if entry.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    content = archive.extractfile(entry) if entry.isfile() else None
+    if content is None:  # a link or a device
+        raise ValueError
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with content, path.open("xb") as file:
+        shutil.copyfileobj(content, file)
+
+
 @contextmanager
 def downloaded(target: Path) -> Generator[tuple[BinaryIO, Callable[[], None]]]:
     """A file to write an archive to, and a call that makes the folder `target` of it. Raises `SourceError`.
@@ -76,7 +93,8 @@ def downloaded(target: Path) -> Generator[tuple[BinaryIO, Callable[[], None]]]:
         spool.seek(0)
         part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
         with tarfile.open(fileobj=spool, mode="r:") as archive:
-            archive.extractall(part, filter="data")
+            for entry in archive:
+                _extract(archive, entry, part)
         (content,) = part.iterdir()
         content.rename(target)
 

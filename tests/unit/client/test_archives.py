@@ -65,6 +65,29 @@ def test_a_broken_download_leaves_nothing(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("name", ["../outside", "model/../../outside", "/outside"])
+def test_a_download_writes_nothing_outside_its_folder(name: str, tmp_path: Path) -> None:
+    entry = tarfile.TarInfo(name)
+    refuse_entry(entry, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_download_holds_only_files_and_folders(kind: bytes, tmp_path: Path) -> None:
+    entry = tarfile.TarInfo("model/file")
+    entry.type, entry.linkname = kind, "/etc/hostname"
+    refuse_entry(entry, tmp_path)
+
+
+def refuse_entry(entry: tarfile.TarInfo, folder: Path) -> None:
+    """Check that a download with this entry is refused and leaves nothing."""
+    wrong = pytest.raises(SourceError, match="is no archive")
+    with wrong, downloaded(folder / "model") as (file, unpack):
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            archive.addfile(entry)
+        unpack()
+    assert not list(folder.iterdir())
+
+
 def test_a_refusal_is_shown_with_its_places_and_its_request() -> None:
     details = [ErrorDetail(field="response", code="missing", message="is required", line=7)]
     details += [ErrorDetail(field=None, code="conflict", message="no")] * SHOWN_DETAILS
