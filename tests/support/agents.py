@@ -83,14 +83,23 @@ async def listening(
 HELLO = {"hello": {"version": VERSION, "prefix": "1"}}
 
 
-async def silent_after(*frames: dict[str, Any]) -> tuple[asyncio.Server, AgentAddress]:
-    """An agent that says these messages and then nothing."""
+@asynccontextmanager
+async def silent_after(*frames: dict[str, Any]) -> AsyncIterator[AgentAddress]:
+    """Run an agent that says these messages and then nothing."""
+    writers = list[asyncio.StreamWriter]()
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)  # Python 3.13 would close it when nothing refers to it
         for frame in frames:
             writer.write(encoded(frame))
 
-    return await listening(serve)
+    server, address = await listening(serve)
+    try:
+        yield address
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
 
 
 async def _end(relay: AgentRelay, server: asyncio.Server, connections: AgentConnections) -> None:

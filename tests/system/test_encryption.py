@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def train(client: Client, dataset: str, *, epochs: int = 4) -> str:
 
 
 def keys(serve: Serve) -> dict[str, bytes]:
-    with sqlite3.connect(serve.data_dir / "tuneship.sqlite") as connection:
+    with closing(sqlite3.connect(serve.data_dir / "tuneship.sqlite")) as connection, connection:
         return dict(connection.execute("select object_id, wrapped from object_keys"))
 
 

@@ -327,19 +327,18 @@ FACTS = {"pid": 1, "parameters": 1, "context_length": 1, "vocabulary": 1, "dtype
 )
 def test_an_agent_that_falls_silent_is_lost(said: list[dict[str, Any]]) -> None:
     async def run() -> None:
-        server, address = await silent_after(*said)
         is_ready = {"ready": FACTS} in said
         timing = HURRIED if is_ready else AgentTiming(silence_s=0.1)
-        opening = open_agent(address, access(timing=timing), ORDER)
-        if is_ready:
-            link = await opening
-            generation = link.generate(REQUEST)
-            assert "silent" in str(await link.wait_lost())
-            assert link.is_lost
-            opening = generation.read_all()
-        with pytest.raises(ReplicaLost, match="silent"):
-            await opening
-        server.close()
+        async with silent_after(*said) as address:
+            opening = open_agent(address, access(timing=timing), ORDER)
+            if is_ready:
+                link = await opening
+                generation = link.generate(REQUEST)
+                assert "silent" in str(await link.wait_lost())
+                assert link.is_lost
+                opening = generation.read_all()
+            with pytest.raises(ReplicaLost, match="silent"):
+                await opening
 
     asyncio.run(run())
 

@@ -289,13 +289,12 @@ def test_a_node_that_dies_before_it_is_ready_is_given_up(base: Path) -> None:
         raise AssertionError("it asks for no lease")
 
     async def run() -> None:
-        server, address = await silent_after(HELLO)
         hurried = access(timing=HURRIED)
-        link = await AgentTrainingLink.open(address, hurried, Threads("test", 1), renew)
-        with pytest.raises(TrainingAgentLost):
-            await link.train(order_for(base))
-        await link.aclose()
-        server.close()
+        async with silent_after(HELLO) as address:
+            link = await AgentTrainingLink.open(address, hurried, Threads("test", 1), renew)
+            with pytest.raises(TrainingAgentLost):
+                await link.train(order_for(base))
+            await link.aclose()
 
     asyncio.run(run())
 
