@@ -113,7 +113,7 @@ class TrafficDriver:
         self._prompts = cycle(prompts)
         self._name, self._sent = secrets.token_hex(8), count()
         self._loop = asyncio.new_event_loop()
-        self._driving: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
         self._slow_until = 0.0
         self._thread = threading.Thread(target=self._run, name="traffic-driver", daemon=True)
 
@@ -124,23 +124,22 @@ class TrafficDriver:
 
     def __exit__(self, *_: object) -> None:
         """Stop sending; answers that are still open are not waited for."""
-
-        def cancel() -> None:  # in the loop's thread, which may have made no task yet
-            if self._driving is not None:
-                self._driving.cancel()
-
         with suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(cancel)
+            self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(STOP_WITHIN_S)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._driving = self._loop.create_task(self._drive())
-            with suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._driving)
-        finally:
-            self._loop.close()
+        # A runner also closes the generators of answers that are cut off, which the garbage collector could not.
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._drive_until_stopped())
+
+    async def _drive_until_stopped(self) -> None:
+        stopped = asyncio.create_task(self._stopped.wait())
+        driving = asyncio.create_task(self._drive())
+        await asyncio.wait([stopped, driving], return_when=asyncio.FIRST_COMPLETED)
+        driving.cancel()
+        with suppress(asyncio.CancelledError):
+            await driving
 
     async def _drive(self) -> None:
         client = AsyncClient(self._settings).with_options(
