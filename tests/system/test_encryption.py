@@ -86,7 +86,7 @@ def train(client: Client, dataset: str, *, epochs: int = 4) -> str:
 
 
 def keys(serve: Serve) -> dict[str, bytes]:
-    with closing(sqlite3.connect(serve.data_dir / "tuneship.sqlite")) as connection, connection:
+    with closing(sqlite3.connect(serve.data_dir / "tuneship.sqlite")) as connection:
         return dict(connection.execute("select object_id, wrapped from object_keys"))
 
 

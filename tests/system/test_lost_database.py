@@ -5,7 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def lost(service: Service, request: pytest.FixtureRequest) -> Iterator[None]:
         return
     file = service.settings.data_dir / "tuneship.sqlite"
     # Write everything into the one file that is moved away.
-    with closing(sqlite3.connect(file)) as connection, connection:
+    with sqlite3.connect(file) as connection:
         connection.execute("pragma wal_checkpoint(truncate)")
     connection.close()
     service.database.engine.dispose()

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -284,7 +283,7 @@ def exported(serve: Serve, form: str) -> bytes:
 
 
 def rows_by_table(file: Path) -> dict[str, bytes]:
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database, database:
+    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as database:
         names = [
             row[0] for row in database.execute("select name from sqlite_master where type='table'")
         ]

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -189,7 +188,7 @@ def test_a_killed_service_finishes_its_job_once_after_it_is_started_again(
         until(lambda: serve.workers("tuneship.training") == [])
     finally:
         serve.stop()
-    with closing(sqlite3.connect(serve.data_dir / "tuneship.sqlite")) as database, database:
+    with sqlite3.connect(serve.data_dir / "tuneship.sqlite") as database:
         kinds = [row[0] for row in database.execute("select type from events order by position")]
     database.close()
     assert kinds.count("fine_tuning.job.started") == 1
@@ -218,7 +217,7 @@ def test_a_create_that_is_repeated_over_kills_makes_one_job(tmp_path: Path, rows
         assert len(made) == 1
     finally:
         serve.stop()
-    with closing(sqlite3.connect(serve.data_dir / "tuneship.sqlite")) as database, database:
+    with sqlite3.connect(serve.data_dir / "tuneship.sqlite") as database:
         assert database.execute("select count(*) from jobs").fetchone() == (1,)
     database.close()
 

@@ -6,7 +6,6 @@ import shutil
 import socket
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -454,7 +453,7 @@ def test_a_killed_service_takes_a_big_dataset_up_again(
         assert (found.status, found.num_examples) == ("processed", 20_000)
     finally:
         serve.stop()
-    with closing(sqlite3.connect(tmp_path / "data" / "tuneship.sqlite")) as database, database:
+    with sqlite3.connect(tmp_path / "data" / "tuneship.sqlite") as database:
         kinds = database.execute("select type from events order by position").fetchall()
     database.close()
     assert kinds == [("dataset.uploaded",), ("dataset.processed",)]

@@ -1,7 +1,6 @@
 """The rows of a job: evaluations, messages that are logged once, and pages after a position of its stream."""
 
 import sqlite3
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,7 @@ def test_steps_of_an_older_version_are_evidence_where_their_loss_is_new(tmp_path
         config.attributes.update(connection=connection, metadata=tables.METADATA)
         command.upgrade(config, "0001")
     engine.dispose()
-    with closing(sqlite3.connect(file)) as raw, raw:
+    with sqlite3.connect(file) as raw:
         raw.executemany(
             "INSERT INTO job_metrics VALUES ('ft_1', ?, 1.0, ?, 1.0, 1.0, 1.0, 1.0)",
             [(1, 0.9), (2, 0.9), (3, 0.7), (4, 0.7)],

@@ -6,7 +6,6 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,7 +193,7 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
     file = tmp_path / "old.sqlite"
     _upgrade(file, "0001")
     old = {"n": 3, "errors": 1, "empty": 0, "ms": 20.0, "in": 5, "out": 7, "latencies": [[10, 2]]}
-    with closing(sqlite3.connect(file)) as raw, raw:
+    with sqlite3.connect(file) as raw:
         raw.executemany(
             "INSERT INTO metric_windows (deployment_id, endpoint_id, start, window) VALUES (?, ?, ?, ?)",
             [
@@ -238,7 +237,7 @@ def test_each_of_many_older_windows_is_changed_once(tmp_path: Path) -> None:
     _upgrade(file, "0007")
     old = struct.pack("<5q4d19I", 3, *bytes(27)) + struct.pack("<hI", 10, 3)
     keys = [(f"dep_{number % 3}", width, number) for number in range(700) for width in WIDTHS]
-    with closing(sqlite3.connect(file)) as raw, raw:
+    with sqlite3.connect(file) as raw:
         raw.executemany(
             "INSERT INTO metric_windows (deployment_id, endpoint_id, width, start, window, minutes)"
             " VALUES (?, '', ?, ?, ?, ?)",
