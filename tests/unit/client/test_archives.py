@@ -1,5 +1,6 @@
 """Folders as archives: what is sent of an adapter, and what a download becomes or leaves."""
 
+import io
 import tarfile
 from pathlib import Path
 
@@ -63,6 +64,20 @@ def test_a_broken_download_leaves_nothing(tmp_path: Path) -> None:
     nowhere = tmp_path / "gone" / "model"
     with pytest.raises(SourceError, match="cannot be written"), downloaded(nowhere):
         pass
+
+
+@pytest.mark.parametrize("kept_bytes", [tarfile.BLOCKSIZE + 1, 3 * tarfile.BLOCKSIZE])
+def test_a_download_that_is_cut_off_leaves_nothing(kept_bytes: int, tmp_path: Path) -> None:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        entry = tarfile.TarInfo("model/file")
+        entry.size = 3 * tarfile.BLOCKSIZE
+        archive.addfile(entry, io.BytesIO(bytes(entry.size)))
+    wrong = pytest.raises(SourceError, match="is no archive")
+    with wrong, downloaded(tmp_path / "model") as (file, unpack):
+        file.write(whole.getvalue()[:kept_bytes])
+        unpack()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["../outside", "model/../../outside", "/outside"])
