@@ -159,5 +159,7 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
                 (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
             ],
             setsid=True,
+            # Background jobs of a shell ignore SIGINT, and so do their children; Prefect's worker ends by that signal.
+            setsigdef=[signal.SIGINT],
         )
     return RecordedProcess(pid, process_start(pid) or 0)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -28,6 +30,21 @@ def test_a_process_is_started_known_and_ended(tmp_path: Path) -> None:
     assert processes.stop("one")
     assert not running.is_alive
     assert not processes.stop("one")
+
+
+def test_a_process_obeys_sigint_even_when_a_background_job_starts_it(tmp_path: Path) -> None:
+    processes = ProcessFolder(tmp_path)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for its background jobs
+    try:
+        processes.start("one", SLEEP, os.environ, lambda: True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    running = processes.running("one")
+    assert running is not None
+    status = Path(f"/proc/{running.pid}/status").read_text()
+    (ignored,) = re.findall(r"^SigIgn:\s*(\S+)$", status, flags=re.MULTILINE)
+    assert not int(ignored, 16) & 1 << signal.SIGINT - 1
+    assert processes.stop("one")
 
 
 def test_a_process_that_ends_before_it_is_ready_is_an_error_with_its_last_words_and_log(
