@@ -41,8 +41,8 @@ from tuneship.training.spec import (
 
 # Of a core that both want, serving gets three quarters.
 NICENESS = 5
-# Out of memory on CPU is a plain RuntimeError of torch with one of these texts.
-MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+# Out of memory on CPU, and in a library of CUDA, is a plain RuntimeError of torch with one of these texts.
+MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 NOT_WRITTEN = "a checkpoint or the model could not be written; the operator of the service must"
 DISK_FULL = f"the service's disk is full: {NOT_WRITTEN} free some space"
 DISK_BROKEN = f"the service's disk failed: {NOT_WRITTEN} look after it"

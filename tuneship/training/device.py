@@ -1,4 +1,4 @@
-"""Chooses device, number format and threads of a training, and knows its free memory.
+"""Chooses device, number format and threads of a training, and knows its devices' names and free memory.
 
 A choice that was made by measuring is saved for the job's later attempts, which must compute the same. Loads torch;
 next: `base_model.py` (loads weights in this format), `learner.py`.
@@ -7,7 +7,7 @@ next: `base_model.py` (loads weights in this format), `learner.py`.
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -40,16 +40,33 @@ def available_devices(requested: int) -> int:
     return min(requested, torch.cuda.device_count()) if device().type == "cuda" else requested
 
 
+def device_names(count: int, gpus: Sequence[str] = ()) -> list[str]:
+    """The names of the first `count` GPUs that this process sees; empty on a processor.
+
+    `gpus`: the numbers that the host has for them. Without them the GPUs have the numbers of this process.
+    """
+    if device().type != "cuda":
+        return []
+    numbers = gpus or tuple(map(str, range(count)))
+    known = map(torch.cuda.get_device_properties, range(count))
+    return [
+        f"GPU {number} ({properties.name}, {properties.uuid})"
+        for number, properties in zip(numbers, known, strict=False)
+    ]
+
+
 def number_format(parameters: int) -> torch.dtype:
     """The number format of the base model's weights and activations; the adapter is always float32.
 
     On CPU it is measured: a processor may list bfloat16 instructions and be slower with them (0.5 times as fast as
     float32 on one that was tried, twice as fast on another).
     """
-    if device().type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     if parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
+    if device().type == "cuda":
+        # Older GPUs compute in bfloat16 by way of float32, which takes longer than float32 itself.
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if is_native else torch.float32
     speedup = _matmul_seconds(torch.float32) / _matmul_seconds(torch.bfloat16)
     return torch.bfloat16 if speedup > MIN_BFLOAT16_SPEEDUP else torch.float32
 
@@ -66,6 +83,11 @@ def number_format_of_job(
     directory.mkdir(parents=True, exist_ok=True)
     file.write_text(str(chosen).removeprefix("torch."), encoding="utf-8")
     return chosen
+
+
+def needs_autocast(place: torch.device, base_format: torch.dtype) -> bool:
+    """Whether the float32 adapter meets a base model in bfloat16 in peft's own layers, which only GPUs run."""
+    return place.type != "cpu" and base_format is not torch.float32
 
 
 def _matmul_seconds(dtype: torch.dtype) -> float:
@@ -91,5 +113,7 @@ def choose_threads(requested: int, parameters: int, processes: int = 1) -> int:
 def free_memory(processes: int = 1) -> int:
     """Free bytes for each of the job's processes: of its GPU, or its share of the machine's."""
     if device().type == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+        # The allocator of this process keeps freed memory, which the driver does not count as free.
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(torch.cuda.mem_get_info()[0]) + kept
     return memory.free_memory() // processes
