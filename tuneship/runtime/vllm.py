@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from tuneship.runtime.engine_kinds import VllmServer
+from tuneship.runtime.engine_kinds import USUAL_VLLM_RANK, VLLM_RANK_OPTION, VllmServer
 from tuneship.runtime.openai_link import BASE, OpenAiLink
 from tuneship.runtime.replica_protocol import OpenedReplica, OpenReplica
 from tuneship.runtime.socket_folder import socket_folder
@@ -29,7 +29,10 @@ SOCKET = "socket"
 MEMORY = "/dev/shm"  # noqa: S108 - mkdtemp makes a private folder there
 # Different adapters in one step, adapters in main memory, largest rank. The options of a base model
 # come later on the command line and take precedence.
-ADAPTERS = ("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64", "--max-lora-rank", "64")
+ADAPTERS = (
+    *("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64"),
+    *(VLLM_RANK_OPTION, str(USUAL_VLLM_RANK)),
+)
 ALWAYS = (
     "--generation-config=vllm",  # no sampling defaults of the checkpoint: requests set all
     f"--served-model-name={BASE}",

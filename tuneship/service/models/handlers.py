@@ -3,9 +3,11 @@
 The limits of a model are in `limits.py`.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -14,13 +16,14 @@ from tuneship.contract.common import Deleted
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replica_protocol import Adapter
-from tuneship.security.sealed_files import ObjectDamaged
+from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import abbreviated
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
+from tuneship.service.models.received_adapter import CONFIG
 from tuneship.store import deployment_records, job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.blobs import Blobs, ObjectRef
@@ -219,15 +222,22 @@ def served_model(
 ) -> ServedModel:
     """Look a model up with its prompt template. Never call it inside a write transaction: it may read files.
 
-    Raises as `find_model` does, `DeploymentError` also where the template is damaged; and `BlobsAway`.
+    Raises as `find_model` does, `DeploymentError` also where the template is damaged, or the base model's engine cannot
+    serve such an adapter; and `BlobsAway`.
     """
     found = find_model(connection, parts, client_id, identifier)
     if found.adapter is None or found.files is None:
         return ServedModel(found.base, template=found.base.template)
+    engine, key, fault = found.base.engine, found.adapter.key, None
     try:
-        template = _template(parts.blobs, found.files.only(*TEMPLATE_FILES), found.adapter.key)
+        template = _template(parts.blobs, found.files.only(*TEMPLATE_FILES), key)
+        if not engine.is_own:  # another engine may know less than ours, which checks what it loads
+            config = _adapter_config(parts.blobs, found.files.only(CONFIG), key)
+            fault = engine.fault_of_adapter(config, found.base.runtime_options)
     except ObjectDamaged as damage:
         raise _cannot_be_served(damage) from damage
+    if fault is not None:
+        raise DeploymentError(f"the model's adapter {fault}", param="model_name", status=409)
     return ServedModel(found.base, found.adapter, found.files, template=template)
 
 
@@ -250,3 +260,10 @@ def _template(blobs: Blobs, files: ObjectRef, key: str | None) -> PromptTemplate
     """Load a stored model's template. Models never change, and compiling one takes longer than generating a token."""
     with blobs.fetched(files) as folder:
         return PromptTemplate.load(folder, key)
+
+
+@lru_cache(maxsize=256)
+def _adapter_config(blobs: Blobs, files: ObjectRef, key: str | None) -> dict[str, Any]:
+    """Read a stored adapter's configuration, which was an object when it was stored. Models never change."""
+    with blobs.fetched(files) as folder:
+        return json.loads(read_plain(folder / CONFIG, key))
