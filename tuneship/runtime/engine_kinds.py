@@ -1,13 +1,22 @@
 """The engines that can serve a base model, one entry each: what the service must know before it starts one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tuneship.host.gpus import VARIABLE, listed_gpus
 
 # The values that vLLM takes for its option; an adapter of any rank up to the chosen one is served.
 VLLM_RANK_OPTION = "--max-lora-rank"
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 USUAL_VLLM_RANK = 64
+# The options of vLLM by whose product it takes GPUs.
+GPU_OPTIONS = (
+    ("--tensor-parallel-size", "-tp"),
+    ("--pipeline-parallel-size", "-pp"),
+    ("--data-parallel-size", "-dp"),
+)
 # Keys of an adapter's configuration that vLLM passes over (0.10.2 does), so that its answers would be wrong.
 PATTERNS = ("rank_pattern", "alpha_pattern")
 
@@ -67,6 +76,19 @@ class VllmServer:
     """More options for this base model, e.g. `--tensor-parallel-size 2`."""
     patience_s: float = 600.0
     """Time limit until the server is healthy."""
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it uses, as far as its options say it."""
+        given = (option_of(self.options, *names) or "" for names in GPU_OPTIONS)
+        return math.prod(int(value) for value in given if value.isdecimal() and int(value))
+
+    @property
+    def named_gpus(self) -> tuple[str, ...]:
+        """The GPUs that its command names (`env CUDA_VISIBLE_DEVICES=1 vllm serve`), whatever the service chooses."""
+        prefix = f"{VARIABLE}="
+        named = [one.removeprefix(prefix) for one in self.command if one.startswith(prefix)]
+        return listed_gpus(named[-1], 0) if named else ()
 
 
 OWN_ENGINE = EngineKind("replica", is_own=True, uses_gpus=False, takes_options=False)

@@ -92,6 +92,8 @@ def run_job(order: Order) -> int:
     lower_priority(NICENESS)
     try:
         spec = TrainingSpec.from_json((work_dir / SPEC_FILE).read_text(encoding="utf-8"))
+        if spec.gpus:  # before a library asks for them; child processes inherit it
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)  # noqa: TID251 - the process's own
         restrict_to_job_files(order, spec)
         stop.watch(progress)
         stop.raise_if_requested()

@@ -1,4 +1,4 @@
-"""Chooses device, number format and threads of a training, and knows its devices' names and free memory.
+"""Chooses device, number format and threads of a training, and knows its GPUs and its free memory.
 
 A choice that was made by measuring is saved for the job's later attempts, which must compute the same. Loads torch;
 next: `base_model.py` (loads weights in this format), `learner.py`.
@@ -7,13 +7,14 @@ next: `base_model.py` (loads weights in this format), `learner.py`.
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from tuneship.host import memory
-from tuneship.training.spec import FORMAT_FILE
+from tuneship.training.progress_file import ProgressFile
+from tuneship.training.spec import FORMAT_FILE, TrainingSpec
 
 # Below this size a second thread and a shorter number format cost more time than they save.
 SMALL_MODEL_PARAMETERS = 5_000_000
@@ -40,19 +41,22 @@ def available_devices(requested: int) -> int:
     return min(requested, torch.cuda.device_count()) if device().type == "cuda" else requested
 
 
-def device_names(count: int, gpus: Sequence[str] = ()) -> list[str]:
-    """The names of the first `count` GPUs that this process sees; empty on a processor.
-
-    `gpus`: the numbers that the host has for them. Without them the GPUs have the numbers of this process.
-    """
+def report_gpus(count: int, spec: TrainingSpec, progress: ProgressFile) -> None:
+    """Have the job's log say on which GPUs it trains: the first `count` that this process sees. Not on a processor."""
     if device().type != "cuda":
-        return []
-    numbers = gpus or tuple(map(str, range(count)))
-    known = map(torch.cuda.get_device_properties, range(count))
-    return [
-        f"GPU {number} ({properties.name}, {properties.uuid})"
-        for number, properties in zip(numbers, known, strict=False)
+        return
+    # The numbers that the service has for them, else those of this process.
+    numbers = spec.gpus or tuple(map(str, range(count)))
+    known = [torch.cuda.get_device_properties(number) for number in range(count)]
+    names = [
+        f"GPU {number} ({one.name}, {one.uuid})"
+        for number, one in zip(numbers, known, strict=False)
     ]
+    text = f"trains on {' and '.join(names)}"
+    if spec.shares_gpus:
+        progress.log("warning", f"{text}, beside others: more processes run than there are GPUs")
+    else:
+        progress.log("info", text)
 
 
 def number_format(parameters: int) -> torch.dtype:

@@ -23,7 +23,8 @@ def catalogue_file(folder: Path, *options: object) -> Path:
 
 
 def asked(service: Service, rank: int, base: str = "theirs") -> Any:
-    body = {"base_model": base, "model_name": "m", "dataset_id": service.dataset()}
+    body: dict[str, Any] = {"base_model": base, "model_name": "m"}
+    body["dataset_id"] = service.dataset()
     body["hyperparameters"] = {"lora_rank": rank}
     return service.call("POST", "/v1/fine-tuning/jobs", json=body)
 

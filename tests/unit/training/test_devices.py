@@ -1,8 +1,10 @@
 """A training on a GPU, played on a machine without one: torch's `meta` device stands for it where that is enough."""
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,14 +15,25 @@ from tuneship.training import learner as learners
 from tuneship.training.base_model import load_base
 from tuneship.training.batches import collate
 from tuneship.training.device import (
-    device_names,
     free_memory,
     needs_autocast,
     number_format,
 )
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
+from tuneship.training.progress_file import ProgressFile
+from tuneship.training.training_loop import _count_ranks
 
+if TYPE_CHECKING:
+    from tests.unit.training.conftest import JobMaker
+
+SAYS_WHAT_IT_SEES = """
+import os
+from tuneship.training import training_loop
+def say(spec, keys, progress, stop):
+    progress.log("info", os.environ["CUDA_VISIBLE_DEVICES"])
+training_loop.train = say
+"""
 NO_WARNING = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 META = torch.device("meta")
 
@@ -61,14 +74,31 @@ def test_a_base_model_in_float32_is_not_rounded_on_its_way_through_a_gpu() -> No
     assert not needs_autocast(cpu, torch.bfloat16)
 
 
-def test_gpus_are_named_by_number_and_kind(gpu: dict[str, Any]) -> None:
-    assert device_names(1) == ["GPU 0 (Tesla T4, 3f2a)"]
-    assert device_names(2, ("3", "1")) == ["GPU 3 (Tesla T4, 3f2a)", "GPU 1 (Tesla T4, 3f2a)"]
+def test_a_jobs_log_says_on_which_gpus_it_trains(
+    gpu: dict[str, Any], make_job: "JobMaker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first line is that of a cluster, which chooses; the process then knows its own numbers only."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    job = make_job()
+    more = {"gpus": ("3", "1"), "devices": 2}
+    with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
+        for changes in ({}, more, {**more, "shares_gpus": True}):
+            assert _count_ranks(replace(job.spec, **changes), progress) == (2 if changes else 1)
+    lines = [line for line in job.of_kind("log") if "trains on" in line["message"]]
+    two = "trains on GPU 3 (Tesla T4, 3f2a) and GPU 1 (Tesla T4, 3f2a)"
+    assert [(line["level"], line["message"]) for line in lines] == [
+        ("info", "trains on GPU 0 (Tesla T4, 3f2a)"),
+        ("info", two),
+        ("warning", f"{two}, beside others: more processes run than there are GPUs"),
+    ]
 
 
-def test_processors_have_no_names() -> None:
-    if not torch.cuda.is_available():
-        assert device_names(2, ("3", "1")) == []
+@pytest.mark.slow
+def test_a_training_process_sees_the_gpus_of_its_job_alone(make_job: "JobMaker") -> None:
+    """Also with its libraries loaded before the order came, as they are here: none has asked for a GPU by then."""
+    job = make_job(gpus=("3", "GPU-1f"))
+    assert job.run(SAYS_WHAT_IT_SEES) == 0
+    assert [line["message"] for line in job.of_kind("log")] == ["3,GPU-1f"]
 
 
 @NO_WARNING

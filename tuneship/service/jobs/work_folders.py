@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tuneship.host.gpus import GpuLease
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.base_digest import BaseDigests
 from tuneship.service.context.context import Parts
@@ -74,7 +75,7 @@ class PreparedAttempt:
     folder: Path
     spec: TrainingSpec
     held: ExitStack
-    """Keeps the local copies of the files that the spec names."""
+    """Keeps the local copies of the files that the spec names, and its GPUs."""
     checkpoints: StoredCheckpoints | None
     """Those in the store; None where no other machine can go on from them."""
 
@@ -153,11 +154,19 @@ class WorkFolders:
         return PreparedAttempt(folder, spec, held, checkpoints)
 
     def _write_spec(self, folder: Path, order: TrainingOrder) -> tuple[TrainingSpec, ExitStack]:
-        """Write paths and numbers: no address and no secret. Returns the holds on the files that it names."""
+        """Write paths and numbers: no address and no secret. Returns the holds on files and GPUs that it names."""
         job, blobs = order.job, self._parts.blobs
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
+        devices = self._parts.settings.training_devices
         with ExitStack() as held:
+            lease = GpuLease()
+            if (
+                self._parts.settings.agents != "ray"
+            ):  # there the cluster says which GPUs an agent gets
+                # Like its processes: no more than a batch has examples.
+                wanted = min(devices, hyperparameters["batch_size"])
+                lease = held.enter_context(self._parts.gpus.lease(wanted))
             training = held.enter_context(dataset_file(blobs, order.training))
             validation = None
             if order.validation is not None:
@@ -173,7 +182,9 @@ class WorkFolders:
                 max_runtime_seconds=remaining_seconds(job),
                 threads=0,
                 hyperparameters=ResolvedHyperparameters(**hyperparameters),
-                devices=self._parts.settings.training_devices,
+                devices=devices,
+                gpus=lease.gpus,
+                shares_gpus=lease.is_shared,
                 base_digest=self._digests.of(order.base) if self._is_portable else None,
             )
             for directory in (folder, spec.output_dir, spec.checkpoint_dir):
