@@ -8,7 +8,7 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,15 +158,8 @@ class WorkFolders:
         job, blobs = order.job, self._parts.blobs
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
-        devices = self._parts.settings.training_devices
         with ExitStack() as held:
-            lease = GpuLease()
-            if (
-                self._parts.settings.agents != "ray"
-            ):  # there the cluster says which GPUs an agent gets
-                # Like its processes: no more than a batch has examples.
-                wanted = min(devices, hyperparameters["batch_size"])
-                lease = held.enter_context(self._parts.gpus.lease(wanted))
+            lease = held.enter_context(self._lease(hyperparameters["batch_size"]))
             training = held.enter_context(dataset_file(blobs, order.training))
             validation = None
             if order.validation is not None:
@@ -182,7 +175,7 @@ class WorkFolders:
                 max_runtime_seconds=remaining_seconds(job),
                 threads=0,
                 hyperparameters=ResolvedHyperparameters(**hyperparameters),
-                devices=devices,
+                devices=self._parts.settings.training_devices,
                 gpus=lease.gpus,
                 shares_gpus=lease.is_shared,
                 base_digest=self._digests.of(order.base) if self._is_portable else None,
@@ -191,6 +184,14 @@ class WorkFolders:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / SPEC_FILE).write_text(spec.to_json())
             return spec, held.pop_all()
+
+    def _lease(self, batch_size: int) -> AbstractContextManager[GpuLease]:
+        """The GPUs of an attempt; none where a cluster says itself which ones an agent gets."""
+        settings = self._parts.settings
+        if settings.agents == "ray":
+            return nullcontext(GpuLease())
+        # Like its processes: no more than a batch has examples.
+        return self._parts.gpus.lease(min(settings.training_devices, batch_size))
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress file of an attempt, which may be missing."""
