@@ -10,16 +10,21 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 
 from tuneship.host.machine import this_machine
 from tuneship.settings import worker_environment
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+DEVICES = Path("/dev")
 
 
 def visible_gpus() -> tuple[str, ...]:
     """The GPUs that this service may use, as `CUDA_VISIBLE_DEVICES` names them: by number, or by a longer name."""
     count, named = this_machine().gpus, worker_environment({}).get(VARIABLE)
+    # In a container the kernel may list the GPUs of the whole host, and only some have a device file.
+    files = sum(1 for _ in DEVICES.glob("nvidia[0-9]*"))
+    count = min(count, files) if files else count
     return tuple(map(str, range(count))) if named is None else listed_gpus(named, count)
 
 

@@ -42,8 +42,15 @@ def available_devices(requested: int) -> int:
 
 
 def report_gpus(count: int, spec: TrainingSpec, progress: ProgressFile) -> None:
-    """Have the job's log say on which GPUs it trains: the first `count` that this process sees. Not on a processor."""
+    """Have the job's log say on which GPUs it trains: the first `count` that this process sees.
+
+    Of a processor it says nothing, unless there are GPUs.
+    """
     if device().type != "cuda":
+        if spec.gpus:
+            why = "torch is built without them, or the driver does not fit"
+            text = f"trains on the processor: the GPUs of this machine cannot be used ({why})"
+            progress.log("warning", text)
         return
     # The numbers that the service has for them, else those of this process.
     numbers = spec.gpus or tuple(map(str, range(count)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.in_process import Service
-from tuneship.host import machine
+from tuneship.host import gpus, machine
 from tuneship.training.spec import SPEC_FILE, TrainingSpec
 
 Start = Callable[..., Service]
@@ -20,6 +20,7 @@ def start_with_gpus(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for number in range(2):
         (tmp_path / "gpus" / str(number)).mkdir(parents=True)
     monkeypatch.setattr(machine, "GPU_FOLDER", tmp_path / "gpus")
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path / "none")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return start
 
@@ -47,25 +48,25 @@ def test_jobs_at_the_same_time_get_different_gpus_as_long_as_there_are_some(
     assert (spec_of(service, 3).gpus, spec_of(service, 3).shares_gpus) == (("1",), False)
 
 
-@pytest.mark.parametrize(("agents", "gpus"), [("local", ("0",)), ("ray", ())])
+@pytest.mark.parametrize(("agents", "taken"), [("local", ("0",)), ("ray", ())])
 def test_a_cluster_says_itself_which_gpus_its_agents_get(
-    start_with_gpus: Start, tmp_path: Path, agents: str, gpus: tuple[str, ...]
+    start_with_gpus: Start, tmp_path: Path, agents: str, taken: tuple[str, ...]
 ) -> None:
     token = tmp_path / "token"
     token.write_text("t")
     ray = {"ray_urls": ("http://127.0.0.1:1",), "ray_token_file": token}
     service = start_with_gpus(agents=agents, **(ray if agents == "ray" else {}))
     service.job()
-    assert spec_of(service, 0).gpus == gpus
+    assert spec_of(service, 0).gpus == taken
 
 
-@pytest.mark.parametrize(("batch_size", "gpus"), [(1, ("0",)), (8, ("0", "1"))])
+@pytest.mark.parametrize(("batch_size", "taken"), [(1, ("0",)), (8, ("0", "1"))])
 def test_a_job_takes_no_more_gpus_than_it_can_use(
-    start_with_gpus: Start, batch_size: int, gpus: tuple[str, ...]
+    start_with_gpus: Start, batch_size: int, taken: tuple[str, ...]
 ) -> None:
     service = start_with_gpus(training_devices=4)
     service.job(hyperparameters={"batch_size": batch_size})
-    assert spec_of(service, 0).gpus == gpus
+    assert spec_of(service, 0).gpus == taken
 
 
 def test_a_job_on_a_machine_without_gpus_names_none(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuneship.host import machine
+from tuneship.host import gpus, machine
 from tuneship.host.gpus import GpuLeases, visible_gpus
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -62,7 +62,19 @@ def test_the_visible_gpus_are_those_that_cuda_sees(
     for number in range(count):
         (tmp_path / str(number)).mkdir()
     monkeypatch.setattr(machine, "GPU_FOLDER", tmp_path)
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path / "dev")
     monkeypatch.delenv(VARIABLE, raising=False)
     if variable is not None:
         monkeypatch.setenv(VARIABLE, variable)
     assert visible_gpus() == visible
+
+
+def test_a_container_has_only_the_gpus_whose_device_files_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gpus/a", "gpus/b", "gpus/c", "dev/nvidia2", "dev/nvidia0", "dev/nvidiactl"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(machine, "GPU_FOLDER", tmp_path / "gpus")
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path / "dev")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert visible_gpus() == ("0", "1")

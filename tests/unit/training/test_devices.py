@@ -93,6 +93,18 @@ def test_a_jobs_log_says_on_which_gpus_it_trains(
     ]
 
 
+def test_a_jobs_log_says_that_torch_cannot_use_the_gpus_of_the_machine(
+    make_job: "JobMaker", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    job = make_job(gpus=("0",))
+    with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
+        assert _count_ranks(job.spec, progress) == 1
+    (line,) = job.of_kind("log")
+    assert line["level"] == "warning"
+    assert "the GPUs of this machine cannot be used" in line["message"]
+
+
 @pytest.mark.slow
 def test_a_training_process_sees_the_gpus_of_its_job_alone(make_job: "JobMaker") -> None:
     """Also with its libraries loaded before the order came, as they are here: none has asked for a GPU by then."""
