@@ -136,7 +136,7 @@ def failure_of(error: Exception) -> TrainingFailed:
     if is_out_of_memory(error):
         return TrainingFailed(
             Reason.OUT_OF_MEMORY,
-            f"the machine's memory was not enough; {NEEDS_LESS_MEMORY}",
+            f"the memory of the machine, or of its GPU, was not enough; {NEEDS_LESS_MEMORY}",
         )
     if disk_error(error) in DISK_MESSAGES:
         return TrainingFailed(Reason.INTERNAL, DISK_MESSAGES[disk_error(error)])
