@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tuneship.host.weight_files import WeightsFault, weight_files
 from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.integer_kernels import kernels
@@ -280,12 +281,14 @@ class LlamaModel:
 
 
 class _WeightFiles:
-    """The safetensors files of a directory; each tensor is read when `take` is called."""
+    """The weight files of a directory; each tensor is read when `take` is called."""
 
     def __init__(self, directory: Path) -> None:
-        files = sorted(directory.glob("*.safetensors"))
         try:
+            files = weight_files(directory).files
             self._files = [safe_open(file, framework="pt") for file in files]
+        except WeightsFault as fault:
+            raise ModelRefused(f"the base model cannot be read: {fault}") from None
         except (OSError, SafetensorError) as error:
             raise ModelRefused(f"the weights cannot be read: {type(error).__name__}") from error
         self._at = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 (no iterator)

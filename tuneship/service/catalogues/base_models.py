@@ -23,6 +23,7 @@ from typing import Any, cast
 import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
+from tuneship.host.weight_files import WeightsFault, weight_files
 from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
 from tuneship.service.catalogues.origins import MODEL_ID, Origin
 from tuneship.service.catalogues.token_texts import TokenTexts
@@ -85,11 +86,18 @@ class CataloguedModel:
 
     @cached_property
     def tensors(self) -> dict[str, list[int]]:
-        """Name and shape of every weight, from the headers of the safetensors files. Raises `CatalogueFault`."""
-        files = sorted(self.path.glob("*.safetensors"))
-        if not files:
-            raise CatalogueFault("it has no safetensors file")
-        return {name: shape for file in files for name, shape in tensor_shapes(file).items()}
+        """Name and shape of every weight, from the headers of its files (`weight_files`). Raises `CatalogueFault`."""
+        try:
+            weights = weight_files(self.path)
+        except WeightsFault as fault:
+            raise CatalogueFault(str(fault)) from None
+        shapes = {
+            name: shape for file in weights.files for name, shape in tensor_shapes(file).items()
+        }
+        lost = sorted(weights.tensors - shapes.keys())
+        if lost:
+            raise CatalogueFault(f"its index names the tensor {lost[0]}, which no file has")
+        return shapes
 
     @cached_property
     def parameters(self) -> int:
