@@ -130,6 +130,10 @@ def indexed(file: str) -> Change:
         (write("tokenizer_config.json", "[]"), "its chat template cannot be read"),
         (write("config.json", '{"model_type": "bloom"}'), "bloom models cannot be served"),
         (
+            write("adapter_config.json", "{}"),
+            "it holds an adapter beside its weights: merge it, or",
+        ),
+        (
             indexed("../../etc/passwd.safetensors"),
             "its model.safetensors.index.json names files that are no",
         ),
@@ -144,7 +148,7 @@ def indexed(file: str) -> Change:
     ],
     ids=(
         *("pickles", "cut", "no weights", "no tokenizer", "no config", "template", "no object"),
-        *("engine", "index of elsewhere", "index of nothing", "index of too much"),
+        *("engine", "adapter", "index of elsewhere", "index of nothing", "index of too much"),
     ),
 )
 def test_a_directory_that_cannot_be_served_is_refused_before_anything_is_copied(

@@ -77,6 +77,9 @@ class CataloguedModel:
             return str(fault)
         if self.engine.is_own and kind in NOT_SERVED:
             return f"{kind} models cannot be served by this service's own engine, so none is tuned either"
+        if (self.path / "adapter_config.json").is_file():
+            # transformers applies the adapter when it loads the model, so it would be trained with it.
+            return "it holds an adapter beside its weights: merge it, or move its adapter_config.json elsewhere"
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
 
     @property
