@@ -95,7 +95,7 @@ BROUGHT = {
 MORE = {
     "llama, rope_theta of its own": Brought("llama", {}, old_style(rope_theta=5e5), OURS),
     "llama 3, type for rope_type": Brought(
-        "llama", {}, old_style(rope_scaling={"type": "llama3", **LLAMA3, "original_max_position_embeddings": BORDER}), OURS
+        "llama", {}, old_style(rope_scaling={**LLAMA3, "type": "llama3", "original_max_position_embeddings": 32}), OURS
     ),
     "llama 3, both styles": Brought(
         "llama", {}, {"rope_parameters": PLAIN, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, OURS
