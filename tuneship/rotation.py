@@ -2,7 +2,7 @@
 
 Models with LongRoPE (Phi 3) have two sets of factors, one for texts up to the length of their first training and one
 for longer texts. transformers chooses the set by the longest text of a batch, so that a short text beside a long one
-gets other logits. Used by training and by serving.
+gets other logits. Used by training (`learner.py`) and by serving (`generic.py`).
 """
 
 from functools import partial

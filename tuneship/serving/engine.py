@@ -300,7 +300,7 @@ class Engine:
                 result.finished.append((sequence.id, reason))
                 self._slots.register(sequence)
                 self._end(sequence)
-            elif sequence.length == self._restart_length:
+            elif self._restart_length is not None and sequence.length == self._restart_length:
                 self._restart(sequence)
         self._steps += 1
         self._generated += len(result.tokens)

@@ -43,9 +43,9 @@ class Brought:
 
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
-    """What its configuration is made with."""
+    """Options that its configuration is made with."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What is changed in its config.json afterwards; None: left out."""
+    """Changes of its config.json afterwards; None leaves a setting out."""
     served_by: type[CausalModel] = GenericModel
     stored: Callable[[dict[str, torch.Tensor]], object] = len
     """A change of its tensors."""
