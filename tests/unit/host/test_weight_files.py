@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.families import build_family
 from tuneship.host.weight_files import INDEX, SINGLE, WeightsFault, weight_files
 from tuneship.service.catalogues.base_models import CataloguedModel
+from tuneship.service.catalogues.sources import CheckpointSource
 from tuneship.serving.replica import load_model
 from tuneship.serving.weights_choice import losses_of_engine, token_losses
 
@@ -87,6 +88,10 @@ def test_a_checkpoint_is_read_as_transformers_reads_it(
     reference: Any = AutoModelForCausalLM.from_pretrained(folder)
     catalogued = CataloguedModel("a", folder, "a", "1", "")
     assert catalogued.fault is None
+    weights = weight_files(folder)
+    used = {*weights.files, *([weights.index] if weights.index else [])}
+    copied_by_add = CheckpointSource("directory", "a", folder).files()
+    assert {name for name in copied_by_add if "safetensors" in name} == {one.name for one in used}
     engine = load_model(folder)
     assert catalogued.parameters == engine.facts.parameters == reference.num_parameters()
     with torch.inference_mode():
