@@ -53,11 +53,13 @@ def grammar_of_calls(
     *,
     otherwise: Mapping[str, Any] | str | None,
     is_parallel: bool,
+    is_flexible: bool = False,
 ) -> str:
     """The grammar of answers that call one of these functions, given with the schemas of their arguments.
 
-    `otherwise` is what an answer without a call may be: JSON that fits a schema, any text for "text", or nothing. Only
-    free text may stand before a call. Raises `ValueError` for a schema that JSON cannot hold.
+    `otherwise` is what an answer without a call may be: JSON that fits a schema, indented if `is_flexible`, any text
+    for "text", or nothing. Only free text may stand before a call. Raises `ValueError` for a schema that JSON cannot
+    hold.
     """
 
     def literal(text: str) -> str:
@@ -67,7 +69,7 @@ def grammar_of_calls(
     lines = [
         "%llguidance {}",
         "start: answer",
-        *_rules_of_answers(syntax, special_tokens, otherwise),
+        *_rules_of_answers(syntax, special_tokens, otherwise, None if is_flexible else SPACED),
         f"calls: call{more} {literal(syntax.end)}",
         "call: " + " | ".join(f"call_{number}" for number in range(len(functions))),
     ]
@@ -82,6 +84,7 @@ def _rules_of_answers(
     syntax: CallSyntax,
     special_tokens: Mapping[str, int],
     otherwise: Mapping[str, Any] | str | None,
+    separators: Separators | None,
 ) -> list[str]:
     """The rules of an answer, up to the name in its first call."""
     begin, marker = syntax.begin, syntax.marker
@@ -89,7 +92,7 @@ def _rules_of_answers(
     if otherwise is None:
         return [f"answer: {calls}"]
     if not isinstance(otherwise, str):
-        return [f"answer: {calls} | other", f"other: {_json(otherwise, SPACED)}"]
+        return [f"answer: {calls} | other", f"other: {_json(otherwise, separators)}"]
     if not marker:
         first = re.escape(begin[0])
         return [f"answer: {calls} | OTHER", f"OTHER: /([^{first}](.|\\n)*)?/"]
