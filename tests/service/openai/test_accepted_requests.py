@@ -144,6 +144,8 @@ def test_every_answer_of_a_chat_is_a_turn_of_the_next(
             assert f"<|assistant|>{WRITTEN[kind]}<|end|>" in newest(answering)["prompt"]
 
 
+# The package's own classes of parsed answers warn when they are written.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_a_parsed_answer_and_pieces_put_together_are_turns_of_the_next_chat(
     answering: Service, writes: Any
 ) -> None:
