@@ -49,6 +49,9 @@ def _refusal(code: str, message: str, below: str = "") -> PydanticCustomError:
 
 
 def _object_as_text(text: str) -> str:
+    # As some services write a call without arguments, and as one looks that was cut behind its name.
+    if not text.strip():
+        return "{}"
     if arguments_of(text) is None:
         raise _refusal("value_error", "must be a JSON object as text")
     return text

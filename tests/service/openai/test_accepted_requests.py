@@ -88,6 +88,19 @@ TURNS: dict[str, tuple[list[Any], str]] = {
         [ASKED, {"role": "assistant", "content": [{"type": "refusal", "refusal": "I do not."}]}, ASKED],
         "I do not.<|end|>",
     ),
+    "a call without arguments": (
+        [
+            ASKED,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "yes"},
+        ],
+        '{"name": "f", "arguments": {}}',
+    ),
     "an answer of another service": (
         [
             ASKED,
