@@ -90,7 +90,7 @@ def _answerable(turns: list[Turn] | None) -> list[Turn] | None:
     if turns is None:
         return None
     if turns[-1].role == "assistant":
-        raise ValueError("must not end with an assistant turn, which is not continued")
+        raise ValueError("must not end with a turn of the model, which is not continued")
     fault = fault_of_calls([turn.model_dump() for turn in turns])
     if fault is not None:
         place = {"below": f"[{fault.turn}]{fault.field}"}

@@ -15,8 +15,8 @@ from tuneship.tool_syntax import CallSyntax
 
 # A name has one spelling only: with `\u0061` for `a`, an additional property could be a declared one that does not fit.
 _OPTIONS: Any = {"json_allowed_escapes": '"\\bfnrt', "lenient": False}
+# What stands between two items, and between a name and its value.
 Separators = tuple[str, str]
-"""What stands between two items, and between a name and its value."""
 COMPACT: Separators = (",", ":")
 SPACED: Separators = (", ", ": ")
 # A space, or a new line with its indentation: up to 4 spaces for each of the 12 levels of a schema, and one more. With

@@ -1,4 +1,4 @@
-"""What OpenAI accepts is accepted, and so is every answer of this service as a turn of the next request."""
+"""The service accepts what OpenAI accepts, and each of its answers as a turn of the next request."""
 
 import json
 from typing import Any

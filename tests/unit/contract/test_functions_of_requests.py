@@ -88,7 +88,7 @@ def test_callable_functions_are_those_the_request_allows(
         (body({**ASKED, "tool_calls": [CALL]}), "belongs to the role assistant"),
         (body({**ASKED, "tool_call_id": "call_1"}), "belongs to the role tool"),
         (body({"role": "assistant"}, ASKED), "is required"),
-        (body(ASKED, CALLED), "must not end with an assistant turn"),
+        (body(ASKED, CALLED), "must not end with a turn of the model"),
         (body(ASKED, RESULT), "names no call that waits for its result"),
         (body(ASKED, CALLED, ASKED), "must each have a result"),
         (body(ASKED, {**CALLED, "tool_calls": [CALL, CALL]}, RESULT), "is the id of another call"),
