@@ -60,14 +60,17 @@ def shows_tools(render: Renders) -> bool:
     """Whether a template writes the functions of a request, calls of them and their results."""
     asked = [{"role": "user", "content": "zqask"}]
     listed = render(asked, add_generation_prompt=True, tools=[_tool("zqfunction")]) or ""
-    called = render([*asked, _called(1)], add_generation_prompt=False) or ""
+    # Some templates render no conversation with calls without functions; these are of another one.
+    others = [_tool("zqother")]
+    called = render([*asked, _called(1)], add_generation_prompt=False, tools=others) or ""
     result = {
         "role": "tool",
         "tool_call_id": "zqcall001",
         "name": "zqfunction",
         "content": "zqresult",
     }
-    answered = render([*asked, _called(1), result], add_generation_prompt=True) or ""
+    turns = [*asked, _called(1), result]
+    answered = render(turns, add_generation_prompt=True, tools=others) or ""
     return (
         "zqfunction" in listed
         and "zqpurpose" in listed

@@ -153,6 +153,12 @@ def test_a_template_that_knows_functions_is_used_as_it_is() -> None:
     assert HERMES.marker == "<tool_call>"
 
 
+def test_a_template_that_needs_functions_for_a_conversation_with_calls_is_used_as_it_is() -> None:
+    needing = template_of(UNMARKED.replace("tools or []", "tools"))
+    assert needing.with_tools is needing
+    assert needing.call_syntax == template_of(UNMARKED).call_syntax
+
+
 @pytest.mark.parametrize("source", [SOURCES["shipped"], SOURCES["of tests"], ALTERNATING])
 def test_a_template_without_functions_writes_them_as_turns(source: str) -> None:
     template = template_of(source)
