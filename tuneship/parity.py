@@ -1,14 +1,14 @@
-"""The parity file: tokens and logits of fixed prompts, saved beside an adapter when its training ends.
+"""The parity file: fixed prompts with logits and greedy tokens, saved beside an adapter when its training ends.
 
 Before an adapter serves, the service compares the tokens of these prompts (`service/deployments/reconciler.py`) and the
-replica the logits after them (`serving/parity_check.py`), so that a model is served as it was tuned. Written by
+replica the logits and greedy tokens after them (`serving/parity_check.py`), so that a model is served as it was tuned. Written by
 `training/parity_notes.py`. Knows no model.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tuneship.security.sealed_files import read_plain, write_sealed
@@ -24,6 +24,12 @@ PARITY_FILE = "parity.json"
 # one, weights of 4 bits in groups by 0.14 to 0.64 and 0.05 to 0.09. So another base model is noticed with quantised
 # weights (tests/unit/serving/test_quantised.py), and a slightly wrong scale of an adapter is not.
 TOLERANCES = {"float32": 0.01, "bfloat16": 0.15, "int8": 0.5, "int4": 0.9}
+# Tokens of each greedy answer.
+GREEDY_TOKENS = 20
+# Rounding decides between two tokens whose logits are nearly equal, so another token is a difference only where the
+# two programs differ about two logits by more than this many tolerances: each then differs by twice what is allowed on
+# average.
+CHOICE_TOLERANCES = 4
 # Role and content of each turn. Fixed texts, so that no text of a dataset is stored beside the adapter.
 TALKS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("user", "Which of these comes first: 17, 4 or 256?"),),
@@ -43,6 +49,24 @@ class Probe:
     logits: list[float]
     # Standard deviation of all the logits.
     spread: float
+    # The first tokens of the greedy answer, and by how much the logit of each leads that of the next likely token, in
+    # standard deviations of the logits. Files of older versions have none.
+    greedy: list[int] = field(default_factory=list[int])
+    leads: list[float] = field(default_factory=list[float])
+
+    def differing_choice(
+        self, choices: Sequence[int], gaps: Sequence[float], tolerance: float
+    ) -> int | None:
+        """The place of the first token that another program chooses differently beyond rounding; None without one.
+
+        `choices` are its likeliest tokens where the answer so far is `greedy`; `gaps` say by how much the logit of the
+        token in `greedy` is below that of the chosen one, in standard deviations of its logits.
+        """
+        compared = zip(self.greedy, self.leads, choices, gaps, strict=True)
+        for place, (expected, lead, chosen, gap) in enumerate(compared):
+            if chosen != expected and not lead + gap <= CHOICE_TOLERANCES * tolerance:
+                return place
+        return None
 
     def distance(self, logits: Sequence[float]) -> float:
         """Root mean squared difference to `logits`, those of `tokens`, as a share of the spread."""
@@ -75,7 +99,10 @@ class Parity:
         except FileNotFoundError:
             return None
         try:
-            return cls(fields["dtype"], [Probe(**probe) for probe in fields["probes"]])
+            probes = [Probe(**probe) for probe in fields["probes"]]
+            if any(len(probe.greedy) != len(probe.leads) for probe in probes):
+                raise ValueError(f"{PARITY_FILE} is damaged")
+            return cls(fields["dtype"], probes)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{PARITY_FILE} is not understood") from error
 
@@ -95,6 +122,11 @@ def prompts(
         if tokens:
             accepted.append((messages, tokens))
     return accepted
+
+
+def greedy_count(prompt: Sequence[int], context_length: int) -> int:
+    """How many tokens of a greedy answer to a prompt are compared: fewer where the context ends."""
+    return min(GREEDY_TOKENS, context_length - len(prompt))
 
 
 def prompt_tokens(

@@ -1,21 +1,26 @@
 """The logits of fixed texts by our engine with an adapter and by transformers, and how far apart they are."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from peft import PeftModel
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from tuneship.parity import prompts
-from tuneship.serving.adapters import read_adapter
-from tuneship.serving.lora import Lora
-from tuneship.serving.model import CausalModel, ModelRefused
-from tuneship.serving.parity_check import check_parity
+from tuneship.parity import Probe, greedy_count, prompts
+from tuneship.serving.engine import Engine, EngineLimits
+from tuneship.serving.model import ModelRefused
+from tuneship.serving.parity_check import answer_logits
 from tuneship.serving.replica import load_model
+from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights_choice import logits_of_engine, text_tokens
 from tuneship.template import PromptTemplate
+from tuneship.training.base_model import load_base
+from tuneship.training.parity_notes import probe_of
 
 ADAPTER = "adapter"
 Encode = Callable[[str], list[int]]
@@ -31,25 +36,48 @@ def encoder_of(tokenizer: Any) -> Encode:
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def engine_with_adapter(base: Path, adapter: Path) -> tuple[CausalModel, Lora]:
+def engine_with_adapter(base: Path, adapter: Path) -> Engine:
     """Our engine with the adapter loaded as `ADAPTER`. Raises `AdapterRefused` and `ModelRefused`.
 
     Where the adapter has the logits of its training, they are compared first.
     """
-    model = load_model(base, "float32")
-    lora = Lora(model.sites, model.facts.cache.dtype)
-    lora.load(ADAPTER, read_adapter(adapter))
-    check_parity(model, lora, ADAPTER, adapter)
-    return model, lora
+    engine = Engine(load_model(base, "float32"), EngineLimits(slots=1))
+    engine.load(ADAPTER, adapter)
+    return engine
 
 
-def engine_logits(model: CausalModel, lora: Lora, tokens: list[int]) -> Tensor:
+def engine_logits(engine: Engine, tokens: list[int]) -> Tensor:
     """The logits [tokens, vocabulary] of the adapter after each token of a text."""
+    lora = engine.lora
     lora.acquire(ADAPTER)
     try:
-        return logits_of_engine(model, tokens, lora, lora.route([], [(ADAPTER, 0, len(tokens))]))
+        routes = lora.route([], [(ADAPTER, 0, len(tokens))])
+        return logits_of_engine(engine.model, tokens, lora, routes)
     finally:
         lora.release(ADAPTER)
+
+
+def engine_answer(engine: Engine, messages: list[dict[str, str]], prompt: list[int]) -> Probe:
+    """The engine's greedy answer to a prompt, generated token by token, with the logits that chose it."""
+    count = greedy_count(prompt, engine.model.facts.context_length)
+    engine.submit("answer", GenerateRequest(tuple(prompt), count, ADAPTER))
+    answer: list[int] = []
+    while not engine.idle:
+        answer += [token for _, token in engine.step().tokens]
+    [logits] = answer_logits(engine.model, engine.lora, ADAPTER, [(prompt, answer)])
+    return replace(probe_of(messages, prompt, logits), greedy=answer)
+
+
+def peft_model(base: Path, adapter: Path) -> Any:
+    """The base model in float32 with the adapter, as peft reads them."""
+    return PeftModel.from_pretrained(
+        cast("Any", float32_model(base)), str(adapter), local_files_only=True
+    ).eval()
+
+
+def float32_model(folder: Path) -> PreTrainedModel:
+    """A checkpoint in float32, as transformers reads it."""
+    return load_base(str(folder), choose_format=lambda _: torch.float32).eval()
 
 
 @torch.inference_mode()

@@ -132,7 +132,7 @@ def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str,
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """peft's rule: the value of the first key that is a suffix (as a regular expression) of the module's name."""
+    """Peft's rule: the value of the first key that is a suffix (as a regular expression) of the module's name."""
     found = (key for key in patterns or {} if re.match(rf"(.*\.)?({key})$", module))
     key = next(found, None)
     return default if patterns is None or key is None else patterns[key]
