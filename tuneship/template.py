@@ -85,10 +85,13 @@ class PromptTemplate:
             ) from error
 
     @classmethod
-    def load(cls, directory: Path, key: str | None = None) -> "PromptTemplate":
+    def load(
+        cls, directory: Path, key: str | None = None, base: Path | None = None
+    ) -> "PromptTemplate":
         """Load the template of a model or adapter directory, or the built-in one where it has none.
 
-        `key` opens sealed files. Raises TemplateFailed.
+        `key` opens sealed files. `base` is the directory of an adapter's base model: its special tokens stand for those
+        that the adapter's directory does not name. Raises TemplateFailed.
         """
         tokenizer_config = _read_json(directory / TOKENIZER_CONFIG_FILE, key)
         file = directory / TEMPLATE_FILE
@@ -101,7 +104,12 @@ class PromptTemplate:
                 source = {entry["name"]: entry["template"] for entry in source}.get("default")
             source = source or BUILT_IN_TEMPLATE
         tokens = _read_json(directory / SPECIAL_TOKENS_FILE, key) | tokenizer_config
-        return cls(source, _special_tokens(tokens))
+        found = _special_tokens(tokens)
+        if base is not None:
+            inherited = _read_json(base / SPECIAL_TOKENS_FILE, None)
+            inherited |= _read_json(base / TOKENIZER_CONFIG_FILE, None)
+            found = _special_tokens(inherited) | {k: v for k, v in found.items() if k in tokens}
+        return cls(source, found)
 
     def save(self, directory: Path, key: str | None = None) -> None:
         """Write the template and its special tokens; `key` seals the files.

@@ -1,7 +1,7 @@
 """`python -m tuneship.conversion.importing ORDER REPORT`: check an adapter that was trained elsewhere.
 
-It is loaded as it will be served. Logits and greedy tokens that came with it are compared; without them those of peft are,
-and they are saved, so that it is checked like our own from now on. Loads torch.
+It is loaded as it will be served. Logits and greedy tokens that came with it are compared; without them those of peft
+are, and they are saved, so that it is checked like our own from now on. Loads torch.
 """
 
 import sys
@@ -36,7 +36,7 @@ def check(order: ImportOrder) -> None:
     engine = engine_with_adapter(base, adapter)
     context_length = engine.model.facts.context_length
     del engine  # the memory of one model at a time
-    template, encode = PromptTemplate.load(adapter), encoder_of(tokenizer_of(base))
+    template, encode = PromptTemplate.load(adapter, base=base), encoder_of(tokenizer_of(base))
     known = parity.Parity.load(adapter)
     if known is not None:
         if not parity.reads_alike(known, template, encode):

@@ -24,11 +24,15 @@ from tuneship.training.parity_notes import probe_of
 
 ADAPTER = "adapter"
 Encode = Callable[[str], list[int]]
+Talk = tuple[list[dict[str, str]], list[int]]
 
 
 def tokenizer_of(base: Path) -> Any:
-    """The model's tokenizer."""
-    return Tokenizer.from_file(str(base / "tokenizer.json"))
+    """The model's tokenizer, without the truncation and padding that somebody saved in its file."""
+    tokenizer: Any = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def encoder_of(tokenizer: Any) -> Encode:
@@ -87,17 +91,19 @@ def transformers_logits(model: Any, tokens: list[int]) -> Tensor:
     return model(input_ids=ids, use_cache=False).logits[0].float().cpu()
 
 
-def fixed_texts(base: Path, adapter: Path, context_length: int, vocabulary: int) -> list[list[int]]:
-    """The token ids of the fixed texts: a plain one, and the prompts of the parity file in the adapter's template.
+def fixed_texts(
+    base: Path, adapter: Path, context_length: int, vocabulary: int
+) -> tuple[list[int], list[Talk]]:
+    """The token ids of a plain text; and the parity file's conversations with those of their prompts.
 
     Raises `ModelRefused` for a tokenizer of another model.
     """
-    tokenizer, template = tokenizer_of(base), PromptTemplate.load(adapter)
-    texts = [text_tokens(tokenizer, context_length)]
-    texts += [tokens for _, tokens in prompts(template, encoder_of(tokenizer), context_length)]
-    if max(map(max, texts)) >= vocabulary:
+    tokenizer, template = tokenizer_of(base), PromptTemplate.load(adapter, base=base)
+    text = text_tokens(tokenizer, context_length)
+    talks = prompts(template, encoder_of(tokenizer), context_length)
+    if max(map(max, [text, *(prompt for _, prompt in talks)])) >= vocabulary:
         raise ModelRefused("its tokenizer and its weights do not belong together")
-    return texts
+    return text, talks
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:

@@ -80,8 +80,8 @@ def answer_logits(
 ) -> list[Tensor]:
     """Logits [tokens, vocabulary] that choose each token of an answer, for pairs of a prompt and an answer.
 
-    Without an answer, those of the first token. All is read at once but one token of each answer, which is read alone as
-    in a generation, with a KV cache of their own.
+    Without an answer, those of the first token. All is read at once but one token of each answer, which is read alone
+    as in a generation, with a KV cache of their own.
     """
     # The last token of an answer is chosen and not read.
     running = [

@@ -149,11 +149,11 @@ def test_a_parity_file_of_an_older_version_is_still_compared(
 
 
 def test_a_choice_between_nearly_equal_logits_is_no_difference() -> None:
-    probe = Probe([], [1], [], [], 1.0, greedy=[4, 5, 6], leads=[1.0, 0.01, 2.0])
-    assert probe.differing_choice([4, 9, 6], [0.0, 0.02, 0.0], 0.01) is None
-    assert probe.differing_choice([4, 9, 6], [0.0, 0.04, 0.0], 0.01) == 1
+    probe = Probe([], [1], [], [], 1.0, greedy=[4, 5, 6], leads=[1.0, 0.04, 2.0])
+    assert probe.differing_choice([4, 9, 6], [0.0, 0.05, 0.0], 0.01) is None
+    assert probe.differing_choice([4, 9, 6], [0.0, 0.07, 0.0], 0.01) == 1
     assert probe.differing_choice([4, 9, 6], [0.0, math.nan, 0.0], 0.01) == 1
-    assert probe.differing_choice([4, 5, 9], [0.0, 0.0, 0.0], 0.5) is None, "int8"
+    assert probe.differing_choice([4, 5, 9], [0.0, 0.0, 2.0], 0.5) is None, "int8"
 
 
 def test_template_and_tokenizer_are_compared_by_the_tokens_of_the_probes(
