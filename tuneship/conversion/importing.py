@@ -13,6 +13,7 @@ from tuneship import parity
 from tuneship.conversion.failure_reasons import refusal_of
 from tuneship.conversion.logits import encoder_of, engine_with_adapter, peft_model, tokenizer_of
 from tuneship.conversion.order import ImportOrder, ImportReport
+from tuneship.conversion.trained_tokenizer import check_tokenizer
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import PromptTemplate
 from tuneship.training.greedy import greedy_logits
@@ -33,6 +34,8 @@ def main(order_file: str, report_file: str) -> int:
 def check(order: ImportOrder) -> None:
     """Load the adapter, and compare it with peft where it has no parity file. Raises what is wrong with it."""
     base, adapter = Path(order.base), Path(order.adapter)
+    if order.tokenizer is not None:
+        check_tokenizer(base, adapter, Path(order.tokenizer))
     engine = engine_with_adapter(base, adapter)
     context_length = engine.model.facts.context_length
     del engine  # the memory of one model at a time
