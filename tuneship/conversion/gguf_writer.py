@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from tuneship.conversion.gguf_header import LAYER_TENSORS, ROPE_FACTORS, GgufRefused
 from tuneship.conversion.gguf_model import rope_factors
-from tuneship.conversion.side_files import end_tokens, portable_source
+from tuneship.conversion.side_files import portable_source, text_format
 from tuneship.template import PromptTemplate
 
 # llama.cpp's name of each kind of model that is written.
@@ -195,7 +195,12 @@ class _Vocabulary:
             if name in known:
                 add(known[name])
         # llama.cpp ends an answer at each of these, and the first is the `eos_token` of the template.
-        ends = end_tokens(self._base, template)
+        found = text_format(self._base, template)
+        if found.stop_text is not None:
+            raise GgufRefused(
+                "its answers end with a text that is no token, where llama.cpp would go on"
+            )
+        ends = list(found.stop_tokens)
         if "eos_token" in template.source and "eos_token" in known:
             ends = list(dict.fromkeys([known["eos_token"], *ends]))
         if not ends:

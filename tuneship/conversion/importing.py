@@ -5,17 +5,19 @@ are, and they are saved, so that it is checked like our own from now on. Loads t
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from tuneship import parity
 from tuneship.conversion.failure_reasons import refusal_of
-from tuneship.conversion.logits import encoder_of, engine_with_adapter, peft_model, tokenizer_of
+from tuneship.conversion.logits import engine_with_adapter, peft_model
 from tuneship.conversion.order import ImportOrder, ImportReport
 from tuneship.conversion.trained_tokenizer import check_tokenizer
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import PromptTemplate
+from tuneship.text_tokenizer import encode, load_tokenizer
 from tuneship.training.greedy import greedy_logits
 from tuneship.training.parity_notes import probe_of
 
@@ -39,15 +41,16 @@ def check(order: ImportOrder) -> None:
     engine = engine_with_adapter(base, adapter)
     context_length = engine.model.facts.context_length
     del engine  # the memory of one model at a time
-    template, encode = PromptTemplate.load(adapter, base=base), encoder_of(tokenizer_of(base))
+    template = PromptTemplate.load(adapter, base=base)
+    encoded = partial(encode, load_tokenizer(base))
     known = parity.Parity.load(adapter)
     if known is not None:
-        if not parity.reads_alike(known, template, encode):
+        if not parity.reads_alike(known, template, encoded):
             raise AdapterRefused("its chat template or tokenizer is not that of its training")
         return
     reference = peft_model(base, adapter)
     probes: list[parity.Probe] = []
-    for messages, prompt in parity.prompts(template, encode, context_length):
+    for messages, prompt in parity.prompts(template, encoded, context_length):
         logits = greedy_logits(reference, prompt, parity.greedy_count(prompt, context_length))
         if not torch.isfinite(logits).all():
             raise AdapterRefused("with it the base model computes values that are not finite")

@@ -1,13 +1,12 @@
 """The logits of fixed texts by our engine with an adapter and by transformers, and how far apart they are."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from peft import PeftModel
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,25 +18,12 @@ from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights_choice import logits_of_engine, text_tokens
 from tuneship.template import PromptTemplate
+from tuneship.text_tokenizer import encode, load_tokenizer
 from tuneship.training.base_model import load_base
 from tuneship.training.parity_notes import probe_of
 
 ADAPTER = "adapter"
-Encode = Callable[[str], list[int]]
 Talk = tuple[list[dict[str, str]], list[int]]
-
-
-def tokenizer_of(base: Path) -> Any:
-    """The model's tokenizer, without the truncation and padding that somebody saved in its file."""
-    tokenizer: Any = Tokenizer.from_file(str(base / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def encoder_of(tokenizer: Any) -> Encode:
-    """The encoding of a text without special tokens of the tokenizer's own."""
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def engine_with_adapter(base: Path, adapter: Path) -> Engine:
@@ -98,9 +84,9 @@ def fixed_texts(
 
     Raises `ModelRefused` for a tokenizer of another model.
     """
-    tokenizer, template = tokenizer_of(base), PromptTemplate.load(adapter, base=base)
+    tokenizer, template = load_tokenizer(base), PromptTemplate.load(adapter, base=base)
     text = text_tokens(tokenizer, context_length)
-    talks = prompts(template, encoder_of(tokenizer), context_length)
+    talks = prompts(template, partial(encode, tokenizer), context_length)
     if max(map(max, [text, *(prompt for _, prompt in talks)])) >= vocabulary:
         raise ModelRefused("its tokenizer and its weights do not belong together")
     return text, talks

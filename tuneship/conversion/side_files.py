@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
-from tuneship.conversion.logits import Talk, tokenizer_of
+from tuneship.conversion.logits import Talk
 from tuneship.serving.model import ModelRefused
 from tuneship.template import (
     SPECIAL_TOKEN_NAMES,
@@ -21,15 +19,14 @@ from tuneship.template import (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
     PromptTemplate,
-    TemplateFailed,
 )
+from tuneship.text_format import TextFormat
+from tuneship.text_tokenizer import TOKENIZER_FILE, load_tokenizer
+from tuneship.training.tokenizer_check import difference_from, load_as_transformers
 
-TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 # Reads tokenizer.json as it is. Many other classes build their tokenizer from the vocabulary alone.
 PLAIN_CLASS = "PreTrainedTokenizerFast"
-# What is asked and answered to see what a template writes behind an answer.
-ASKED, ANSWER = "zqask", "zqanswer"
 
 
 def write_side_files(
@@ -60,15 +57,16 @@ def write_side_files(
         model = read_object(base / "config.json")
         names = ("bos_token_id", "pad_token_id")
         generation = {name: model[name] for name in names if model.get(name) is not None}
-    ends = end_tokens(base, template)
-    if ends:
+    found = text_format(base, template)
+    if found.stop_tokens:
+        ends = list(found.stop_tokens)
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    if found.stop_text is not None:
+        generation["stop_strings"] = [found.stop_text]
     _write(target / GENERATION_FILE, generation)
-    if not _reads_alike(target, talks):
-        _write(
-            target / TOKENIZER_CONFIG_FILE,
-            {**_with(config, tokens), "tokenizer_class": PLAIN_CLASS},
-        )
+    if not _reads_alike(target, talks, found):
+        plain = {**_with(config, tokens), "tokenizer_class": PLAIN_CLASS}
+        _write(target / TOKENIZER_CONFIG_FILE, plain)
         if not _reads_alike(target, talks):
             raise ModelRefused(
                 "transformers reads a conversation differently from its tokenizer.json"
@@ -84,23 +82,9 @@ def portable_source(template: PromptTemplate) -> str:
     return "".join(f"{{%- set {name} = '' -%}}{{{{ '' }}}}" for name in used) + source
 
 
-def end_tokens(base: Path, template: PromptTemplate) -> list[int]:
-    """Token ids that end an answer: first the one that the template writes behind it, then those of the base model."""
-    tokenizer = tokenizer_of(base)
-    ends: list[int] = []
-    answered = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWER}]
-    try:
-        text = template.render(answered, add_generation_prompt=False).rpartition(ANSWER)[2]
-    except TemplateFailed:
-        text = ""
-    added = tokenizer.get_added_tokens_decoder()
-    behind = tokenizer.encode(text, add_special_tokens=False).ids
-    ends += [number for number in behind if number in added][:1]
-    for name in (GENERATION_FILE, "config.json"):
-        named = read_object(base / name).get("eos_token_id")
-        ends += [] if named is None else [named] if isinstance(named, int) else named
-    own = tokenizer.token_to_id(template.special_tokens.get("eos_token") or "")
-    return list(dict.fromkeys([*ends, *([] if own is None else [own])]))
+def text_format(base: Path, template: PromptTemplate) -> TextFormat:
+    """How a model with this template reads and writes conversations, and where its answers end."""
+    return TextFormat.of_base(base, load_tokenizer(base)).with_template(template)
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -121,13 +105,11 @@ def _write(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _reads_alike(folder: Path, talks: Sequence[Talk]) -> bool:
-    """Whether `AutoTokenizer` loads the folder and reads conversations as we do."""
+def _reads_alike(folder: Path, talks: Sequence[Talk], every: TextFormat | None = None) -> bool:
+    """Whether `AutoTokenizer` loads the folder and reads conversations, or `every` text, as we do."""
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        return all(
+        tokenizer = load_as_transformers(folder)
+        return (every is None or difference_from(tokenizer, every) is None) and all(
             tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
                 "input_ids"
             ][: len(prompt)]

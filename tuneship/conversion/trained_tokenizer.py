@@ -8,23 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from tuneship.conversion.logits import tokenizer_of
 from tuneship.conversion.side_files import read_object
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import SPECIAL_TOKEN_NAMES, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
-
-TOKENIZER_FILE = "tokenizer.json"
-# What tokenizers of the same tokens differ in.
-TEXTS = (
-    "The patient's cough lasted 3 weeks (17 days) at 38.5 °C.",
-    " leading and  double   spaces \t tab \n\n line\r\nbreaks  ",
-    "Größe naïve café ﬁ … “quotes” ½ H₂O 漢字 한국어 🙂 I'll DON'T 1234567",
-)
+from tuneship.text_tokenizer import TOKENIZER_FILE, load_tokenizer
+from tuneship.training.tokenizer_check import TEXTS
 
 
 def check_tokenizer(base: Path, adapter: Path, folder: Path) -> None:
     """Raise `AdapterRefused` where the files name a token that the base model has not, or read texts differently."""
-    ours = tokenizer_of(base)
+    ours: Any = load_tokenizer(base)
     added = ours.get_added_tokens_decoder()
     if (folder / TOKENIZER_FILE).is_file():
         _compare(ours, folder)
@@ -51,7 +44,7 @@ def check_tokenizer(base: Path, adapter: Path, folder: Path) -> None:
 
 
 def _compare(ours: Any, folder: Path) -> None:
-    theirs = tokenizer_of(folder)
+    theirs: Any = load_tokenizer(folder)
     known, trained = ours.get_vocab(), theirs.get_vocab()
     if trained != known:
         more = sorted(number for token, number in trained.items() if known.get(token) != number)

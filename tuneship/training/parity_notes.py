@@ -33,7 +33,7 @@ def save_parity(
 
 
 def probe_of(messages: list[dict[str, str]], prompt: list[int], logits: Tensor) -> parity.Probe:
-    """What is kept of the logits [tokens, vocabulary] of the greedy tokens after a prompt."""
+    """A probe, which keeps a part of the logits [tokens, vocabulary] of the greedy tokens after a prompt."""
     first = logits[0]
     even = torch.linspace(0, len(first) - 1, EVENLY_SPACED_TOKENS, device=first.device).long()
     likeliest = first.topk(min(LIKELIEST_TOKENS, len(first))).indices

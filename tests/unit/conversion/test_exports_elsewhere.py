@@ -17,9 +17,10 @@ from tests.support.peft_adapters import trained_elsewhere
 from tuneship.conversion import exporting
 from tuneship.conversion.logits import ADAPTER, engine_with_adapter
 from tuneship.conversion.order import GGUF_FILE, ExportOrder, ExportReport
-from tuneship.conversion.side_files import end_tokens
+from tuneship.conversion.side_files import text_format
 from tuneship.serving.sequence import GenerateRequest
-from tuneship.template import PromptTemplate
+from tuneship.text_format import TextFormat
+from tuneship.text_tokenizer import load_tokenizer
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,6 +39,11 @@ INST = (
     "{{ bos_token }}{%- for message in messages %}{%- if message['role'] == 'user' %}"
     "{{ '[INST] ' + message['content'] + ' [/INST]' }}{%- else %}{{ ' ' + message['content'] + eos_token }}{%- endif %}"
     "{%- endfor %}"
+)
+# As Alpaca has it, where nothing ends an answer.
+ENDLESS = (
+    "{%- for message in messages %}{{ '### ' + message['role'] + ':\\n' + message['content'] + '\\n\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '### assistant:\\n' }}{%- endif %}"
 )
 SPECIALS = ["<|over|>", "<|go|>", "<|fin|>", "<|begin|>", "<|unk|>", "<|pad|>"]
 PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|over|>"}
@@ -117,6 +123,7 @@ KINDS: dict[str, Kind] = {
     "all special tokens": (byte_level, {**ALL_TOKENS, "chat_template": WITH_BOS}, {}, "<|fin|>"),
     "named templates": (byte_level, {**ALL_TOKENS, "chat_template": NAMED}, {}, "<|fin|>"),
     "no template": (byte_level, {**ALL_TOKENS, "bos_token": None}, {}, "<|over|>"),
+    "no end of an answer": (byte_level, {**ALL_TOKENS, "chat_template": ENDLESS}, {}, "<|over|>"),
     "bos that is not there": (
         byte_level, {**PLAIN, "add_bos_token": True, "chat_template": WITH_BOS, "bos_token": None}, {}, "<|fin|>",
     ),
@@ -156,9 +163,7 @@ class Tuned:
         for name, content in {"tokenizer_config.json": settings, **files}.items():
             text = content if isinstance(content, str) else json.dumps(content)
             (self.base / name).write_text(text)
-        tokenizer: Any = Tokenizer.from_file(str(self.base / "tokenizer.json"))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        tokenizer: Any = load_tokenizer(self.base)
         self.end: int = tokenizer.token_to_id(end)
         own = {
             "vocab_size": tokenizer.get_vocab_size(),
@@ -175,7 +180,8 @@ class Tuned:
         saved.unlink() if kept is None else saved.write_text(kept)
         trained_elsewhere(self.base, self.adapter)
 
-        template = PromptTemplate.load(self.base)
+        template = TextFormat.of_base(self.base, load_tokenizer(self.base)).template
+        template.save(self.adapter)
         text = template.render(MESSAGES, add_generation_prompt=True)
         self.prompt: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         # Wherever it would choose the token that it chooses sixth now, it ends the answer.
@@ -183,8 +189,8 @@ class Tuned:
         model.lm_head.weight.data[self.end] = 1.3 * model.lm_head.weight.data[sixth]
         model.save_pretrained(self.base)
         saved.unlink() if kept is None else saved.write_text(kept)
-        self.stops = end_tokens(self.base, template)
-        self.answer = self._answer(tuple(self.stops))
+        self.stops = text_format(self.base, template).stop_tokens
+        self.answer = self._answer(self.stops)
         self.text: str = tokenizer.decode(self.answer, skip_special_tokens=False)
 
     def _answer(self, stops: tuple[int, ...]) -> list[int]:

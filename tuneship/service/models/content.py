@@ -154,7 +154,7 @@ def _check(parts: Parts, base: CataloguedModel, adapter: Path, stage: Path) -> N
         raise AdapterFault(f"is for a base model that {base.runtime} serves, which is not checked")
     tokenizer = stage / "tokenizer"
     tokenizer.mkdir(mode=0o700)
-    settle_template(adapter, base.path, base.template, tokenizer)
+    settle_template(adapter, base.path, base.text_format.template, tokenizer)
     order = ImportOrder(
         str(base.path.absolute()), str(adapter.absolute()), str(tokenizer.absolute())
     )

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, cast
 
 from tuneship.parity import PARITY_FILE
 from tuneship.template import (
+    NAMED_TEMPLATES_FOLDER,
     SPECIAL_TOKENS_FILE,
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -18,8 +19,6 @@ from tuneship.template import (
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Of the tokenizer that the adapter was trained with: compared with that of the base model, and not kept.
 TOKENIZER_FILES = (TOKENIZER_CONFIG_FILE, "tokenizer.json", "added_tokens.json")
-# Where transformers keeps the templates of other names than `default`.
-NAMED_TEMPLATES = "additional_chat_templates"
 # What is taken; other files, e.g. a README, are passed over.
 KEPT = (CONFIG, WEIGHTS, PARITY_FILE, TEMPLATE_FILE, SPECIAL_TOKENS_FILE, *TOKENIZER_FILES)
 PICKLE = "adapter_model.bin"
@@ -41,9 +40,9 @@ def unpack(file: BinaryIO, folder: Path) -> None:
                 seen.add(path.name)
                 if path.name in KEPT:
                     _write(archive, entry, folder / path.name)
-                elif path.parent.name == NAMED_TEMPLATES and path.suffix == ".jinja":
-                    (folder / NAMED_TEMPLATES).mkdir(exist_ok=True)
-                    _write(archive, entry, folder / NAMED_TEMPLATES / path.name)
+                elif path.parent.name == NAMED_TEMPLATES_FOLDER and path.suffix == ".jinja":
+                    (folder / NAMED_TEMPLATES_FOLDER).mkdir(exist_ok=True)
+                    _write(archive, entry, folder / NAMED_TEMPLATES_FOLDER / path.name)
     except (tarfile.TarError, EOFError, ValueError):
         raise AdapterFault("is cut or no tar archive") from None
     if WEIGHTS not in seen and PICKLE in seen:
@@ -71,7 +70,7 @@ def settle_template(folder: Path, base: Path, template: PromptTemplate, tokenize
         found.save(folder)
     except (TemplateFailed, ValueError, KeyError, TypeError, AttributeError):
         raise AdapterFault("has a chat template that cannot be read") from None
-    shutil.rmtree(folder / NAMED_TEMPLATES, ignore_errors=True)
+    shutil.rmtree(folder / NAMED_TEMPLATES_FOLDER, ignore_errors=True)
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             shutil.move(folder / name, tokenizer / name)
