@@ -15,6 +15,8 @@ from tuneship.security.sealed_files import read_plain, write_sealed
 from tuneship.template import PromptTemplate, TemplateFailed
 
 PARITY_FILE = "parity.json"
+# The fields of a probe about its greedy answer.
+ANSWER_FIELDS = ("greedy", "leads")
 # The allowed difference of logits in standard deviations of the logits, by the coarser of the two number formats.
 #
 # Measured on tiny random models of nine families: 1e-6 where both are float32, 0.01 to 0.1 where serving is bfloat16.
@@ -90,7 +92,12 @@ class Parity:
 
     def save(self, directory: Path, key: str | None = None) -> None:
         """Write the file; `key` seals it."""
-        text = json.dumps(asdict(self), ensure_ascii=False)
+        fields = asdict(self)
+        # Beside the probes, whose fields older versions know: replicas of such a version may load the adapter, too.
+        fields["answers"] = [
+            {name: probe.pop(name) for name in ANSWER_FIELDS} for probe in fields["probes"]
+        ]
+        text = json.dumps(fields, ensure_ascii=False)
         write_sealed(directory / PARITY_FILE, key, f"{text}\n".encode())
 
     @classmethod
@@ -101,11 +108,13 @@ class Parity:
         except FileNotFoundError:
             return None
         try:
-            probes = [Probe(**probe) for probe in fields["probes"]]
+            answers = fields.get("answers") or [{}] * len(fields["probes"])
+            pairs = zip(fields["probes"], answers, strict=True)
+            probes = [Probe(**probe, **answer) for probe, answer in pairs]
             if any(len(probe.greedy) != len(probe.leads) for probe in probes):
                 raise ValueError(f"{PARITY_FILE} is damaged")
             return cls(fields["dtype"], probes)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{PARITY_FILE} is not understood") from error
 
 
