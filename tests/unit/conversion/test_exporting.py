@@ -153,6 +153,24 @@ def test_a_tokenizer_that_llama_cpp_would_read_differently_is_refused(
     assert why in exported(tmp_path, base, adapter, "gguf").refused
 
 
+def test_a_text_that_ends_answers_is_named_or_refused(tmp_path: Path) -> None:
+    base = build_family(tmp_path / "base", "llama")
+    turns = (
+        "{%- for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n###\\n' }}{%- endfor %}"
+    )
+    (base / "chat_template.jinja").write_text(
+        turns + "{%- if add_generation_prompt %}{{ 'assistant:' }}{%- endif %}"
+    )
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    for kind in ("merged", "gguf"):
+        (tmp_path / kind).mkdir()
+    assert exported(tmp_path / "merged", base, adapter, "merged").refused is None
+    settings = json.loads((tmp_path / "merged" / "target" / "generation_config.json").read_text())
+    assert settings["stop_strings"] == ["\n###"]
+    report = exported(tmp_path / "gguf", base, adapter, "gguf")
+    assert report.refused.startswith("its answers end with a text that is no token")
+
+
 def test_llama_cpp_reads_the_same_tokens_and_answers_the_same(
     tmp_path: Path, adapter: Path
 ) -> None:
