@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -22,6 +22,8 @@ from tuneship.text_tokenizer import encode, load_tokenizer
 from tuneship.training.base_model import load_base
 from tuneship.training.parity_notes import probe_of
 
+# A GPU is left to those who serve and train.
+CPU = torch.device("cpu")
 ADAPTER = "adapter"
 Talk = tuple[list[dict[str, str]], list[int]]
 
@@ -60,14 +62,15 @@ def engine_answer(engine: Engine, messages: list[dict[str, str]], prompt: list[i
 
 def peft_model(base: Path, adapter: Path) -> Any:
     """The base model in float32 with the adapter, as peft reads them."""
-    return PeftModel.from_pretrained(
-        cast("Any", float32_model(base)), str(adapter), local_files_only=True
-    ).eval()
+    model: Any = float32_model(base)
+    # peft would read the adapter onto a GPU.
+    place = {"torch_device": CPU.type, "local_files_only": True}
+    return PeftModel.from_pretrained(model, str(adapter), **place).eval()
 
 
 def float32_model(folder: Path) -> PreTrainedModel:
     """A checkpoint in float32, as transformers reads it."""
-    return load_base(str(folder), choose_format=lambda _: torch.float32).eval()
+    return load_base(str(folder), choose_format=lambda _: torch.float32, place=CPU).eval()
 
 
 @torch.inference_mode()

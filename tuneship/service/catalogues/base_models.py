@@ -23,7 +23,13 @@ from typing import Any, cast
 import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
-from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
+from tuneship.runtime.engine_kinds import (
+    ENGINES,
+    OWN_ENGINE,
+    VLLM_RANK_OPTION,
+    VLLM_RANKS,
+    EngineKind,
+)
 from tuneship.service.catalogues.origins import MODEL_ID, Origin
 from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.weights import WEIGHTS
@@ -67,6 +73,8 @@ class CataloguedModel:
     """The number format in which our engine holds its weights, one of `WEIGHTS`; None: by size and machine."""
     instance_type: str | None = None
     """The instance type of its replicas where Ray places them; None: `local`."""
+    is_tunable: bool = True
+    """Whether nothing was found that forbids to tune it when it was added; jobs look again."""
 
     @cached_property
     def fault(self) -> str | None:
@@ -121,11 +129,9 @@ class CataloguedModel:
     def tokenizer(self) -> Tokenizer:
         """The fast tokenizer, without transformers. Raises `CatalogueFault`."""
         try:
-            tokenizer = load_tokenizer(self.path)
-            check_kind(tokenizer)
+            return load_tokenizer(self.path)
         except TokenizerFault as fault:
             raise CatalogueFault(str(fault)) from fault
-        return tokenizer
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -197,12 +203,23 @@ class CataloguedModel:
     def text_format(self) -> TextFormat:
         """How the model reads and writes conversations. Raises `CatalogueFault`."""
         try:
+            check_kind(self.tokenizer)
             found = TextFormat.of_base(self.path, self.tokenizer)
+        except TokenizerFault as fault:
+            raise CatalogueFault(str(fault)) from fault
         except (TemplateFailed, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CatalogueFault("its chat template cannot be read") from error
         if found.fault is not None:
             raise CatalogueFault(found.fault)
         return found
+
+    @cached_property
+    def tuning_fault(self) -> str | None:
+        """Why the model cannot be tuned, as far as that shows without loading it; None when nothing is wrong."""
+        try:
+            return self.text_format.tuning_fault
+        except CatalogueFault as fault:
+            return str(fault)
 
 
 def _template(path: Path) -> PromptTemplate:
@@ -278,7 +295,13 @@ def _added(folder: Path) -> CataloguedModel:
     licence = f", licence {origin.licence}" if origin.licence else ""
     description = f"Added from {origin.source} ({origin.kind}){licence}"
     return CataloguedModel(
-        folder.name, folder, folder.name, "1", description, weights=origin.weights
+        folder.name,
+        folder,
+        folder.name,
+        "1",
+        description,
+        weights=origin.weights,
+        is_tunable=origin.tuning_fault is None,
     )
 
 
@@ -364,6 +387,14 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
         raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(ENGINES)}")
     if not isinstance(options, list) or (options and not ENGINES[runtime].takes_options):
         raise CatalogueFault(f"the runtime_options of {entry['id']} must be a list, for vllm only")
+    options = tuple(map(str, cast("list[Any]", options)))
+    try:
+        ENGINES[runtime].largest_rank(options)
+    except ValueError:
+        ranks = ", ".join(map(str, VLLM_RANKS))
+        raise CatalogueFault(
+            f"the {VLLM_RANK_OPTION} of {entry['id']} must be one of: {ranks}"
+        ) from None
     weights = entry.get("weights")
     if weights is not None:
         if not ENGINES[runtime].is_own:
@@ -381,7 +412,7 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
         version=str(entry.get("version", "")),
         description=str(entry.get("description", "")),
         runtime=runtime,
-        runtime_options=tuple(map(str, cast("list[Any]", options))),
+        runtime_options=options,
         weights=None if weights is None else str(weights),
         instance_type=None if "instance_type" not in entry else str(entry["instance_type"]),
     )

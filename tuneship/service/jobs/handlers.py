@@ -62,10 +62,17 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     if job.base_model.startswith(TUNED):
         raise refused("base_model", "must be a base model: tuning a tuned model is not available")
     base = base_of(context.parts, job.base_model, "base_model")
+    if base.tuning_fault is not None:
+        raise refused("base_model", f"names a model that cannot be tuned: {base.tuning_fault}")
     modules = job.hyperparameters.target_modules
     if modules != ["all-linear"] and not set(modules) <= base.linear_modules:
         known = ", ".join(sorted(base.linear_modules))
         raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
+    largest_rank = base.engine.largest_rank(base.runtime_options)
+    if largest_rank is not None and job.hyperparameters.lora_rank > largest_rank:
+        rule = f"{base.engine.name} {base.engine.rank_rule(largest_rank)}"
+        text = f"must be at most {largest_rank}: {rule}"
+        raise refused("hyperparameters.lora_rank", text, code="out_of_range")
     parameters = base.parameters  # read from files, so before the transaction
 
     # The transaction begins before the datasets are read: none of them may be deleted from here on.
