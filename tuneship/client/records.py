@@ -1,7 +1,7 @@
 """Rows of a dataset from what people have: CSV, Parquet, pandas frames, Hugging Face datasets, iterables of mappings.
 
 Each source has a function that yields its rows as JSON objects and holds a few of them at a time. A missing value (an
-empty cell of a CSV file, NaN, null) is left out of its row. Errors name the place and never a cell, nor the name of a
+empty cell of a CSV file, NaN, null) is left out of its row, and in tables also of the objects in it. Errors name the place and never a cell, nor the name of a
 column that the caller did not give: without a header, the first line of a file is data.
 """
 
@@ -15,22 +15,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tuneship.contract import strict_json
-from tuneship.contract.dataset_lines import (
-    ALIASES,
-    BYTE_ORDER_MARK,
-    FIELDS,
-    LINE_LIMIT_BYTES,
-    STRUCTURED_FIELDS,
-    decode_line,
-)
+from tuneship.contract.dataset_lines import BYTE_ORDER_MARK, LINE_LIMIT_BYTES, decode_line
 from tuneship.contract.errors import SourceError
 from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.line_fields import ALIASES, FIELDS, STRUCTURED_FIELDS
+from tuneship.contract.row_values import without_nulls
 from tuneship.contract.verbs import Columns, Source
 
 Record = dict[str, Any]
 # Rows in memory at a time, where a source hands out several. A row may have megabytes.
 ROWS_AT_A_TIME = 100
 PARQUET_BUFFER_BYTES = 1 << 20
+# Fields that may hold the turns of a conversation.
+TURNS = ("messages", "conversations", "prompt", "completion")
 
 
 class _Unfit(Exception):
@@ -59,6 +56,9 @@ def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
     if isinstance(given, Mapping):
         message = "a mapping is not rows; of a DatasetDict choose one split, as in data['train']"
         raise SourceError(message)
+    if hasattr(given, "to_batches"):
+        chosen = _chosen("the table", list(given.column_names), columns)
+        return _from_arrow("the table", chosen, given.to_batches(max_chunksize=ROWS_AT_A_TIME))
     if getattr(given, "column_names", None) is not None:
         chosen = _chosen("the dataset", list(given.column_names), columns)
         # Neither arrays of another library nor, for columns that nobody asked for, decoded pictures.
@@ -194,15 +194,21 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
     try:
         for cells in reader:
             where, start = f"{name}, line {start}", reader.line_num + 1
+            given = len(cells)
+            # Spreadsheets fill up every line to the width of the widest.
+            while len(cells) > (width or 1) and not cells[-1].strip():
+                cells.pop()
             if places is None:
+                if reader.line_num == 1 and cells in (["sep="], ["sep=,"]):
+                    continue  # what Excel wants to know
                 if len(cells) == 1 and any(mark in cells[0] for mark in ";\t|"):
                     raise SourceError(f"{where}: cells must be separated by commas")
                 found, width = [cell.strip() for cell in cells], len(cells)
                 chosen = _chosen(f"{where} (the names of the columns)", found, columns)
                 places = {field: found.index(column) for field, column in chosen.items()}
             elif cells and len(cells) != width:
-                raise SourceError(f"{where}: has {len(cells)} cells, and the first line {width}")
-            elif cells:  # a blank line is no row
+                raise SourceError(f"{where}: has {given} cells, and the first line {width}")
+            elif any(cells):  # a blank line is no row
                 yield _record(where, [(field, cells[at] or None) for field, at in places.items()])
     except csv.Error as error:
         fault = "a double quote is missing or out of place"
@@ -236,14 +242,23 @@ def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterato
         table = parquet.ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)
         chosen = _chosen(name, table.schema_arrow.names, columns)
         batches = table.iter_batches(ROWS_AT_A_TIME, columns=[*set(chosen.values())])
-        yield from _from_columns(
-            name,
-            chosen,
-            ([batch.column(column).to_pylist() for column in chosen.values()] for batch in batches),
-        )
+        yield from _from_arrow(name, chosen, batches)
     except (pyarrow.ArrowException, OSError, ValueError):
         # Its messages quote what they found.
         raise SourceError(f"{name}: cannot be read as Parquet") from None
+
+
+def _from_arrow(name: str, chosen: Columns, batches: Iterable[Any]) -> Iterator[Record]:
+    def cells(batch: Any) -> list[list[object]]:
+        try:
+            return [
+                batch.column(column).to_pylist(maps_as_pydicts="strict")
+                for column in chosen.values()
+            ]
+        except KeyError:
+            raise SourceError(f"{name}: a map holds one key twice") from None
+
+    return _from_columns(name, chosen, map(cells, batches))
 
 
 def _from_columns(
@@ -252,7 +267,7 @@ def _from_columns(
     """The records of a table of which each batch has one column for each field."""
     rows = (row for batch in batches for row in zip(*batch, strict=True))
     for number, row in enumerate(rows, 1):
-        yield _record(f"{name}, row {number}", zip(fields, row, strict=True))
+        yield _record(f"{name}, row {number}", zip(fields, row, strict=True), is_of_table=True)
 
 
 def _chosen(name: str, found: Sequence[object], columns: Columns | None) -> Columns:
@@ -290,14 +305,19 @@ def _check_extra(name: str, found: Sequence[object]) -> None:
             raise SourceError(f"{name}: {message}; say with columns which one to take")
 
 
-def _record(where: str, cells: Iterable[tuple[str, object]]) -> Record:
+def _record(
+    where: str, cells: Iterable[tuple[str, object]], *, is_of_table: bool = False
+) -> Record:
     """One row without its missing values, in types of JSON."""
     record: Record = {}
     for field, cell in cells:
         try:
             value = _plain(cell)
             if isinstance(value, str) and field in STRUCTURED_FIELDS:
-                value = strict_json.parse(value.encode(), strict_json.MAXIMUM_VALUES_OF_LINE)
+                # Here nulls are as somebody wrote them.
+                value = _from_json(value) if value.strip() else None
+            elif is_of_table:
+                value = _without_missing(field, value)
         except (_Unfit, strict_json.JsonRefused) as reason:
             raise SourceError(f"{where}, {field}: {reason}") from None
         except RecursionError:
@@ -305,6 +325,23 @@ def _record(where: str, cells: Iterable[tuple[str, object]]) -> Record:
         if value is not None:
             record[field] = value
     return record
+
+
+def _from_json(text: str) -> object:
+    return strict_json.parse(text.encode(), strict_json.MAXIMUM_VALUES_OF_LINE)
+
+
+def _without_missing(field: str, value: object) -> object:
+    """A cell without the nulls that its objects have because objects of other rows have the key."""
+    if field in TURNS and isinstance(value, list):
+        # To the service a turn's own nulls are missing; those within a call or a part would be text to learn.
+        return [
+            {key: without_nulls(one) for key, one in cast("Record", turn).items()}
+            if isinstance(turn, dict)
+            else turn
+            for turn in cast("list[object]", value)
+        ]
+    return without_nulls(value)
 
 
 def _plain(value: object) -> object:
