@@ -62,7 +62,7 @@ def other_names(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[
         names.append("system")
     for field, turns in _turns(line):
         if field == "prompt":
-            names.append("prompt")
+            names.append("prompt[]")
         for turn in turns:
             role = _role(turn)
             if role in CALL_ROLES or (role in ROLE_NAMES and role not in USUAL_ROLES):

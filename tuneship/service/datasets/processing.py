@@ -16,6 +16,7 @@ from tuneship.security.sealed_files import open_plain
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
+from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.store import dataset_records, tables
@@ -89,7 +90,10 @@ class DatasetProcessing:
             details = [one.model_dump() for one in reading.errors]
             self._end(row, _failure("dataset_error", verdict(reading), details))
         else:
-            values: dict[str, Any] = {"status": DatasetStatus.PROCESSED}
+            values: dict[str, Any] = {
+                "status": DatasetStatus.PROCESSED,
+                "suggestions": suggestions(reading) or None,
+            }
             if not row["num_examples"]:
                 values |= counts(reading)
             if row["source_datasets"]:
