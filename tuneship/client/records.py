@@ -1,8 +1,9 @@
 """Rows of a dataset from what people have: CSV, Parquet, pandas frames, Hugging Face datasets, iterables of mappings.
 
 Each source has a function that yields its rows as JSON objects and holds a few of them at a time. A missing value (an
-empty cell of a CSV file, NaN, null) is left out of its row, and in tables also of the objects in it. Errors name the place and never a cell, nor the name of a
-column that the caller did not give: without a header, the first line of a file is data.
+empty cell of a CSV file, NaN, null) is left out of its row, and in tables out of the objects of a row, too. Errors name
+the place and never a cell, nor the name of a column that the caller did not give: without a header, the first line of a
+file is data.
 """
 
 import csv
@@ -194,31 +195,39 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
     try:
         for cells in reader:
             where, start = f"{name}, line {start}", reader.line_num + 1
-            given = len(cells)
-            # Spreadsheets fill up every line to the width of the widest.
-            while len(cells) > (width or 1) and not cells[-1].strip():
-                cells.pop()
+            found = _without_padding(cells, width)
+            if places is None and reader.line_num == 1 and found in (["sep="], ["sep=,"]):
+                continue  # a word to Excel
             if places is None:
-                if reader.line_num == 1 and cells in (["sep="], ["sep=,"]):
-                    continue  # what Excel wants to know
-                if len(cells) == 1 and any(mark in cells[0] for mark in ";\t|"):
+                if len(found) == 1 and any(mark in found[0] for mark in ";\t|"):
                     raise SourceError(f"{where}: cells must be separated by commas")
-                found, width = [cell.strip() for cell in cells], len(cells)
+                found, width = [cell.strip() for cell in found], len(found)
                 chosen = _chosen(f"{where} (the names of the columns)", found, columns)
                 places = {field: found.index(column) for field, column in chosen.items()}
-            elif cells and len(cells) != width:
-                raise SourceError(f"{where}: has {given} cells, and the first line {width}")
-            elif any(cells):  # a blank line is no row
-                yield _record(where, [(field, cells[at] or None) for field, at in places.items()])
+            elif found and len(found) != width:
+                raise SourceError(f"{where}: has {len(cells)} cells, and the first line {width}")
+            elif any(found):  # a blank line is no row
+                yield _record(where, [(field, found[at] or None) for field, at in places.items()])
     except csv.Error as error:
-        fault = "a double quote is missing or out of place"
-        if "limit" in str(error):
-            fault = "a field is longer than 8 MiB, or its double quote is never closed"
-        elif "new-line" in str(error):
-            fault = "has a carriage return that is neither in double quotes nor before a line feed"
-        raise SourceError(f"{name}, line {start}: {fault}") from None
+        raise SourceError(f"{name}, line {start}: {_csv_fault(str(error))}") from None
     if places is None:
         raise SourceError(f"{name}: is empty; its first line must name the columns")
+
+
+def _csv_fault(error: str) -> str:
+    if "limit" in error:
+        return "a field is longer than 8 MiB, or its double quote is never closed"
+    if "new-line" in error:
+        return "has a carriage return that is neither in double quotes nor before a line feed"
+    return "a double quote is missing or out of place"
+
+
+def _without_padding(cells: list[str], width: int) -> list[str]:
+    """The cells without the empty ones that spreadsheets add beyond the last column."""
+    most = max(width, 1)
+    while len(cells) > most and not cells[-1].strip():
+        cells = cells[:-1]
+    return cells
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:

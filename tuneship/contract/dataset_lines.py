@@ -6,6 +6,7 @@ field and a code, never the text: it may be a patient's.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict, cast
 
 from tuneship.contract import strict_json
@@ -16,7 +17,9 @@ from tuneship.contract.line_fields import (
     ROLE_NAMES,
     DatasetFormat,
     chosen_alias,
-    other_names,  # noqa: F401 - callers know it from here
+)
+from tuneship.contract.line_fields import (  # noqa: PLC0414 - callers know it from here
+    other_names as other_names,
 )
 from tuneship.contract.row_values import structured, without_nulls
 from tuneship.contract.tool_lines import (
@@ -209,7 +212,7 @@ def _check_turns(turns: Sequence[_Turn], field: str) -> None:
     # Such an example has no token to learn from, and its loss would be 0 / 0.
     if all(answer.get("weight", 1) == 0 for answer in answers):
         raise ExampleProblem("no_assistant", field, "every assistant turn has weight 0")
-    for before, turn in zip(turns, turns[1:], strict=False):
+    for before, turn in pairwise(turns):
         is_empty_user = turn.message["role"] == "user" and not turn.message["content"].strip()
         # A result with the wrong role, rather than a user who said nothing.
         if is_empty_user and "tool_calls" in before.message:

@@ -7,17 +7,17 @@ from tuneship.contract import strict_json
 from tuneship.contract.example_problem import ExampleProblem
 
 
-def structured(value: object, field: str, kind: type[list[Any] | dict[str, Any]]) -> Any:
+def structured(value: Any, field: str, kind: type[list[Any] | dict[str, Any]]) -> Any:
     """A list or an object, which may be written as JSON text; None where there is none. Raises `ExampleProblem`.
 
     CSV has no other way to hold one, and in Parquet the text keeps apart what differs from row to row.
     """
     if isinstance(value, str):
         value = from_text(value) if value.strip() else None
-    if value is not None and not isinstance(value, kind):
-        name = "a list" if kind is list else "an object"
-        raise ExampleProblem("wrong_type", field, f"must be {name}, or one as JSON text")
-    return value
+    if value is None or isinstance(value, kind):
+        return cast("Any", value)
+    name = "a list" if kind is list else "an object"
+    raise ExampleProblem("wrong_type", field, f"must be {name}, or one as JSON text")
 
 
 def from_text(text: str) -> object:

@@ -21,6 +21,13 @@ READ_AS = {
     "output": "response",
     "answer": "response",
 }
+PREFERENCES = "which cannot be trained on."
+REFUSED_SHAPES = {
+    "text": "Lines with text alone do not say what the answer is, so that they cannot be trained on.",
+    "chosen": f"Lines with chosen and rejected are preferences, {PREFERENCES}",
+    "preferred_output": f"Lines with preferred_output are preferences, {PREFERENCES}",
+    "input_ids": "Lines with input_ids are tokenised; send their texts.",
+}
 CONVERTED = {
     "history": "The field history is read as earlier turns, whose answers are learnt, too.",
     "conversations": "The field conversations (with from and value) is read as messages (with role and content).",
@@ -33,7 +40,7 @@ CONVERTED = {
 
 def suggestions(reading: DatasetReading) -> list[str]:
     """Say how to repair the file and improve its examples; an empty list when there is nothing to say."""
-    return [*_on_the_file(reading), *_on_examples(reading)]
+    return [*_on_the_file(reading), *_on_fields(reading), *_on_examples(reading)]
 
 
 def _on_the_file(reading: DatasetReading) -> Iterator[str]:
@@ -46,7 +53,7 @@ def _on_the_file(reading: DatasetReading) -> Iterator[str]:
 
     if codes["compressed_file"]:
         yield "The file is compressed: unpack it first."
-    elif head.startswith(UTF_16) or b"\x00" in head:  # which UTF-8 holds in no text
+    elif head.startswith(UTF_16) or b"\x00" in head:  # which JSON never holds
         yield "The file looks like UTF-16: save it as UTF-8."
     elif head.startswith(PARQUET):
         yield "The file is Parquet: the Python client and the command line convert it."
@@ -54,8 +61,6 @@ def _on_the_file(reading: DatasetReading) -> Iterator[str]:
         yield "Lines end in carriage returns alone: end them with a line feed, or with both."
     elif has_no_example and (codes["invalid_json"] or codes["not_object"]):
         yield from _on_the_form(reading)
-    if _has_no_json_number(reading):
-        yield "NaN and Infinity are no JSON: write null or a text, or leave the field out."
     if codes["mixed_format"] and has_no_example:
         other = "conversation" if reading.plan.format == "instruction" else "instruction"
         yield f"The lines look like the format {other}: send format={other}."
@@ -85,8 +90,11 @@ def _lines(number: int) -> str:
     return f"{number:,} line{'s' if number > 1 else ''}"
 
 
-def _on_examples(reading: DatasetReading) -> Iterator[str]:
-    codes = reading.codes
+def _on_fields(reading: DatasetReading) -> Iterator[str]:
+    """How fields are read that have other names or forms, and which ones are not read."""
+    if _has_no_json_number(reading):
+        yield "NaN and Infinity are no JSON: write null or a text, or leave the field out."
+    yield from (text for name, text in REFUSED_SHAPES.items() if name in reading.other_shapes)
     for name in sorted(reading.other_names & READ_AS.keys()):
         yield f"The field {name} is read as {READ_AS[name]}."
     yield from (text for name, text in CONVERTED.items() if name in reading.other_names)
@@ -99,6 +107,10 @@ def _on_examples(reading: DatasetReading) -> Iterator[str]:
             yield f"`{name}` in {_lines(number)} is ignored."
     if number := reading.unused_fields.get(""):
         yield f"Fields of other names in {_lines(number)} are ignored."
+
+
+def _on_examples(reading: DatasetReading) -> Iterator[str]:
+    codes = reading.codes
     if reading.empty_answers:
         yield (
             f"Examples in which the assistant says nothing, and learns it: {reading.empty_answers}. "

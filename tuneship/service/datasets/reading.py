@@ -47,7 +47,11 @@ EXPECTED_LINE_BYTES = 256
 NO_TOOL: list[dict[str, Any]] = [{"type": "function", "function": {"name": ""}}]
 # Fields that nobody reads are named in suggestions: so many, and by such names. Others may be somebody's text.
 NAMED_FIELDS = 10
-NAME = re.compile(r"(?:(?:messages|conversations|prompt|completion)\[\]\.)?[A-Za-z_][A-Za-z0-9_]{0,31}")
+NAME = re.compile(
+    r"(?:(?:messages|conversations|prompt|completion)\[\]\.)?[A-Za-z_][A-Za-z0-9_]{0,31}"
+)
+# Fields of lines that no training here can use, each for a reason of its own (`advice.py`).
+OTHER_SHAPES = ("text", "chosen", "preferred_output", "input_ids")
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
@@ -102,6 +106,8 @@ class DatasetReading:
     other_names: set[str] = field(default_factory=set[str])
     unused_fields: "Counter[str]" = field(default_factory=Counter[str])
     """Number of examples with each field that nobody reads; "" stands for all that are not named."""
+    other_shapes: set[str] = field(default_factory=set[str])
+    """Those of `OTHER_SHAPES` that refused lines have."""
     empty_answers: int = 0
     """Examples in which the assistant says nothing and learns it."""
     error_count: int = 0
@@ -123,10 +129,11 @@ class DatasetReading:
         self.other_names.update(other_names(fields, self.plan.format))
         named: set[str] = set()
         for name in unused_fields(fields, self.plan.format):
-            is_named = name in self.unused_fields or (
-                len(self.unused_fields) < NAMED_FIELDS and NAME.fullmatch(name)
-            )
+            has_room = len(self.unused_fields) - ("" in self.unused_fields) < NAMED_FIELDS
+            is_named = name in self.unused_fields or (has_room and NAME.fullmatch(name))
             named.add(name if is_named else "")
+            if is_named:
+                self.unused_fields[name] += 0  # the next field has less room
         self.unused_fields.update(named)
         self.empty_answers += any(
             message["role"] == "assistant"
@@ -190,6 +197,7 @@ def _examples(
             reading.blank_lines += 1
             yield None
             continue
+        fields: Mapping[str, Any] = {}
         try:
             fields = decode_line(line)
             messages = parse_example(fields, plan.format)
@@ -200,6 +208,8 @@ def _examples(
             reading.refuse(number, problem)
             # Such a line has user turns, only no answer.
             reading.has_instructions |= problem.code == "no_assistant"
+            if problem.code == "missing_field":
+                reading.other_shapes.update(name for name in OTHER_SHAPES if name in fields)
             yield None
             continue
 
