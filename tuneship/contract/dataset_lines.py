@@ -18,8 +18,8 @@ from tuneship.contract.line_fields import (
     DatasetFormat,
     chosen_alias,
 )
-from tuneship.contract.line_fields import (  # noqa: PLC0414 - callers know it from here
-    other_names as other_names,
+from tuneship.contract.line_fields import (
+    other_names as other_names,  # noqa: PLC0414 - callers know it from here
 )
 from tuneship.contract.row_values import structured, without_nulls
 from tuneship.contract.tool_lines import (
