@@ -201,9 +201,16 @@ def _listed_turns(line: Mapping[str, Any]) -> tuple[str, list[tuple[object, str]
 def _check_turns(turns: Sequence[_Turn], field: str) -> None:
     """Raise `ExampleProblem` for turns that are no conversation to learn from."""
     roles = [turn.message["role"] for turn in turns]
-    if roles[-1] == "system" and len(roles) > 1:
-        key = "from" if turns[-1].text_place.endswith("value") else "role"
-        raise ExampleProblem("invalid_role", f"{turns[-1].place}.{key}", "system cannot be last")
+    first = next((number for number, role in enumerate(roles) if role != "system"), 0)
+    for number in range(first, len(roles)):
+        # Between a question and its answer nothing but calls and their results may stand.
+        if roles[number] == "system" and roles[number + 1 : number + 2] not in (
+            ["user"],
+            ["system"],
+        ):
+            key = "from" if turns[number].text_place.endswith("value") else "role"
+            text = "system stands first, or before a turn of the user"
+            raise ExampleProblem("invalid_role", f"{turns[number].place}.{key}", text)
     if "user" not in roles:
         raise ExampleProblem("missing_field", field, "needs at least one user turn")
     if roles[-1] != "assistant":

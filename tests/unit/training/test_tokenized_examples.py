@@ -80,6 +80,18 @@ def write(path: Path, *lines: Mapping[str, object]) -> Path:
     return path
 
 
+def test_numbers_are_learnt_as_pythons_json_writes_them(encoder: Encoder, tmp_path: Path) -> None:
+    numbers = '{"x": 12345678901234567890123456789, "y": 0.1234567890123456789}'
+    function = f'{{"name": "f", "arguments": {numbers}}}'
+    call = f'{{"role": "assistant", "tool_calls": [{{"function": {function}}}]}}'
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"messages": [{{"role": "user", "content": "a"}}, {call}]}}\n')
+    long = replace(encoder, context_length=4096)
+    rows = read_rows(path, "conversation", long, SupervisedFineTuning()).rows
+    learnt = long.tokenizer.decode(rows.tokens[rows.loss_mask].tolist())
+    assert json.dumps(json.loads(numbers)) in learnt
+
+
 def test_it_is_known_whether_examples_have_functions(encoder: Encoder, tmp_path: Path) -> None:
     answer = {"role": "assistant", "content": "red"}
     talk = {"messages": [TALK[0], answer], "tools": []}

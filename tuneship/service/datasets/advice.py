@@ -69,7 +69,7 @@ def _on_the_file(reading: DatasetReading) -> Iterator[str]:
 
 
 def _on_the_form(reading: DatasetReading) -> Iterator[str]:
-    """What a file without an example is, by its first line."""
+    """Say what a file without an example is, by its first line."""
     head, tail = reading.head.removeprefix(BYTE_ORDER_MARK).lstrip(), reading.tail.rstrip()
     if head.startswith(b"["):
         yield "The file looks like one JSON array: write each element on a line of its own."

@@ -11,7 +11,6 @@ from tuneship.security.sealed_files import ObjectDamaged, open_plain
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.handlers import (
     COUNTS,
     UNCOUNTED,
@@ -67,7 +66,6 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
                 **(known if base is None else counts(reading)),
             }
             row["duplicate_examples"] = reading.codes["duplicate_example"]
-            row["suggestions"] = suggestions(reading) or None
         return DatasetCreated(**store(context, row, staged))
 
 

@@ -90,14 +90,13 @@ class DatasetProcessing:
             details = [one.model_dump() for one in reading.errors]
             self._end(row, _failure("dataset_error", verdict(reading), details))
         else:
-            values: dict[str, Any] = {
-                "status": DatasetStatus.PROCESSED,
-                "suggestions": suggestions(reading) or None,
-            }
+            values: dict[str, Any] = {"status": DatasetStatus.PROCESSED}
             if not row["num_examples"]:
                 values |= counts(reading)
             if row["source_datasets"]:
                 values["duplicate_examples"] = reading.codes["duplicate_example"]
+            else:
+                values["suggestions"] = suggestions(reading) or None
             self._end(row, values)
 
     def _read(self, row: DatasetRow) -> DatasetReading:
