@@ -220,9 +220,10 @@ def _check_turns(turns: Sequence[_Turn], field: str) -> None:
     if all(answer.get("weight", 1) == 0 for answer in answers):
         raise ExampleProblem("no_assistant", field, "every assistant turn has weight 0")
     for before, turn in pairwise(turns):
-        is_empty_user = turn.message["role"] == "user" and not turn.message["content"].strip()
+        if "tool_calls" not in before.message or turn.message["role"] != "user":
+            continue
         # A result with the wrong role, rather than a user who said nothing.
-        if is_empty_user and "tool_calls" in before.message:
+        if not turn.message["content"].strip():
             raise ExampleProblem("empty_value", turn.text_place, "must not be empty behind a call")
 
 
