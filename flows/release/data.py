@@ -75,7 +75,7 @@ def is_tagged(dataset_id: str, data: TrainingData) -> bool:
 
 
 def validate_files(data: TrainingData, base_model: str | None) -> None:
-    """Let the service check every file for this base model. Raises `BadInput` with line, field and code of each error."""
+    """Let the service check every file for a base model. Raises `BadInput` with line, field and code of each error."""
     files = [Path(file) for file in (*data.files, data.validation_file) if file]
     for file in files:
         if not file.is_file():

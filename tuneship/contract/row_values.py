@@ -6,6 +6,9 @@ from typing import Any, cast
 from tuneship.contract import strict_json
 from tuneship.contract.example_problem import ExampleProblem
 
+# Members of a JSON Schema that hold values or names, where any key may stand.
+NO_SCHEMAS = frozenset({"properties", "default", "const", "enum", "examples"})
+
 
 def structured(value: Any, field: str, kind: type[list[Any] | dict[str, Any]]) -> Any:
     """A list or an object, which may be written as JSON text; None where there is none. Raises `ExampleProblem`.
@@ -50,12 +53,15 @@ def has_null_property(schema: object) -> bool:
     left = [schema]
     while left:
         one = left.pop()
-        if isinstance(one, dict):
-            fields = cast("dict[str, Any]", one)
-            properties = fields.get("properties")
-            if isinstance(properties, dict) and None in cast("dict[str, Any]", properties).values():
-                return True
-            left.extend(fields.values())
-        elif isinstance(one, list):
+        if isinstance(one, list):
             left.extend(cast("list[Any]", one))
+        if not isinstance(one, dict):
+            continue
+        fields = cast("dict[str, Any]", one)
+        left.extend(value for name, value in fields.items() if name not in NO_SCHEMAS)
+        if isinstance(fields.get("properties"), dict):
+            properties = cast("dict[str, Any]", fields["properties"])
+            if None in properties.values():
+                return True
+            left.extend(properties.values())
     return False

@@ -175,11 +175,9 @@ def test_a_shape_that_cannot_be_read_is_refused_by_its_field(
 
 def test_a_null_that_somebody_wrote_stays() -> None:
     (_, calling, _, _) = parse_example(LINE, "conversation")
-    assert calling["tool_calls"][0]["function"]["arguments"] == CALL["arguments"]
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": ["string", "null"], "default": None}},
-    }
+    assert calling.get("tool_calls", [])[0]["function"]["arguments"] == CALL["arguments"]
+    city = {"type": ["string", "null"], "default": None, "examples": [{"properties": {"a": None}}]}
+    schema = {"type": "object", "properties": {"city": city, "properties": city}}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
     assert tools_of({**LINE, "tools": tools}) == tools
 
