@@ -65,6 +65,7 @@ def test_a_format_is_that_of_the_first_object_whatever_bytes_stand_before_it(
     made = client.files.create(file=("x.jsonl", io.BytesIO(content)), purpose="fine-tune")
     stored = answering.call("GET", f"/v1/datasets/{made.id.replace('file-', 'ds_')}").json()
     assert (stored["format"], stored["num_examples"]) == (layout, 2)
+    assert made.status_details == " ".join(stored["suggestions"])
 
 
 def test_pages_of_files_go_on_behind_the_last_one_in_both_orders(client: openai.OpenAI) -> None:

@@ -153,7 +153,7 @@ def _job_with_results(context: Context, file_id: str) -> JobRow | None:
 
 
 def _shown(row: DatasetRow) -> FileObject:
-    error = row["error"]
+    details = row["error"]["message"] if row["error"] else " ".join(row["suggestions"] or ())
     return FileObject(
         id=shown_id(row["id"]),
         bytes=row["bytes"],
@@ -161,5 +161,5 @@ def _shown(row: DatasetRow) -> FileObject:
         filename=row["name"],
         purpose="fine-tune",
         status=STATES[row["status"]],
-        status_details=None if error is None else error["message"],
+        status_details=details or None,
     )
