@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 from tuneship.contract import strict_json
@@ -20,7 +21,6 @@ from tuneship.contract.dataset_lines import BYTE_ORDER_MARK, LINE_LIMIT_BYTES, d
 from tuneship.contract.errors import SourceError
 from tuneship.contract.example_problem import ExampleProblem
 from tuneship.contract.line_fields import ALIASES, FIELDS, STRUCTURED_FIELDS
-from tuneship.contract.row_values import without_nulls
 from tuneship.contract.verbs import Columns, Source
 
 Record = dict[str, Any]
@@ -29,6 +29,8 @@ ROWS_AT_A_TIME = 100
 PARQUET_BUFFER_BYTES = 1 << 20
 # Fields that may hold the turns of a conversation.
 TURNS = ("messages", "conversations", "prompt", "completion")
+# Parts of a table's columns that hold JSON, as it is written or read already.
+JSON_TEXT, JSON_VALUE = "json text", "json value"
 
 
 class _Unfit(Exception):
@@ -59,14 +61,17 @@ def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
         raise SourceError(message)
     if hasattr(given, "to_batches"):
         chosen = _chosen("the table", list(given.column_names), columns)
-        return _from_arrow("the table", chosen, given.to_batches(max_chunksize=ROWS_AT_A_TIME))
+        batches = given.to_batches(max_chunksize=ROWS_AT_A_TIME)
+        return _from_arrow("the table", chosen, given.schema, batches)
     if getattr(given, "column_names", None) is not None:
         chosen = _chosen("the dataset", list(given.column_names), columns)
         # Neither arrays of another library nor, for columns that nobody asked for, decoded pictures.
         plain = given.with_format(None).select_columns([*set(chosen.values())])
         batches = plain.iter(batch_size=ROWS_AT_A_TIME)
         cells = ([batch[column] for column in chosen.values()] for batch in batches)
-        return _from_columns("the dataset", chosen, cells)
+        known: Any = getattr(given, "features", None) or {}
+        kinds = {field: _kind_of_feature(known.get(column)) for field, column in chosen.items()}
+        return _from_columns("the dataset", chosen, cells, kinds)
     if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
         return _from_mappings(cast("Iterable[object]", given), columns)
     kinds = "a path, an open file, a frame, a dataset or an iterable of mappings"
@@ -251,13 +256,15 @@ def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterato
         table = parquet.ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)
         chosen = _chosen(name, table.schema_arrow.names, columns)
         batches = table.iter_batches(ROWS_AT_A_TIME, columns=[*set(chosen.values())])
-        yield from _from_arrow(name, chosen, batches)
+        yield from _from_arrow(name, chosen, table.schema_arrow, batches)
     except (pyarrow.ArrowException, OSError, ValueError):
         # Its messages quote what they found.
         raise SourceError(f"{name}: cannot be read as Parquet") from None
 
 
-def _from_arrow(name: str, chosen: Columns, batches: Iterable[Any]) -> Iterator[Record]:
+def _from_arrow(
+    name: str, chosen: Columns, schema: Any, batches: Iterable[Any]
+) -> Iterator[Record]:
     def cells(batch: Any) -> list[list[object]]:
         try:
             return [
@@ -267,16 +274,43 @@ def _from_arrow(name: str, chosen: Columns, batches: Iterable[Any]) -> Iterator[
         except KeyError:
             raise SourceError(f"{name}: a map holds one key twice") from None
 
-    return _from_columns(name, chosen, map(cells, batches))
+    kinds = {field: _kind_of_arrow(schema.field(column).type) for field, column in chosen.items()}
+    return _from_columns(name, chosen, map(cells, batches), kinds)
+
+
+def _kind_of_arrow(given: Any) -> Any:
+    """`JSON_TEXT` for a type of Arrow that is JSON, an object or a list of one for types with parts, and None for others."""
+    if getattr(given, "extension_name", "") == "arrow.json":
+        return JSON_TEXT
+    if hasattr(given, "value_type"):
+        return [_kind_of_arrow(given.value_type)]
+    if hasattr(given, "fields"):
+        return {one.name: _kind_of_arrow(one.type) for one in given.fields}
+    return None
+
+
+def _kind_of_feature(given: Any) -> Any:
+    """`JSON_VALUE` for a Hugging Face feature that is JSON, which is read already; else as `_kind_of_arrow`."""
+    if type(given).__name__ == "Json":
+        return JSON_VALUE
+    if isinstance(given, dict):
+        members = cast("dict[str, Any]", given).items()
+        return {name: _kind_of_feature(one) for name, one in members}
+    if isinstance(given, list):
+        return [_kind_of_feature(one) for one in cast("list[Any]", given)]
+    return [_kind_of_feature(given.feature)] if hasattr(given, "feature") else None
 
 
 def _from_columns(
-    name: str, fields: Iterable[str], batches: Iterable[Sequence[Iterable[object]]]
+    name: str,
+    fields: Iterable[str],
+    batches: Iterable[Sequence[Iterable[object]]],
+    kinds: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Record]:
-    """The records of a table of which each batch has one column for each field."""
+    """The records of a table of which each batch has one column for each field; `kinds` say where a column has JSON."""
     rows = (row for batch in batches for row in zip(*batch, strict=True))
     for number, row in enumerate(rows, 1):
-        yield _record(f"{name}, row {number}", zip(fields, row, strict=True), is_of_table=True)
+        yield _record(f"{name}, row {number}", zip(fields, row, strict=True), kinds)
 
 
 def _chosen(name: str, found: Sequence[object], columns: Columns | None) -> Columns:
@@ -315,9 +349,9 @@ def _check_extra(name: str, found: Sequence[object]) -> None:
 
 
 def _record(
-    where: str, cells: Iterable[tuple[str, object]], *, is_of_table: bool = False
+    where: str, cells: Iterable[tuple[str, object]], kinds: Mapping[str, Any] | None = None
 ) -> Record:
-    """One row without its missing values, in types of JSON."""
+    """One row without its missing values, in types of JSON; `kinds` are those of a table's columns."""
     record: Record = {}
     for field, cell in cells:
         try:
@@ -325,8 +359,8 @@ def _record(
             if isinstance(value, str) and field in STRUCTURED_FIELDS:
                 # Here nulls are as somebody wrote them.
                 value = _from_json(value) if value.strip() else None
-            elif is_of_table:
-                value = _without_missing(field, value)
+            elif kinds is not None:
+                value = _without_missing(value, kinds.get(field), keeps_turns=field in TURNS)
         except (_Unfit, strict_json.JsonRefused) as reason:
             raise SourceError(f"{where}, {field}: {reason}") from None
         except RecursionError:
@@ -340,17 +374,38 @@ def _from_json(text: str) -> object:
     return strict_json.parse(text.encode(), strict_json.MAXIMUM_VALUES_OF_LINE)
 
 
-def _without_missing(field: str, value: object) -> object:
-    """A cell without the nulls that its objects have because objects of other rows have the key."""
-    if field in TURNS and isinstance(value, list):
-        # To the service a turn's own nulls are missing; those within a call or a part would be text to learn.
+def _without_missing(value: Any, kind: Any, *, keeps_turns: bool = False) -> Any:
+    """A cell without the nulls that its objects have because objects of other rows have the key.
+
+    JSON in it keeps its nulls, and so do turns: to the service their own nulls are missing, while those of a call or a
+    part would be text to learn.
+    """
+    if kind == JSON_TEXT:
+        return _from_json(value) if isinstance(value, str) else value
+    if kind == JSON_VALUE:
+        return value
+    if isinstance(value, list):
+        element: Any = cast("list[Any]", kind)[0] if isinstance(kind, list) and kind else None
         return [
-            {key: without_nulls(one) for key, one in cast("Record", turn).items()}
-            if isinstance(turn, dict)
-            else turn
-            for turn in cast("list[object]", value)
+            _of_turn(cast("Record", one), element)
+            if keeps_turns and isinstance(one, dict) and element != JSON_VALUE
+            else _without_missing(one, element)
+            for one in cast("list[Any]", value)
         ]
-    return without_nulls(value)
+    if isinstance(value, dict):
+        members = cast("Record", value).items()
+        return {
+            key: _without_missing(one, _part(kind, key)) for key, one in members if one is not None
+        }
+    return value
+
+
+def _of_turn(turn: Record, kind: Any) -> Record:
+    return {key: _without_missing(one, _part(kind, key)) for key, one in turn.items()}
+
+
+def _part(kind: Any, key: str) -> Any:
+    return cast("Record", kind).get(key) if isinstance(kind, dict) else None
 
 
 def _plain(value: object) -> object:

@@ -21,7 +21,7 @@ from tuneship.contract.line_fields import (
 from tuneship.contract.line_fields import (
     other_names as other_names,  # noqa: PLC0414 - callers know it from here
 )
-from tuneship.contract.row_values import structured, without_nulls
+from tuneship.contract.row_values import from_text, structured, without_nulls
 from tuneship.contract.tool_lines import (
     call_id,
     calls_of,
@@ -194,7 +194,10 @@ def _listed_turns(line: Mapping[str, Any]) -> tuple[str, list[tuple[object, str]
         turns: list[object] | None = structured(value, name, list)
         if not turns:
             raise ExampleProblem("wrong_type", name, "must be a non-empty list")
-        listed += [(turn, f"{name}[{number}]") for number, turn in enumerate(turns)]
+        listed += [
+            (from_text(turn) if isinstance(turn, str) else turn, f"{name}[{number}]")
+            for number, turn in enumerate(turns)
+        ]
     return field or "prompt", listed
 
 

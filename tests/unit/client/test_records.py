@@ -322,6 +322,21 @@ def test_nulls_and_long_numbers_in_json_text_are_kept(kind: str, tmp_path: Path)
     assert list(records(sources[kind](tmp_path, [texts]))) == [row]
 
 
+@pytest.mark.parametrize("kind", ["dataset", "table", "Parquet"])
+def test_json_columns_of_hugging_face_keep_their_nulls(kind: str, tmp_path: Path) -> None:
+    mixed = talk("find", {"x": "text", "y": [{"z": None}], "w": None}, function("find", {}))
+    number = talk("find", {"x": 1}, function("find", {"x": {"type": "integer"}}))
+    data = datasets.Dataset.from_list([mixed, number], on_mixed_types="use_json")
+    assert "Json" in str(data.features)
+    data.to_parquet(tmp_path / "rows.parquet")
+    table = pq.read_table(tmp_path / "rows.parquet")
+    source = {"dataset": data, "table": table, "Parquet": tmp_path / "rows.parquet"}[kind]
+    found = list(records(source))
+    assert [turns for turns, _ in examples(found)] == [
+        turns for turns, _ in examples([mixed, number])
+    ]
+
+
 def test_a_map_of_arrow_is_an_object(tmp_path: Path) -> None:
     kind = pa.map_(pa.string(), pa.int64())
     cells = [[("a", 1)], [("a", 1), ("a", 2)]]
