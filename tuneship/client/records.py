@@ -279,7 +279,7 @@ def _from_arrow(
 
 
 def _kind_of_arrow(given: Any) -> Any:
-    """`JSON_TEXT` for a type of Arrow that is JSON, an object or a list of one for types with parts, and None for others."""
+    """`JSON_TEXT` for a type that is JSON, an object or a list of one for a type with parts, and None for any other."""
     if getattr(given, "extension_name", "") == "arrow.json":
         return JSON_TEXT
     if hasattr(given, "value_type"):
