@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from tuneship.template import TemplateFailed
 from tuneship.text_format import TextFormat
@@ -137,6 +145,20 @@ def test_stored_truncation_and_padding_are_off(tmp_path: Path) -> None:
     stored.save(str(tmp_path / "tokenizer.json"))
     assert len(encode(stored, "Great heat")) == 8
     assert len(encode(load_tokenizer(tmp_path), "Great heat")) == len("▁Great▁heat")
+
+
+def test_a_space_of_a_byte_level_tokenizer_has_its_place_in_the_text(tmp_path: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: number for number, letter in enumerate(alphabet)}
+    stored: Any = Tokenizer(models.BPE(words, []))
+    stored.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trimming = processors.ByteLevel(trim_offsets=True)
+    one = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    for steps in (trimming, processors.Sequence([trimming, one])):
+        stored.post_processor = steps
+        stored.save(str(tmp_path / "tokenizer.json"))
+        encoding: Any = load_tokenizer(tmp_path).encode("a b", add_special_tokens=False)
+        assert encoding.offsets == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_tokenizers_that_lose_text_are_refused_by_kind(tmp_path: Path) -> None:
