@@ -111,11 +111,15 @@ class Service:
         timing: ServiceTiming | None = None,
         lease_s: float | None = None,
         training_agents: Any = None,
+        workers: Any = None,
+        convert: Any = None,
+        catalogue: Catalogue | None = None,
         **settings: Any,
     ) -> None:
         """`lease_s`: it is a member of a cluster, where a leader's lease is so short.
 
-        `training_agents`: starts the agents of its trainings, if they are not its own (played) processes.
+        `training_agents`: starts the agents of its trainings, if they are not its own (played) processes. `workers` and
+        `convert`: in place of the played ones. `catalogue`: in place of that of the settings.
         """
         chosen: dict[str, Any] = FAST | settings
         self.settings = ServiceSettings(data_dir=data_dir, **chosen)
@@ -123,6 +127,7 @@ class Service:
             (data_dir / name).mkdir(parents=True, exist_ok=True)
         tokenizer: Any = CATALOGUE.default.tokenizer
         self.engines = PlayedEngines(tokenizer.encode(ANSWER, add_special_tokens=False).ids)
+        workers = workers or self.engines
         self.clock = Clock()
         dice = random.Random(7)  # noqa: S311 - only for tests
         self.draws: Callable[[], int] = lambda: dice.randrange(10_000)
@@ -147,19 +152,22 @@ class Service:
             public_url="http://service.test",
             database=self.database,
             blobs=blobs_of(self.settings),
-            catalogue=Catalogue(self.settings.model_catalogue)
-            if self.settings.model_catalogue
-            else CATALOGUE,
+            catalogue=catalogue
+            or (
+                Catalogue(self.settings.model_catalogue)
+                if self.settings.model_catalogue
+                else CATALOGUE
+            ),
             instances=InstanceCatalogue(self.settings.instance_catalogue),
             recorder=Recorder(),
-            replicas=ReplicaPool(replica_process(self.engines), data_dir / "logs"),
+            replicas=ReplicaPool(replica_process(workers), data_dir / "logs"),
             cursors=Cursors(b"secret"),
             receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
             vault=Vault(b"v" * 32),
             keyring=Keyring(b"k" * 32),
             audit=Chain(b"a" * 32),
             isolates=isolates,
-            convert=self.conversion,
+            convert=convert or self.conversion,
             clock=self.clock,
             notifier=self.role.notifier,
             member_number=self.role.number,
@@ -174,7 +182,7 @@ class Service:
         """Whether a batch of a tenant may send one more request."""
         self.supervisor = Supervisor(
             self.parts,
-            self.engines,
+            workers,
             data_dir / "work",
             "test",
             self._take_spare,

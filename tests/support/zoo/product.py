@@ -1,0 +1,97 @@
+"""What this product makes of a checkpoint: the rows that it learns, and the prompts that it serves."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig
+
+from tests.support.zoo.conversations import CONVERSATIONS, Conversation
+from tuneship.contract.errors import ValidationRefused
+from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
+from tuneship.service.generation.prompts import prompt_tokens, raw_tokens
+from tuneship.training.base_model import load_encoder
+from tuneship.training.data_files import read_rows
+from tuneship.training.objective import SupervisedFineTuning
+from tuneship.training.progress_file import TrainingFailed
+
+
+class Refused(Exception):
+    """The product refuses; the text is what its user reads."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as it is learnt."""
+
+    ids: list[int]
+    mask: list[bool]
+
+
+def write_rows(folder: Path) -> Path:
+    """Write a dataset file for each conversation, once for all cells."""
+    for name, conversation in CONVERSATIONS.items():
+        line = json.dumps({"messages": conversation})
+        (folder / f"{name}.jsonl").write_text(f"{line}\n")
+    return folder
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A checkpoint as the service and the training read it."""
+
+    folder: Path
+    rows: Path
+    """The folder with a file for each conversation (`write_rows`)."""
+
+    @cached_property
+    def base(self) -> CataloguedModel:
+        """The base model. Raises `Refused` for one that cannot be used."""
+        base = CataloguedModel("zoo", self.folder, "zoo", "1", "")
+        if base.fault is not None:
+            raise Refused(base.fault)
+        return base
+
+    @cached_property
+    def encoder(self) -> Any:
+        config = AutoConfig.from_pretrained(self.folder)
+        generation = None
+        if (self.folder / "generation_config.json").is_file():
+            generation = GenerationConfig.from_pretrained(self.folder)
+        try:
+            model: Any = SimpleNamespace(config=config, generation_config=generation)
+            return load_encoder(str(self.folder), model)
+        except TrainingFailed as failure:
+            raise Refused(failure.message) from None
+
+    def row(self, name: str) -> Row:
+        """What is learnt of a conversation. Raises `Refused`."""
+        _ = self.base
+        file = self.rows / f"{name}.jsonl"
+        try:
+            read = read_rows(file, "conversation", self.encoder, SupervisedFineTuning())
+        except TrainingFailed as failure:
+            raise Refused(failure.message) from None
+        return Row(read.rows.tokens.tolist(), read.rows.loss_mask.tolist())
+
+    def prompt(self, messages: Conversation) -> list[int]:
+        """The tokens that are served. Raises `Refused`."""
+        try:
+            return [*prompt_tokens(self.base, self.base.template, messages, "messages")]
+        except (ValidationRefused, CatalogueFault) as refusal:
+            raise Refused(str(refusal)) from None
+
+    def raw_prompt(self, text: str) -> list[int]:
+        """The tokens of a prompt without a template. Raises `Refused`."""
+        try:
+            return [*raw_tokens(self.base, text, 512, "prompt")]
+        except (ValidationRefused, CatalogueFault) as refusal:
+            raise Refused(str(refusal)) from None
+
+    def stops(self) -> Sequence[int]:
+        """The tokens that end an answer."""
+        return self.base.stop_tokens
