@@ -5,10 +5,12 @@ Training and serving render with this same class. Knows neither tokens nor model
 """
 
 import json
+import traceback
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -29,9 +31,14 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # The files that a template is loaded from; each may be missing.
 TEMPLATE_FILES = (TEMPLATE_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE)
-SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+# Where transformers keeps the templates of other names than `default`.
+NAMED_TEMPLATES_FOLDER = "additional_chat_templates"
+SPECIAL_TOKEN_NAMES = (
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+)
 
-# For a base model without a template. Each turn ends in the end token or a blank line.
+# For a base model without a template. Each turn ends in the end token or a blank line. The prompt ends in no space: a
+# tokenizer would join it with the first word of the answer.
 BUILT_IN_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message['role'] == 'assistant' -%}
@@ -40,8 +47,24 @@ BUILT_IN_TEMPLATE = """\
 {{ message['role'] | capitalize + ': ' + message['content'] + '\\n\\n' }}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{ 'Assistant: ' }}{%- endif -%}
+{%- if add_generation_prompt -%}{{ 'Assistant:' }}{%- endif -%}
 """
+# Stands before a template that writes nothing behind an answer: puts the end token behind each. TRIM is empty, or the
+# filter that the template itself applies. The last tag keeps the template's first white space.
+ENDING = """\
+{%- set ended = namespace(turns=[]) -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' and message.content is string and not message.tool_calls -%}
+{%- set ended.turns = ended.turns + [{'role': 'assistant', 'content': message.content TRIM ~ END}] -%}
+{%- else -%}
+{%- set ended.turns = ended.turns + [message] -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set messages = ended.turns -%}{{ '' }}"""
+# Two named templates as one, with which transformers and llama.cpp render the same.
+BY_TOOLS = """\
+{%- if tools or messages | selectattr('tool_calls', 'defined') | list -%}{{ '' }}TOOL_USE{{ '' }}\
+{%- else -%}{{ '' }}DEFAULT{{ '' }}{%- endif -%}"""
 
 
 class TemplateFailed(Exception):
@@ -65,9 +88,15 @@ class PromptTemplate:
     Hub templates are untrusted programs: they run in jinja2's immutable sandbox.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` maps names (`eos_token`, ...) to their text. Raises TemplateFailed for an invalid source."""
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], today: datetime | None = None
+    ) -> None:
+        """`special_tokens` maps names (`eos_token`, ...) to their text. Raises TemplateFailed for an invalid source.
+
+        `today` is the time that a template with a date writes; None: the time of rendering.
+        """
         self.source = source
+        self._today = today
         self.special_tokens = dict(special_tokens)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -85,23 +114,30 @@ class PromptTemplate:
             ) from error
 
     @classmethod
-    def load(cls, directory: Path, key: str | None = None) -> "PromptTemplate":
+    def load(
+        cls, directory: Path, key: str | None = None, base: Path | None = None
+    ) -> "PromptTemplate":
         """Load the template of a model or adapter directory, or the built-in one where it has none.
 
-        `key` opens sealed files. Raises TemplateFailed.
+        `key` opens sealed files. `base` is the directory of an adapter's base model: its special tokens stand for those
+        that the adapter's directory does not name. Raises TemplateFailed.
         """
-        tokenizer_config = _read_json(directory / TOKENIZER_CONFIG_FILE, key)
+        config = _read_json(directory / TOKENIZER_CONFIG_FILE, key)
         file = directory / TEMPLATE_FILE
         if file.is_file():
-            source = read_plain(file, key).decode()
+            # As in transformers, files replace all that the configuration says.
+            sources = {"default": read_plain(file, key).decode()}
+            sources |= {
+                named.stem: named.read_text(encoding="utf-8")
+                for named in (directory / NAMED_TEMPLATES_FOLDER).glob("*.jinja")
+            }
         else:
-            # Older models keep it in tokenizer_config.json, a few as a list of named templates.
-            source = tokenizer_config.get("chat_template")
-            if isinstance(source, list):
-                source = {entry["name"]: entry["template"] for entry in source}.get("default")
-            source = source or BUILT_IN_TEMPLATE
-        tokens = _read_json(directory / SPECIAL_TOKENS_FILE, key) | tokenizer_config
-        return cls(source, _special_tokens(tokens))
+            sources = _named_sources(config.get("chat_template"))
+        tokens = _special_tokens(directory, config, key)
+        if base is not None:
+            base_config = _read_json(base / TOKENIZER_CONFIG_FILE, None)
+            tokens = _special_tokens(base, base_config, None) | tokens
+        return cls(_one_source(sources), tokens)
 
     def save(self, directory: Path, key: str | None = None) -> None:
         """Write the template and its special tokens; `key` seals the files.
@@ -112,15 +148,30 @@ class PromptTemplate:
         tokens = json.dumps(self.special_tokens, indent=2, ensure_ascii=False)
         write_sealed(directory / SPECIAL_TOKENS_FILE, key, f"{tokens}\n".encode())
 
+    def ending_answers_with(self, end: str) -> "PromptTemplate":
+        """The same template with the text `end` behind the content of each answer."""
+        asked = {"role": "user", "content": "zqask"}
+        spaced = self._rendered(
+            [asked, {"role": "assistant", "content": " zqanswer "}], add_generation_prompt=False
+        )
+        trim = "" if spaced is None or "zqanswer " in spaced else "| trim"
+        ending = ENDING.replace("TRIM", trim).replace("END", json.dumps(end, ensure_ascii=False))
+        return self._with_source(ending + self.source)
+
+    def dated(self, today: datetime) -> "PromptTemplate":
+        """The same template, which writes this date whenever it renders."""
+        return PromptTemplate(self.source, self.special_tokens, today)
+
+    def _with_source(self, source: str) -> "PromptTemplate":
+        return PromptTemplate(source, self.special_tokens, self._today)
+
     @cached_property
     def with_tools(self) -> "PromptTemplate":
         """The template itself if it writes functions and calls; else one that does, and writes all the rest as it."""
         if shows_tools(self._rendered):
             return self
         place = "system" if shows_system_turns(self._rendered) else "user"
-        return PromptTemplate(
-            PRELUDE.replace("PLACE", place).strip() + self.source, self.special_tokens
-        )
+        return self._with_source(PRELUDE.replace("PLACE", place).strip() + self.source)
 
     @cached_property
     def call_syntax(self) -> CallSyntax | None:
@@ -168,13 +219,27 @@ class PromptTemplate:
                 tools=tools,
                 documents=None,  # as transformers does, since templates ask whether it is none
                 add_generation_prompt=add_generation_prompt,
+                # The local date, as transformers has it: `%Y` of a template means that of the reader.
+                strftime_now=(self._today or datetime.now()).strftime,  # noqa: DTZ005
                 **self.special_tokens,
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
-            # The error text may quote a message, so only the type is reported.
             raise TemplateFailed(
-                f"the chat template refuses these messages: {type(error).__name__}"
+                f"the chat template refuses these messages: {self._reason(error)}"
             ) from None
+
+    def _reason(self, error: Exception) -> str:
+        """Why the template failed."""
+        text = str(error)
+        # The text of an error may quote a message. One that stands in the template does not.
+        if isinstance(error, TemplateError) and text and text in self.source:
+            return text
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == "<template>"
+        ]
+        return f"{type(error).__name__} in its line {lines[-1]}" if lines else type(error).__name__
 
 
 def _read_json(path: Path, key: str | None) -> dict[str, Any]:
@@ -185,15 +250,56 @@ def _read_json(path: Path, key: str | None) -> dict[str, Any]:
         return {}
 
 
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The text of each special token."""
+def _named_sources(setting: object) -> dict[str, str]:
+    """The templates in a tokenizer's configuration by name: one, or a list of named ones. Raises TemplateFailed."""
+    if not setting:
+        return {}
+    if isinstance(setting, str):
+        return {"default": setting}
+    try:
+        entries = cast("Any", setting)
+        pairs = (
+            entries.items()
+            if isinstance(entries, dict)
+            else [(entry["name"], entry["template"]) for entry in entries]
+        )
+        return {str(name): str(source) for name, source in pairs}
+    except (TypeError, KeyError) as error:
+        raise TemplateFailed("the chat templates of the tokenizer are no list of names") from error
+
+
+def _one_source(sources: Mapping[str, str]) -> str:
+    """The template that transformers would choose: `tool_use` with functions, else `default`. Raises TemplateFailed."""
+    if not sources:
+        return BUILT_IN_TEMPLATE
+    if "default" not in sources:
+        names = ", ".join(sorted(sources))
+        raise TemplateFailed(f"none of its chat templates is named default: they are {names}")
+    default, with_tools = sources["default"], sources.get("tool_use")
+    if with_tools is None:
+        return default
+    # Jinja drops one line break at the end of a source.
+    parts = {"TOOL_USE": with_tools, "DEFAULT": default}
+    whole = BY_TOOLS
+    for name, source in parts.items():
+        before, after = whole.split(name, 1)
+        whole = before + source.removesuffix("\n") + after
+    return whole
+
+
+def _special_tokens(directory: Path, config: Mapping[str, Any], key: str | None) -> dict[str, str]:
+    """The text of each special token that a directory names, by the rules of transformers' `from_pretrained`."""
+    settings = dict(config)
+    # Since transformers 4.34, the configuration lists the added tokens, and then it alone decides.
+    if "added_tokens_decoder" not in settings:
+        settings |= _read_json(directory / SPECIAL_TOKENS_FILE, key)
     # Written as a string, or as an object with the string under `content`.
-    values = {name: settings.get(name) or "" for name in SPECIAL_TOKEN_NAMES}
+    values = {name: settings.get(name) for name in SPECIAL_TOKEN_NAMES}
     texts = {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in values.items()
     }
-    return {name: str(text) for name, text in texts.items()}
+    return {name: str(text) for name, text in texts.items() if text is not None}
 
 
 def _raise_template_error(message: str) -> NoReturn:

@@ -60,15 +60,21 @@ def test_a_saved_template_renders_the_same_without_the_tokenizer(tmp_path: Path)
     [
         "{{ messages.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
-        "{{ raise_exception('CANARY') }}",
+        "{{ raise_exception('no ' + messages[0].content) }}",
         "{{ messages[7].content + 1 }}",
     ],
 )
 def test_a_template_that_refuses_or_attacks_fails_without_quoting(source: str) -> None:
     template = PromptTemplate(source, {})
-    with pytest.raises(TemplateFailed) as refusal:
+    with pytest.raises(TemplateFailed, match="in its line 1") as refusal:
         template.render(TALK, add_generation_prompt=False)
-    assert "CANARY" not in str(refusal.value)
+    assert "colour" not in str(refusal.value)
+
+
+def test_a_reason_that_the_template_itself_words_is_shown() -> None:
+    template = PromptTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(TemplateFailed, match="refuses these messages: roles must alternate"):
+        template.render(TALK, add_generation_prompt=False)
 
 
 def test_a_template_with_a_syntax_error_is_refused_when_it_is_read() -> None:

@@ -5,29 +5,28 @@ downloaded. Next: `learner.py` (trains the model), `tokenized_examples.py` (uses
 """
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
-from tokenizers import Tokenizer
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.template import TemplateFailed
+from tuneship.text_format import TextFormat
+from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
 from tuneship.training.device import device, number_format
 from tuneship.training.progress_file import Reason, TrainingFailed
 from tuneship.training.tokenized_examples import Encoder
 
 # For a configuration that names no context length; the service's catalogue uses the same.
 FALLBACK_CONTEXT_TOKENS = 2048
+# In the folder of a model that an operator has added (`tuneship/service/catalogues/origins.py`).
+ORIGIN_FILE = "origin.json"
+SHIPPED = Path(__file__).parents[1] / "base_models"
 
 
 def load_base(
@@ -67,27 +66,49 @@ def load_base(
     return cast("PreTrainedModel", cast("nn.Module", model).to(device()))
 
 
-def load_encoder(base_model: str, base: PreTrainedModel) -> Encoder:
-    """Load the base model's tokenizer, template and limits. Raises TrainingFailed(internal)."""
+def load_encoder(base_model: str, base: PreTrainedModel, today: datetime | None = None) -> Encoder:
+    """Load the base model's text format and limits. Raises TrainingFailed(internal).
+
+    `today` is the date that a template with a date writes.
+    """
     directory = model_directory(base_model)
     config = base.config.get_text_config()
-    ends = GenerationConfig.from_model_config(base.config).eos_token_id
-    if base.generation_config is not None and base.generation_config.eos_token_id is not None:
-        ends = base.generation_config.eos_token_id
     try:
-        template = PromptTemplate.load(directory)
-        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    except TemplateFailed as error:
+        tokenizer = load_tokenizer(directory)
+        check_kind(tokenizer)
+        text_format = TextFormat.of_base(directory, tokenizer)
+    except (TokenizerFault, TemplateFailed) as error:
         raise _unusable(str(error)) from error
-    except Exception as error:  # tokenizers raises bare exceptions, whatever is wrong with its file
-        raise _unusable("its tokenizer.json cannot be read") from error
+    except ValueError as error:
+        raise _unusable("its configurations cannot be read") from error
+    if text_format.tuning_fault is not None:
+        raise _unusable(text_format.tuning_fault)
+    # An added model was compared when it was added.
+    if not (directory / ORIGIN_FILE).is_file() and directory.parent != SHIPPED:
+        _check_tokenizer(directory, text_format)
     return Encoder(
-        template=template,
-        tokenizer=tokenizer,
+        format=text_format if today is None else text_format.dated(today),
         context_length=getattr(config, "max_position_embeddings", None) or FALLBACK_CONTEXT_TOKENS,
-        end_tokens=frozenset(np.atleast_1d([] if ends is None else ends).tolist()),
         vocabulary=config.vocab_size,
     )
+
+
+def _check_tokenizer(directory: Path, text_format: TextFormat) -> None:
+    """Raise TrainingFailed(internal) where transformers reads texts of the model differently."""
+    from tuneship.training.tokenizer_check import (  # noqa: PLC0415 - loads in seconds
+        difference_from,
+        load_as_transformers,
+    )
+
+    try:
+        difference = difference_from(load_as_transformers(directory), text_format)
+    except Exception as error:
+        raise _unusable(f"transformers reads no tokenizer in it: {type(error).__name__}") from error
+    if difference is not None:
+        raise _unusable(
+            f"transformers reads {difference} differently from its tokenizer.json: add it with `tuneship models add`, "
+            "which keeps the tokenizer as transformers reads it"
+        )
 
 
 def model_directory(base_model: str) -> Path:

@@ -6,7 +6,7 @@ Error messages name the file and the line, never its text. Next: `objective.py` 
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,12 @@ from tuneship.training.tokenized_examples import Encoder, TokenizedExamples
 EXAMPLES_PER_CALL = 512
 # Without a validation file, one row of so many is set aside.
 VALIDATION_SHARE = 10
+# An error names this many lines, and counts the others.
+NAMED_LINES = 5
+JOINED = (
+    "the tokenizer joins the beginning of an answer with the end of its prompt, so it would be asked for after other "
+    "tokens than it is learnt after; most such answers begin with a line break or a space, which must go"
+)
 
 
 @dataclass(frozen=True)
@@ -136,21 +142,27 @@ def read_rows(
     tokens, masks, starts = [], [], [0]
     truncated = dropped = 0
     has_tools = False
+    joined: list[int] = []
     examples = _read_examples(path, key, dataset_format, encoder.template, objective)
     while chunk := list(islice(examples, EXAMPLES_PER_CALL)):
-        encoded = encoder.encode([row for example in chunk for row in example.rows])
-        for example in chunk:
+        encoded = iter(encoder.encode([row for _, example in chunk for row in example.rows]))
+        for line, example in chunk:
             has_tools |= example.has_tools
             rows = list(islice(encoded, len(example.rows)))
-            truncated += sum(len(ids) > encoder.context_length for ids, _ in rows)
+            if not all(row.is_asked_alike for row in rows):
+                joined.append(line)
+                continue
+            truncated += sum(len(row.tokens) > encoder.context_length for row in rows)
             # A method that compares the rows of an example needs all of them, so it loses all or none.
-            if not all(any(mask[1 : encoder.context_length]) for _, mask in rows):
+            if not all(any(row.loss_mask[1 : encoder.context_length]) for row in rows):
                 dropped += len(rows)
                 continue
-            for ids, mask in rows:
-                tokens.append(np.array(ids[: encoder.context_length], dtype=np.int32))
-                masks.append(np.array(mask[: encoder.context_length], dtype=np.bool_))
+            for row in rows:
+                tokens.append(np.array(row.tokens[: encoder.context_length], dtype=np.int32))
+                masks.append(np.array(row.loss_mask[: encoder.context_length], dtype=np.bool_))
                 starts.append(starts[-1] + len(tokens[-1]))
+    if joined:
+        raise _unreadable(path, f"{_named_lines(joined)}: {JOINED}")
     if not tokens:
         raise TrainingFailed(
             Reason.DATA_UNREADABLE,
@@ -175,8 +187,8 @@ def _read_examples(
     dataset_format: DatasetFormat,
     template: PromptTemplate,
     objective: Objective,
-) -> Iterator[ExampleRows]:
-    """Each example of a file; blank lines and a byte order mark are skipped."""
+) -> Iterator[tuple[int, ExampleRows]]:
+    """Each example of a file with its line; blank lines and a byte order mark are skipped."""
     try:
         with open_plain(path, key) as file:
             for number, line in enumerate(file, start=1):
@@ -184,7 +196,7 @@ def _read_examples(
                 if not text.strip():
                     continue
                 try:
-                    yield objective.rows(orjson.loads(text), dataset_format, template)
+                    yield number, objective.rows(orjson.loads(text), dataset_format, template)
                 except TemplateFailed as error:
                     raise _unreadable(path, f"line {number}: {error}") from error
                 except ExampleProblem as error:
@@ -195,6 +207,13 @@ def _read_examples(
                     raise _unreadable(path, f"line {number}: invalid_json") from None
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
+
+
+def _named_lines(lines: Sequence[int]) -> str:
+    """The first of these lines by number, and how many others there are."""
+    named = ", ".join(map(str, lines[:NAMED_LINES]))
+    more = len(lines) - NAMED_LINES
+    return f"line{'s' * (len(lines) > 1)} {named}{f' and {more} more' if more > 0 else ''}"
 
 
 def _unreadable(path: Path, problem: str) -> TrainingFailed:

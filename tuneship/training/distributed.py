@@ -35,7 +35,7 @@ from tuneship.training.batches import (
 )
 from tuneship.training.device import free_memory
 from tuneship.training.learner import Learner
-from tuneship.training.objective import Totals, add_totals
+from tuneship.training.objective import AnswerEnds, Totals, add_totals
 from tuneship.training.progress_file import RankLost, Reason, StopRequest, TrainingFailed
 from tuneship.training.spec import ResolvedHyperparameters
 from tuneship.training.tokenized_examples import TokenizedExamples
@@ -57,6 +57,7 @@ class Setup:
     number_format: str
     threads: int
     hyperparameters: ResolvedHyperparameters
+    ends: AnswerEnds
 
     @classmethod
     def from_json(cls, text: bytes) -> "Setup":
@@ -64,7 +65,12 @@ class Setup:
         fields: dict[str, Any] = json.loads(text)
         settings: dict[str, Any] = fields.pop("hyperparameters")
         settings["target_modules"] = tuple(settings["target_modules"])
-        return cls(**fields, hyperparameters=ResolvedHyperparameters(**settings))
+        ends: dict[str, Any] = fields.pop("ends")
+        return cls(
+            **fields,
+            hyperparameters=ResolvedHyperparameters(**settings),
+            ends=AnswerEnds(tuple(ends["tokens"]), ends["context_length"]),
+        )
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ The loop, the model and the files are the same for every method.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -83,11 +85,25 @@ class Objective(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class AnswerEnds:
+    """What must stand at the end of an answer, for counting how many ends are learnt."""
+
+    tokens: tuple[int, ...]
+    """The tokens at which generation stops; none where a text ends an answer."""
+    context_length: int
+    """Rows of this many tokens were cut, and have no end."""
+
+
 class SupervisedFineTuning:
     """Learns the assistant's turns of each example, by cross-entropy over their tokens."""
 
     deciding_measure = "validation_loss"
     lower_is_better = True
+
+    def __init__(self, ends: AnswerEnds | None = None) -> None:
+        """`ends` are those of the base model's text format; None: no end is counted."""
+        self._ends = ends
 
     def rows(
         self, example: Any, dataset_format: DatasetFormat, template: PromptTemplate
@@ -96,7 +112,7 @@ class SupervisedFineTuning:
         messages = parse_example(example, dataset_format)
         tools = tools_of(example) if dataset_format == "conversation" else []
         has_tools = bool(tools) or any("tool_calls" in message for message in messages)
-        return ExampleRows([conversation_segments(messages, template, tools)], has_tools)
+        return ExampleRows(conversation_rows(messages, template, tools), has_tools)
 
     def loss_terms(self, rows: TokenizedExamples, indices: Indices) -> int:
         """The number of target tokens."""
@@ -108,17 +124,22 @@ class SupervisedFineTuning:
         return functional.cross_entropy(logits, targets, reduction="none").sum()
 
     def evaluate(self, logits: Tensor, batch: PaddedBatch) -> Totals:
-        """Summed loss, the number of target tokens, and how many of them the model ranks first."""
+        """Summed loss, the number of target tokens, and how many of them the model ranks first; the ends likewise."""
         targets = torch.from_numpy(batch.targets).to(logits.device)
         loss = functional.cross_entropy(logits, targets, reduction="sum").item()
-        correct = int((logits.argmax(-1) == targets).sum())
-        return {"loss": loss, "correct": correct, "tokens": len(targets)}
+        guesses = logits.argmax(-1)
+        correct = int((guesses == targets).sum())
+        totals: Totals = {"loss": loss, "correct": correct, "tokens": len(targets)}
+        return totals if self._ends is None else totals | _count_ends(self._ends, batch, guesses)
 
     def measures(self, totals: Totals) -> Measures:
-        """Mean loss in nats and accuracy, both per target token."""
+        """Mean loss in nats and accuracy, both per target token; and the share of ends learnt, where a row has one."""
+        count = totals.get("ends", 0)
+        ends = {"ends_learnt": totals["learnt_ends"] / count} if count else {}
         return {
             "validation_loss": totals["loss"] / totals["tokens"],
             "accuracy": totals["correct"] / totals["tokens"],
+            **ends,
         }
 
     def reported(self, measures: Measures) -> Measures:
@@ -127,20 +148,36 @@ class SupervisedFineTuning:
         return {**measures, "perplexity": perplexity}
 
 
+def _count_ends(ends: AnswerEnds, batch: PaddedBatch, guesses: Tensor) -> Totals:
+    """How many rows of a batch have an end, and at how many it is the likeliest token behind the true answer."""
+    rows, width = batch.tokens.shape
+    row_of_target = batch.logit_positions // width
+    last = np.flatnonzero(np.diff(row_of_target, append=-1))
+    lengths = np.bincount(batch.token_positions // width, minlength=rows)
+    last = last[lengths[row_of_target[last]] < ends.context_length]
+    expected, guessed = batch.targets[last], guesses.cpu().numpy()[last]
+    learnt = expected == guessed
+    if ends.tokens:
+        # A row whose last target ends no answer, whatever the reason, has no end that could be learnt.
+        learnt = np.isin(expected, ends.tokens) & np.isin(guessed, ends.tokens)
+    return {"ends": len(last), "learnt_ends": int(learnt.sum())}
+
+
 def add_totals(total: Mapping[str, float], part: Mapping[str, float]) -> Totals:
     """Both together; a name that `total` lacks counts as 0."""
     return {**total, **{name: total.get(name, 0) + value for name, value in part.items()}}
 
 
-def conversation_segments(
+def conversation_rows(
     messages: Sequence[Message],
     template: PromptTemplate,
     tools: Sequence[Mapping[str, Any]] = (),
-) -> list[Segment]:
-    """Cut the text of a conversation where the assistant's turns begin and end.
+) -> list[list[Segment]]:
+    """The rendered conversation as one row, cut where the assistant's turns begin and end.
 
-    The text after the last target turn is left out, since no target follows from it. Raises TemplateFailed when the
-    template renders earlier turns differently once later ones follow (some drop their reasoning): no cut is right then.
+    A template that renders an earlier turn differently once later ones follow (some drop its reasoning) gives a row for
+    each learnt turn, with the text before it as generation asks for it. The text after the last target turn is left
+    out, since no target follows from it. Raises TemplateFailed where the prompt for a turn does not stand before it.
     """
     if any("tool_calls" in message for message in messages):
         template = template.with_tools  # also for the turns before the first call
@@ -149,19 +186,40 @@ def conversation_segments(
         return template.render(turns, add_generation_prompt=asks, tools=tools)
 
     whole = render(messages, asks=False)
-    segments: list[Segment] = []
+    row: list[Segment] = []
+    rows: list[list[Segment]] = []
     position = 0
     for number, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("weight", 1) == 0:
             continue
         before = render(messages[:number], asks=True)
-        until = render(messages[: number + 1], asks=False)
-        if not (until.startswith(before) and whole.startswith(until) and position <= len(before)):
+        until = whole if number == len(messages) - 1 else render(messages[: number + 1], asks=False)
+        if not until.startswith(before):
             raise TemplateFailed(
                 f"the chat template of the base model renders turn {number + 1} differently alone "
                 "and within the conversation, so the learnt text cannot be separated from the prompt"
             )
-        segments.append(Segment(whole[position : len(before)], is_target=False))
-        segments.append(Segment(whole[len(before) : len(until)], is_target=True))
-        position = len(until)
-    return segments
+        target = Segment(until[len(before) :], is_target=True)
+        rows.append([Segment(before, is_target=False), target])
+        end = _end_within(whole, until, message["content"].strip())
+        if position <= len(before) <= end:
+            row.append(Segment(whole[position : len(before)], is_target=False))
+            row.append(Segment(whole[len(before) : end], is_target=True))
+            position = end
+    return [row] if len(row) == 2 * len(rows) else rows
+
+
+def _end_within(whole: str, until: str, content: str) -> int:
+    """The end within `whole` of the turn that ends `until`; -1 where `whole` has it otherwise.
+
+    Some templates write more at the end of a conversation, which `whole` has elsewhere.
+    """
+    if whole.startswith(until):
+        return len(until)
+    place = until.rfind(content)
+    end = place + len(content)
+    if not content or place < 0 or not whole.startswith(until[:end]):
+        return -1
+    while end < len(until) and until[end] == whole[end : end + 1]:
+        end += 1
+    return end

@@ -5,6 +5,7 @@ Loads no torch, so that the service may import it. Next: `training_loop.py`.
 
 import json
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,8 @@ class TrainingSpec:
     devices: int = 1
     # Digest of the base model's files where another machine may go on, which knows the model by another path perhaps.
     base_digest: str | None = None
+    # The day that a chat template with a date writes: that of the job, since a later attempt must learn the same text.
+    today: datetime | None = None
 
     @property
     def read_paths(self) -> tuple[Path, ...]:
@@ -126,8 +129,10 @@ class TrainingSpec:
         for name in ("training_file", "output_dir", "checkpoint_dir"):
             fields[name] = Path(fields[name])
         validation_file = fields.pop("validation_file")
+        today = fields.pop("today", None)
         return cls(
             **fields,
             validation_file=None if validation_file is None else Path(validation_file),
             hyperparameters=ResolvedHyperparameters(**values),
+            today=None if today is None else datetime.fromisoformat(today),
         )

@@ -1,21 +1,26 @@
 """Rows of tokens with a loss mask, and the encoder that makes them from text.
 
-Prompt and answer are tokenised apart, as generation does it: the model answers after exactly the tokens it was trained
-on. Knows neither files nor models. Next: `objective.py` (which text is learnt), `data_files.py`, `batches.py`.
+A text is tokenised once, as a whole. The tokens of each prompt within it are compared with those that generation asks
+with, so that the model answers after exactly the tokens that it was trained on. Knows neither files nor models. Next:
+`objective.py` (which text is learnt), `data_files.py`, `batches.py`.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tuneship.template import PromptTemplate
+from tuneship.text_format import TextFormat, token_at
+
+# Prompts that end alike are tokenised once: most do, from the last special token on.
+REMEMBERED_PROMPTS = 4096
 
 
 @dataclass(frozen=True)
@@ -79,34 +84,114 @@ class Segment(NamedTuple):
     is_target: bool
 
 
+class EncodedRow(NamedTuple):
+    """The tokens of a row, not yet cut at the context length."""
+
+    tokens: list[int]
+    loss_mask: list[bool]
+    is_asked_alike: bool
+    """Whether generation would ask for each target after exactly the tokens that stand before it here."""
+
+
+class _Asked(NamedTuple):
+    """The end of a prompt within a row, from its last special token on."""
+
+    row: int
+    text: str
+    tokens: list[int]
+
+
 @dataclass(frozen=True)
 class Encoder:
     """Turns text into tokens for one base model."""
 
-    template: PromptTemplate
-    tokenizer: Tokenizer
+    format: TextFormat
     # Tokens.
     context_length: int
-    # The tokens that end an answer; what the template writes after one is not learnt.
-    end_tokens: frozenset[int]
     # The number of tokens that the model knows: ids from 0 below it.
     vocabulary: int
 
-    def encode(self, rows: Sequence[Sequence[Segment]]) -> Iterator[tuple[list[int], list[bool]]]:
-        """Tokens and loss mask of each row, not yet cut at the context length."""
-        texts = [segment.text for row in rows for segment in row]
-        encodings = iter(self.tokenizer.encode_batch(texts, add_special_tokens=False))
-        for row in rows:
-            tokens: list[int] = []
-            loss_mask: list[bool] = []
+    def encode(self, rows: Sequence[Sequence[Segment]]) -> list[EncodedRow]:
+        """Tokens and loss mask of each row."""
+        untyped: Any = self.format.tokenizer
+        texts = ["".join(segment.text for segment in row) for row in rows]
+        encodings = untyped.encode_batch(texts, add_special_tokens=False)
+        encoded: list[EncodedRow] = []
+        asked: list[_Asked] = []
+        for number, (row, text, encoding) in enumerate(zip(rows, texts, encodings, strict=True)):
+            ids: list[int] = encoding.ids
+            loss_mask = [False] * len(ids)
+            start = 0
             for segment in row:
-                ids = next(encodings).ids
-                counted = 0
+                end = start + len(segment.text)
                 if segment.is_target:
-                    # Some templates write a line break after the end token, which no answer has:
-                    # targets reach up to the last end token, or to the end where there is none.
-                    ends = (i + 1 for i in reversed(range(len(ids))) if ids[i] in self.end_tokens)
-                    counted = next(ends, len(ids))
-                tokens += ids
-                loss_mask += [True] * counted + [False] * (len(ids) - counted)
-            yield tokens, loss_mask
+                    first = token_at(encoding, start, len(text))
+                    after = self._end_of_target(encoding, text, start, end)
+                    loss_mask[first:after] = [True] * (after - first)
+                    asked.append(self._asked(number, encoding, text[:start], first))
+                start = end
+            encoded.append(EncodedRow(ids, loss_mask, is_asked_alike=True))
+        for number in self._asked_otherwise(asked):
+            encoded[number] = encoded[number]._replace(is_asked_alike=False)
+        return encoded
+
+    def _end_of_target(self, encoding: Any, text: str, start: int, end: int) -> int:
+        """The index behind the last token that is learnt: what a template writes behind the end of a turn is not."""
+        ids: list[int] = encoding.ids
+        first, after = (token_at(encoding, place, len(text)) for place in (start, end))
+        ends = self.end_tokens
+        for last in range(after - 1, first - 1, -1):
+            if ids[last] in ends:
+                # Some templates end the conversation with another end token: an answer has the first of them.
+                while last > first and ids[last - 1] in ends:
+                    last -= 1  # noqa: PLW2901
+                return last + 1
+        stop = self.format.stop_text
+        place = -1 if stop is None else text.rfind(stop, start, end)
+        return (
+            after if stop is None or place < 0 else token_at(encoding, place + len(stop), len(text))
+        )
+
+    def _asked(self, row: int, encoding: Any, before: str, first: int) -> _Asked:
+        """The end of the prompt `before`, which ends before token `first` of the row."""
+        ids: list[int] = encoding.ids
+        added = self._added
+        # Tokenizers cut a text at added tokens before anything else, so what stands before the last one cannot matter.
+        begin = next((index for index in range(first - 1, -1, -1) if ids[index] in added), None)
+        if begin is None:
+            return _Asked(row, before, ids[:first])
+        return _Asked(row, before[encoding.token_to_chars(begin)[0] :], ids[begin:first])
+
+    def _asked_otherwise(self, asked: Sequence[_Asked]) -> set[int]:
+        """The rows with a prompt whose tokens alone are others than those within the row."""
+        known = self._prompts
+        if len(known) > REMEMBERED_PROMPTS:
+            known.clear()
+        untyped: Any = self.format.tokenizer
+        new = [text for text in dict.fromkeys(one.text for one in asked) if text not in known]
+        encodings = untyped.encode_batch_fast(new, add_special_tokens=False)
+        known |= {text: encoding.ids for text, encoding in zip(new, encodings, strict=True)}
+        return {one.row for one in asked if known[one.text] != one.tokens}
+
+    @property
+    def template(self) -> PromptTemplate:
+        """The template of the format."""
+        return self.format.template
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the format."""
+        return self.format.tokenizer
+
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens at which generation stops; none where a text ends an answer."""
+        return () if self.format.stop_text else self.format.stop_tokens
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.format.tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _prompts(self) -> dict[str, list[int]]:
+        return {}

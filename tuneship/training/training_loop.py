@@ -26,7 +26,7 @@ from tuneship.training.micro_batches import (
     affordable_tokens,
     bytes_per_token,
 )
-from tuneship.training.objective import Measures, SupervisedFineTuning
+from tuneship.training.objective import AnswerEnds, Measures, SupervisedFineTuning
 from tuneship.training.parity_notes import save_parity
 from tuneship.training.progress_file import ProgressFile, Reason, StopRequest, TrainingFailed
 from tuneship.training.schedule import EvaluationSchedule, learning_rate
@@ -36,6 +36,10 @@ from tuneship.training.speed import TrainingSpeed
 # An evaluation keeps no activations, so larger micro-batches are not quicker, and a stop waits for one of them.
 MAX_EVALUATION_TOKENS = 2_048
 CHECKPOINT_INTERVAL_S = 600.0
+APPENDED_END = (
+    "is put behind each answer, in training and serving alike: "
+    "the chat template of the base model writes nothing there"
+)
 
 
 @dataclass(frozen=True)
@@ -316,13 +320,15 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: ProgressFile, stop: Stop
     Raises TrainingFailed or TrainingCancelled when it ends otherwise.
     """
     deadline = time.monotonic() + spec.max_runtime_seconds
-    objective = SupervisedFineTuning()
     with WorkerRanks(_count_ranks(spec, progress)) as worker_ranks:
         base = load_base(
             spec.base_model, lambda count: number_format_of_job(spec.checkpoint_dir, count)
         )
         threads = choose_threads(spec.threads, base.num_parameters(), worker_ranks.ranks)
         torch.set_num_threads(threads)
+        encoder = load_encoder(spec.base_model, base, spec.today)
+        ends = AnswerEnds(encoder.end_tokens, encoder.context_length)
+        objective = SupervisedFineTuning(ends)
         worker_ranks.set_up(
             Setup(
                 ranks=worker_ranks.ranks,
@@ -330,10 +336,12 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: ProgressFile, stop: Stop
                 number_format=str(base.dtype).removeprefix("torch."),
                 threads=threads,
                 hyperparameters=spec.hyperparameters,
+                ends=ends,
             )
         )
         stop.raise_if_requested()
-        encoder = load_encoder(spec.base_model, base)
+        if encoder.format.appended_end is not None:
+            progress.log("info", f"{encoder.format.appended_end} {APPENDED_END}")
         data = read_data(spec, encoder, objective, progress, keys)
         stop.raise_if_requested()
         learner = Learner(base, spec.hyperparameters, objective)

@@ -52,7 +52,7 @@ def serve_rank_0(rank: int, connection: Connection, memory: int) -> None:
     use_device(rank)
     torch.set_num_threads(setup.threads)
     base = load_base(setup.base_model, lambda _: getattr(torch, setup.number_format))
-    learner = Learner(base, setup.hyperparameters, SupervisedFineTuning(), rank)
+    learner = Learner(base, setup.hyperparameters, SupervisedFineTuning(setup.ends), rank)
     shared = map_shared_memory(memory, setup.ranks, learner.trainable_parameters)
     reply(connection, free_memory=free_memory(setup.ranks))
     for text in messages:

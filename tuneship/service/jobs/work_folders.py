@@ -175,6 +175,7 @@ class WorkFolders:
                 hyperparameters=ResolvedHyperparameters(**hyperparameters),
                 devices=self._parts.settings.training_devices,
                 base_digest=self._digests.of(order.base) if self._is_portable else None,
+                today=job["created_at"],
             )
             for directory in (folder, spec.output_dir, spec.checkpoint_dir):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,95 @@
+"""A model's tokenizer as transformers means it, without transformers; and text as a continuation of other text.
+
+Knows no template. Next: `text_format.py` (how an answer begins and ends).
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+# The kinds of `tokenizers` from whose tokens the text can be read back. Others (WordPiece, WordLevel) lose spaces.
+KINDS = ("BPE", "Unigram")
+# A text that a tokenizer must give back as it is.
+EVERYTHING_KEPT = "Zq 17 é"
+
+
+class TokenizerFault(Exception):
+    """The tokenizer cannot be used; the message continues a sentence that begins with the model."""
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The fast tokenizer of a model directory. Raises TokenizerFault.
+
+    Truncation and padding that somebody saved in the file are settings of one call for transformers, so they are off.
+    """
+    try:
+        # Not `from_file`: it reads with the interpreter's lock held, so a file that hangs would stop every thread.
+        content = (directory / TOKENIZER_FILE).read_bytes()
+        tokenizer: Any = cast("Any", Tokenizer).from_buffer(content)
+    except Exception as error:  # tokenizers raises bare exceptions for every kind of fault
+        raise TokenizerFault(f"its {TOKENIZER_FILE} cannot be read") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def check_kind(tokenizer: Tokenizer) -> None:
+    """Raise TokenizerFault for a tokenizer that does not keep a text."""
+    untyped: Any = tokenizer
+    kind = type(untyped.model).__name__
+    if kind not in KINDS:
+        raise TokenizerFault(
+            f"its tokenizer is of the kind {kind}, from whose tokens an answer cannot be read back: "
+            f"those of {' and '.join(KINDS)} are served"
+        )
+    ids = untyped.encode(EVERYTHING_KEPT, add_special_tokens=False).ids
+    if untyped.decode(ids).strip() != EVERYTHING_KEPT:
+        raise TokenizerFault(
+            "its tokenizer changes texts (letters, accents or spaces), so that no answer would be as it was learnt"
+        )
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a rendered text, which has all special tokens already."""
+    # Unlike `encode`, this method releases Python's lock.
+    return cast("Any", tokenizer).encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def visible_end(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
+    """The last tokens of a text, as few as have some text: what follows is decoded behind them.
+
+    Decoders treat the first token of a text differently, often by leaving out its space.
+    """
+    untyped: Any = tokenizer
+    for size in range(1, len(tokens) + 1):
+        if untyped.decode(tokens[-size:]).strip("\ufffd"):
+            return list(tokens[-size:])
+    return list(tokens)
+
+
+def continuation(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text of `tokens` behind those of `before`, without special tokens."""
+    untyped: Any = tokenizer
+    behind = visible_end(tokenizer, before)
+    start: str = untyped.decode(behind)
+    whole: str = untyped.decode([*behind, *tokens])
+    return whole[len(start) :] if whole.startswith(start) else untyped.decode(list(tokens))
+
+
+def special_texts(tokenizer: Tokenizer, *, is_normalized: bool = False) -> "re.Pattern[str] | None":
+    """A pattern of a tokenizer's special tokens, the longest first; None for a tokenizer without them.
+
+    `is_normalized`: only those that it finds in normalized text.
+    """
+    added = tokenizer.get_added_tokens_decoder().values()
+    texts = {
+        token.content
+        for token in added
+        if token.special and token.content.strip() and (token.normalized or not is_normalized)
+    }
+    ordered = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
