@@ -1,9 +1,9 @@
 """What this product makes of a checkpoint: the rows that it learns, and the prompts that it serves."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,15 +68,21 @@ class Ours:
         except TrainingFailed as failure:
             raise Refused(failure.message) from None
 
-    def row(self, name: str) -> Row:
-        """What is learnt of a conversation. Raises `Refused`."""
+    def learnt(self, name: str) -> list[Row]:
+        """The rows that are learnt of a conversation. Raises `Refused`."""
         _ = self.base
         file = self.rows / f"{name}.jsonl"
         try:
-            read = read_rows(file, "conversation", self.encoder, SupervisedFineTuning())
+            read = read_rows(file, "conversation", self.encoder, SupervisedFineTuning()).rows
         except TrainingFailed as failure:
             raise Refused(failure.message) from None
-        return Row(read.rows.tokens.tolist(), read.rows.loss_mask.tolist())
+        pieces = [slice(a, b) for a, b in pairwise(read.starts)]
+        return [Row(read.tokens[one].tolist(), read.loss_mask[one].tolist()) for one in pieces]
+
+    @property
+    def stop_text(self) -> str | None:
+        """The text that ends an answer, where no token does."""
+        return self.encoder.format.stop_text
 
     def prompt(self, messages: Conversation) -> list[int]:
         """The tokens that are served. Raises `Refused`."""
@@ -91,7 +97,3 @@ class Ours:
             return [*raw_tokens(self.base, text, 512, "prompt")]
         except (ValidationRefused, CatalogueFault) as refusal:
             raise Refused(str(refusal)) from None
-
-    def stops(self) -> Sequence[int]:
-        """The tokens that end an answer."""
-        return self.base.stop_tokens

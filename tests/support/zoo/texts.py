@@ -178,7 +178,7 @@ def _problems(judge: Judge, ours: Ours, name: str) -> Iterator[str]:
     # Where the prompt does not begin the whole conversation, no answer can be learnt as it is asked for.
     can_be_right = turns and all(whole[: turn.start] == turn.prompt for turn in turns)
     try:
-        row = ours.row(name)
+        rows = ours.learnt(name)
     except Refused:
         if can_be_right:
             raise
@@ -189,8 +189,26 @@ def _problems(judge: Judge, ours: Ours, name: str) -> Iterator[str]:
     if not can_be_right:
         yield "it is learnt although its prompts do not begin it"
         return
-    yield from _wrong_row(row, whole, turns, judge, conversation)
-    for turn in turns:
+    if len(rows) == 1:
+        yield from _wrong_row(rows[0], conversation, turns, judge, ours)
+        yield from _wrong_prompts(rows * len(turns), conversation, turns, ours)
+        return
+    # A template that writes earlier turns otherwise once later ones follow: each turn is a row of its own.
+    if len(rows) != len(turns):
+        yield f"{len(rows)} rows are learnt of {len(turns)} turns"
+        return
+    for row, turn in zip(rows, turns, strict=True):
+        part = conversation[: turn.number + 1]
+        last = turns_of(judge, part)[-1:]
+        yield from _wrong_row(row, part, last, judge, ours)
+    yield from _wrong_prompts(rows, conversation, turns, ours)
+
+
+def _wrong_prompts(
+    rows: list[Row], conversation: Conversation, turns: list[Turn], ours: Ours
+) -> Iterator[str]:
+    """What is wrong with the prompts of turns, each learnt in its row."""
+    for row, turn in zip(rows, turns, strict=True):
         served, number = ours.prompt(conversation[: turn.number]), turn.number + 1
         if turn.has_end and served != turn.prompt:
             yield f"the prompt of turn {number} is another"
@@ -201,9 +219,10 @@ def _problems(judge: Judge, ours: Ours, name: str) -> Iterator[str]:
 
 
 def _wrong_row(
-    row: Row, whole: list[int], turns: list[Turn], judge: Judge, conversation: Conversation
+    row: Row, conversation: Conversation, turns: list[Turn], judge: Judge, ours: Ours
 ) -> Iterator[str]:
     """What differs from the tokens and the mask that transformers gives; nothing has to follow the last target."""
+    whole, marked = judge.ids(conversation, asks=False), judge.marked(conversation)
     eos = judge.tokenizer.eos_token_id
     if all(turn.has_end for turn in turns):
         if row.ids != whole[: len(row.ids)]:
@@ -216,19 +235,22 @@ def _wrong_row(
             yield "the end of the last turn is missing"
         # Whether a turn is learnt that no prompt comes before, transformers does not say.
         first = turns[0].start if conversation[0]["role"] == "assistant" else 0
-        accepted = [wanted, *([marked] if any(marked := judge.marked(conversation)) else [])]
+        accepted = [wanted, *([marked] if any(marked) else [])]
         if all(row.mask[first:] != one[first : len(row.ids)] for one in accepted):
             yield _difference(row.mask[first:], wanted[first:])
         return
-    # The template ends no turn: each is followed by the tokenizer's end token.
-    if eos is None:
+    # The template writes no token at the end of a turn: each is followed by the tokenizer's, or ends in a text.
+    if eos is None and ours.stop_text is None:
         yield "nothing can end an answer, and it is not refused"
         return
     runs = _runs(row.mask)
+    runs = runs[-len(turns) :]
     if len(runs) != len(turns):
         yield f"{len(runs)} answers are learnt instead of {len(turns)}"
-    if any(row.ids[end - 1] != eos for _, end in runs):
-        yield "the answer's end is not learnt"
+    for start, end in runs:
+        text = judge.tokenizer.decode(row.ids[start:end])
+        if row.ids[end - 1] != eos and not (ours.stop_text and text.endswith(ours.stop_text)):
+            yield "the answer's end is not learnt"
 
 
 def _runs(mask: list[bool]) -> list[tuple[int, int]]:
