@@ -47,7 +47,9 @@ def texts_of(adapters: Mapping[str, Path], prompt: str, max_tokens: int) -> dict
     texts: dict[str, str] = {}
     for name, folder in adapters.items():
         engine.load(name, folder)
-        request = GenerateRequest(tokens, max_tokens, name, stop_tokens=BASE.stop_tokens)
+        request = GenerateRequest(
+            tokens, max_tokens, name, stop_tokens=BASE.text_format.stop_tokens
+        )
         engine.submit(name, request)
         texts[name] = BASE.tokenizer.decode([*_written(engine)])
         engine.unload(name)

@@ -12,7 +12,7 @@ from tuneship.contract.dataset_lines import parse_example
 from tuneship.contract.tool_lines import tools_of
 from tuneship.template import BUILT_IN_TEMPLATE, PromptTemplate, TemplateFailed
 from tuneship.tool_syntax import CallSyntax
-from tuneship.training.objective import conversation_segments
+from tuneship.training.objective import conversation_rows
 
 TINY = Path(__file__).parents[2] / "tuneship" / "base_models" / "tuneship-tiny"
 TEMPLATES = Path(__file__).parents[1] / "support" / "templates"
@@ -190,7 +190,7 @@ def test_a_syntax_that_is_no_text_around_json_is_none(source: str) -> None:
 def test_only_what_the_assistant_writes_is_learnt(source: str) -> None:
     template = template_of(source)
     messages, tools = parse_example(LINE, "conversation"), tools_of(LINE)
-    segments = conversation_segments(messages, template, tools)
+    [segments] = conversation_rows(messages, template, tools)
     whole = template.render(messages, add_generation_prompt=False, tools=tools)
     assert whole.startswith("".join(segment.text for segment in segments))
     learnt = [segment.text for segment in segments if segment.is_target]
@@ -199,11 +199,12 @@ def test_only_what_the_assistant_writes_is_learnt(source: str) -> None:
         '<tool_call>\n{"name": "explain", "arguments": {}}\n</tool_call>'
     )
     one = 'I look.\n<tool_call>\n{"name": "look_up", "arguments": {"code": "S52"}}\n</tool_call>'
-    assert [text.partition("<|")[0] for text in learnt] == [two, "It is.", one]
+    # The built-in template has a space before each answer.
+    assert [text.partition("<|")[0].lstrip() for text in learnt] == [two, "It is.", one]
 
 
 def test_a_template_that_writes_one_call_a_turn_refuses_a_line_with_two() -> None:
     with pytest.raises(TemplateFailed):
-        conversation_segments(
+        conversation_rows(
             parse_example(LINE, "conversation"), template_of(UNMARKED), tools_of(LINE)
         )

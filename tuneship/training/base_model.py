@@ -21,12 +21,10 @@ from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
 from tuneship.training.device import device, number_format
 from tuneship.training.progress_file import Reason, TrainingFailed
 from tuneship.training.tokenized_examples import Encoder
+from tuneship.training.tokenizer_check import difference_from, load_as_transformers
 
 # For a configuration that names no context length; the service's catalogue uses the same.
 FALLBACK_CONTEXT_TOKENS = 2048
-# In the folder of a model that an operator has added (`tuneship/service/catalogues/origins.py`).
-ORIGIN_FILE = "origin.json"
-SHIPPED = Path(__file__).parents[1] / "base_models"
 
 
 def load_base(
@@ -83,9 +81,7 @@ def load_encoder(base_model: str, base: PreTrainedModel, today: datetime | None 
         raise _unusable("its configurations cannot be read") from error
     if text_format.tuning_fault is not None:
         raise _unusable(text_format.tuning_fault)
-    # An added model was compared when it was added.
-    if not (directory / ORIGIN_FILE).is_file() and directory.parent != SHIPPED:
-        _check_tokenizer(directory, text_format)
+    _check_tokenizer(directory, text_format)
     return Encoder(
         format=text_format if today is None else text_format.dated(today),
         context_length=getattr(config, "max_position_embeddings", None) or FALLBACK_CONTEXT_TOKENS,
@@ -95,11 +91,6 @@ def load_encoder(base_model: str, base: PreTrainedModel, today: datetime | None 
 
 def _check_tokenizer(directory: Path, text_format: TextFormat) -> None:
     """Raise TrainingFailed(internal) where transformers reads texts of the model differently."""
-    from tuneship.training.tokenizer_check import (  # noqa: PLC0415 - loads in seconds
-        difference_from,
-        load_as_transformers,
-    )
-
     try:
         difference = difference_from(load_as_transformers(directory), text_format)
     except Exception as error:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.in_process import CATALOGUE
-from tuneship.service.generation.completion_text import UNFINISHED, Completion
+from tuneship.service.generation.completion_text import UNFINISHED, AnswerText, Completion
 
 TOKENIZER: Any = CATALOGUE.default.tokenizer
 STOPS = st.lists(st.text("ab é🙂", min_size=1, max_size=4), max_size=4)
@@ -18,7 +18,7 @@ def tokens_of(text: str) -> list[int]:
 
 
 def unfold(tokens: list[int], stops: list[str]) -> tuple[Completion, list[str]]:
-    completion = Completion(TOKENIZER.decode, stops)
+    completion = Completion(TOKENIZER.decode, AnswerText(stops=stops))
     pieces: list[str] = []
     for token in tokens:
         pieces.append(completion.take(token))
@@ -63,7 +63,7 @@ def test_a_character_of_several_tokens_is_given_whole() -> None:
 
 def test_a_possible_beginning_of_a_stop_text_waits_until_it_is_certain() -> None:
     """Each character is a token, so the stop text spans several tokens."""
-    completion = Completion(lambda tokens: "".join(map(chr, tokens)), ["END"])
+    completion = Completion(lambda tokens: "".join(map(chr, tokens)), AnswerText(stops=["END"]))
     given_so_far = [completion.take(ord(letter)) for letter in "xENyEND"]
     assert given_so_far == ["x", "", "", "ENy", "", "", ""]
     assert completion.is_stopped
@@ -71,7 +71,7 @@ def test_a_possible_beginning_of_a_stop_text_waits_until_it_is_certain() -> None
 
 
 def test_a_beginning_that_stays_one_is_given_at_the_end() -> None:
-    completion = Completion(lambda tokens: "".join(map(chr, tokens)), ["END"])
+    completion = Completion(lambda tokens: "".join(map(chr, tokens)), AnswerText(stops=["END"]))
     assert [completion.take(ord(letter)) for letter in "xEN"] == ["x", "", ""]
     assert completion.finish() == "EN"
     assert not completion.is_stopped
@@ -79,5 +79,5 @@ def test_a_beginning_that_stays_one_is_given_at_the_end() -> None:
 
 @pytest.mark.parametrize("stops", [["b", "ab"], ["ab", "b"]])
 def test_the_first_of_two_stop_texts_in_one_token_counts(stops: list[str]) -> None:
-    completion = Completion(lambda tokens: "xab" * len(tokens), stops)
+    completion = Completion(lambda tokens: "xab" * len(tokens), AnswerText(stops=stops))
     assert completion.take(1) == "x"

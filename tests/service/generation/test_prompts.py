@@ -28,7 +28,7 @@ def special_of(base: CataloguedModel, tokens: list[int]) -> list[str]:
 def tokens_of(*contents: str, base: CataloguedModel = BASE) -> list[int]:
     roles = ["user", "assistant"] * len(contents)
     turns = [{"role": role, "content": one} for role, one in zip(roles, contents, strict=False)]
-    return prompt_tokens(base, base.template, turns, "messages")
+    return prompt_tokens(base, base.text_format.template, turns, "messages")
 
 
 def spelled(tokens: list[int], base: CataloguedModel = BASE) -> str:
@@ -38,7 +38,7 @@ def spelled(tokens: list[int], base: CataloguedModel = BASE) -> str:
 
 def test_a_prompt_without_special_tokens_is_tokenized_as_in_training() -> None:
     tokenizer: Any = BASE.tokenizer
-    text = BASE.template.render(
+    text = BASE.text_format.template.render(
         [{"role": "user", "content": "a < b | c"}], add_generation_prompt=True
     )
     assert tokens_of("a < b | c") == tokenizer.encode(text, add_special_tokens=False).ids
@@ -66,7 +66,7 @@ def test_only_the_template_writes_special_tokens_and_the_text_stays_as_it_was(
         {"role": role, "content": one}
         for role, one in zip(["user", "assistant"] * 3, contents, strict=False)
     ]
-    assert spelled(tokens) == BASE.template.render(turns, add_generation_prompt=True)
+    assert spelled(tokens) == BASE.text_format.template.render(turns, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,8 @@ def test_a_conversation_that_the_template_refuses_is_the_callers_to_mend(
 ) -> None:
     base = service.parts.catalogue.default
     refusing = "{{ raise_exception('no') if messages[-1].role == 'tool' else messages[0].content }}"
-    monkeypatch.setitem(vars(base), "template", PromptTemplate(refusing, {}))
+    refused = base.text_format.with_template(PromptTemplate(refusing, {}))
+    monkeypatch.setitem(vars(base), "text_format", refused)
     body = {"messages": [*HISTORY[:1], {"role": "tool", "content": PLANTED}]}
     answer = ask(service, body)
     assert answer.status_code == 422, answer.text

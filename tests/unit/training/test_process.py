@@ -98,11 +98,12 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     import numpy as np
     import torch
     from peft import PeftModel
-    from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
     from tests.unit.training.conftest import write_rows
     from tuneship.template import PromptTemplate
+    from tuneship.text_format import TextFormat
+    from tuneship.text_tokenizer import load_tokenizer
     from tuneship.training.batches import collate
     from tuneship.training.data_files import read_rows
     from tuneship.training.objective import SupervisedFineTuning
@@ -123,13 +124,9 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     vocabulary = base.config.vocab_size
     model = PeftModel.from_pretrained(base, job.adapter)
-    encoder = Encoder(
-        PromptTemplate.load(job.adapter),
-        Tokenizer.from_file(str(tiny_model / "tokenizer.json")),
-        256,
-        frozenset([1]),
-        vocabulary,
-    )
+    text_format = TextFormat.of_base(tiny_model, load_tokenizer(tiny_model))
+    own_format = text_format.with_template(PromptTemplate.load(job.adapter))
+    encoder = Encoder(own_format, context_length=256, vocabulary=vocabulary)
     rows = read_rows(
         job.spec.validation_file or Path(), "instruction", encoder, SupervisedFineTuning()
     ).rows

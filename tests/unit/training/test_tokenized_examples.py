@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tuneship.contract.dataset_lines import Message
 from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.text_format import TextFormat
+from tuneship.text_tokenizer import load_tokenizer
 from tuneship.training.data_files import carve_out, read_rows
-from tuneship.training.objective import SupervisedFineTuning, conversation_segments
+from tuneship.training.objective import SupervisedFineTuning, conversation_rows
 from tuneship.training.progress_file import TrainingFailed
 from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
 
@@ -36,12 +37,12 @@ def template() -> PromptTemplate:
 
 @pytest.fixture
 def encoder(tiny_model: Path) -> Encoder:
-    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
-    return Encoder(PromptTemplate.load(tiny_model), tokenizer, 64, frozenset([1]), 261)
+    text_format = TextFormat.of_base(tiny_model, load_tokenizer(tiny_model))
+    return Encoder(text_format, context_length=64, vocabulary=261)
 
 
 def test_only_what_the_assistant_says_is_learnt(template: PromptTemplate) -> None:
-    assert conversation_segments(TALK, template) == [
+    assert conversation_rows(TALK, template)[0] == [
         Segment("<|user|>colour?<|end|><|assistant|>", is_target=False),
         Segment("red<|end|>", is_target=True),
         Segment("<|user|>and now?<|end|><|assistant|>", is_target=False),
@@ -52,27 +53,34 @@ def test_only_what_the_assistant_says_is_learnt(template: PromptTemplate) -> Non
 def test_a_turn_of_weight_0_is_read_and_not_learnt(template: PromptTemplate) -> None:
     ignored: list[Message] = [*TALK[:1], {**TALK[1], "weight": 0}, *TALK[2:]]
     assert [
-        segment.text for segment in conversation_segments(ignored, template) if segment.is_target
+        segment.text for segment in conversation_rows(ignored, template)[0] if segment.is_target
     ] == ["blue<|end|>"]
     rest_ignored: list[Message] = [*TALK[:3], {**TALK[3], "weight": 0}]
-    assert [segment.text for segment in conversation_segments(rest_ignored, template)] == [
+    assert [segment.text for segment in conversation_rows(rest_ignored, template)[0]] == [
         "<|user|>colour?<|end|><|assistant|>",
         "red<|end|>",
     ]
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+def test_a_template_that_drops_earlier_answers_gives_a_row_for_each_turn() -> None:
     template = PromptTemplate(DROPS_EARLIER_ANSWERS, {})
-    assert conversation_segments(TALK[:2], template)[1] == Segment("red|", is_target=True)
+    rows = conversation_rows(TALK, template)
+    assert [[segment.text for segment in row] for row in rows] == [
+        ["colour?|", "red|"],
+        ["colour?|and now?|", "blue|"],
+    ]
+
+
+def test_a_prompt_that_does_not_stand_before_its_answer_is_refused() -> None:
+    reasoning = "{% if add_generation_prompt %}<think>{% endif %}"
+    template = PromptTemplate(DROPS_EARLIER_ANSWERS + reasoning, {})
     with pytest.raises(TemplateFailed, match="turn 2 differently"):
-        conversation_segments(TALK, template)
+        conversation_rows(TALK, template)
 
 
 def test_nothing_after_the_end_token_is_learnt(encoder: Encoder) -> None:
-    [(tokens, learnt)] = encoder.encode(
-        [[Segment("a", is_target=False), Segment("b<|end|>\n", is_target=True)]]
-    )
-    assert (len(tokens), learnt) == (4, [False, True, True, False])
+    [row] = encoder.encode([[Segment("a", is_target=False), Segment("b<|end|>\n", is_target=True)]])
+    assert (len(row.tokens), row.loss_mask) == (4, [False, True, True, False])
 
 
 def write(path: Path, *lines: Mapping[str, object]) -> Path:

@@ -269,7 +269,7 @@ def check(model: CataloguedModel) -> CheckResult:
         return CheckResult([model.fault])
     origin, faults = _file_faults(model.path)
     folder = str(model.path.absolute())
-    ends = list(model.stop_tokens)
+    ends = list(model.text_format.stop_tokens)
     order = ReadingOrder(folder, folder, weights=model.weights, end_tokens=ends)
     with tempfile.TemporaryDirectory(prefix="tuneship-check-") as work:
         report = read_in_process(order, Path(work), model.path.absolute())

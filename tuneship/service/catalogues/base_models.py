@@ -29,6 +29,8 @@ from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.weights import WEIGHTS
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.text_format import TextFormat
+from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer, special_texts
 
 # Architectures with their own kind of attention, which the engine rejects when it loads them: they
 # would train and then not be served. For others like them the deployment fails with the reason.
@@ -70,8 +72,9 @@ class CataloguedModel:
     def fault(self) -> str | None:
         """Why the model cannot be used, as far as that shows without loading it; None when nothing is wrong."""
         try:
-            _ = self.tensors, self.context_length, self.template
+            _ = self.tensors, self.context_length
             kind = _object(self.path / "config.json").get("model_type")
+            _template(self.path)
         except CatalogueFault as fault:
             return str(fault)
         if self.engine.is_own and kind in NOT_SERVED:
@@ -118,11 +121,11 @@ class CataloguedModel:
     def tokenizer(self) -> Tokenizer:
         """The fast tokenizer, without transformers. Raises `CatalogueFault`."""
         try:
-            # Not `from_file`: it reads with the interpreter's lock held, so a file that hangs would
-            # stop every thread.
-            return cast("Any", Tokenizer).from_buffer((self.path / "tokenizer.json").read_bytes())
-        except Exception as error:  # tokenizers raises bare exceptions for every kind of fault
-            raise CatalogueFault("its tokenizer.json cannot be read") from error
+            tokenizer = load_tokenizer(self.path)
+            check_kind(tokenizer)
+        except TokenizerFault as fault:
+            raise CatalogueFault(str(fault)) from fault
+        return tokenizer
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -191,37 +194,24 @@ class CataloguedModel:
         return special_texts(self.tokenizer, is_normalized=True)
 
     @cached_property
-    def template(self) -> PromptTemplate:
-        """The chat template of the checkpoint. Raises `CatalogueFault`."""
+    def text_format(self) -> TextFormat:
+        """How the model reads and writes conversations. Raises `CatalogueFault`."""
         try:
-            return PromptTemplate.load(self.path)
+            found = TextFormat.of_base(self.path, self.tokenizer)
         except (TemplateFailed, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CatalogueFault("its chat template cannot be read") from error
-
-    @cached_property
-    def stop_tokens(self) -> tuple[int, ...]:
-        """Token ids that end an answer."""
-        for name in ("generation_config.json", "config.json"):
-            file = self.path / name
-            tokens = _object(file).get("eos_token_id") if file.is_file() else None
-            if tokens is not None:
-                return (tokens,) if isinstance(tokens, int) else tuple(tokens)
-        return ()
+        if found.fault is not None:
+            raise CatalogueFault(found.fault)
+        return found
 
 
-def special_texts(tokenizer: Tokenizer, *, is_normalized: bool = False) -> "re.Pattern[str] | None":
-    """A pattern of a tokenizer's special tokens, the longest first; None for a tokenizer without them.
-
-    `is_normalized`: only those that it finds in normalized text.
-    """
-    added = tokenizer.get_added_tokens_decoder().values()
-    texts = {
-        token.content
-        for token in added
-        if token.special and token.content.strip() and (token.normalized or not is_normalized)
-    }
-    ordered = sorted(texts, key=lambda text: (-len(text), text))
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+def _template(path: Path) -> PromptTemplate:
+    """The chat template of a checkpoint. Raises `CatalogueFault`."""
+    try:
+        return PromptTemplate.load(path)
+    except (TemplateFailed, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f": {error}" if isinstance(error, TemplateFailed) else ""
+        raise CatalogueFault(f"its chat template cannot be read{why}") from error
 
 
 def _object(file: Path) -> dict[str, Any]:

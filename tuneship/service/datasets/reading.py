@@ -265,7 +265,7 @@ class _Tally:
             # Tokens that the chat template adds to turns of these roles; counted once, as most examples are alike.
             empty = [{"role": role, "content": ""} for role in roles]
             try:
-                text = base.template.render(
+                text = base.text_format.template.render(
                     empty, add_generation_prompt=False, tools=NO_TOOL if example.tools else None
                 )
             except TemplateFailed:

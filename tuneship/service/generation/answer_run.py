@@ -13,12 +13,13 @@ from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.context.context import Parts
 from tuneship.service.generation.accounting import WrittenAnswer
 from tuneship.service.generation.call_reader import CallReader, ReadPiece
-from tuneship.service.generation.completion_text import Completion
+from tuneship.service.generation.completion_text import AnswerText, Completion
 from tuneship.service.generation.token_logprobs import AnswerLogprobs, logprob_of, prompt_logprobs
 from tuneship.service.generation.tool_grammar import CallPlan
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.grammar import accepts
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, TokenStream
+from tuneship.text_tokenizer import visible_end
 
 # Log probabilities beyond which naming their tokens would hold up the event loop: a thousand take some milliseconds.
 LONG_SCORES = 1_000
@@ -29,25 +30,37 @@ Emit = Callable[[ReadPiece, list[TokenLogprob] | None], None]
 class AnswerRun:
     """Writes one answer, within the deadline of its request."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parts of an answer)
         self,
         parts: Parts,
         served: ServedModel,
         request: Generate,
         prepared: GenerateRequest,
         in_flight: InFlightGeneration,
+        *,
         plan: CallPlan | None = None,
+        is_raw: bool = False,
     ) -> None:
-        """`request` says how to read the tokens of `prepared`, `plan` how to read calls of functions."""
+        """`request` says how to read the tokens of `prepared`, `plan` how to read calls of functions.
+
+        `is_raw`: the prompt was not rendered by the template, so its answer is no turn of a conversation.
+        """
         self._parts = parts
         self._served = served
         self._request = request
         self._prepared = prepared
         self._in_flight = in_flight
         self._plan = plan
+        before = visible_end(served.base.tokenizer, prepared.tokens)
+        text_format, stops = served.format, request.stop or ()
+        self._cut = AnswerText(before, stops=stops)
+        if not is_raw:
+            own_stop = [] if text_format.stop_text is None else [text_format.stop_text]
+            self._cut = AnswerText(before, text_format.lead, text_format.pad, [*stops, *own_stop])
         self._reader: CallReader | None = None
         self._emit: Emit | None = None
         self._has_text = False
+        self._released = 0
         self.begun = asyncio.Event()
         """Set when the prompt has been read: another answer to it finds its prefix in the cache."""
 
@@ -68,20 +81,30 @@ class AnswerRun:
         """Write with one replica. Text that is read or searched while it grows is decoded token by token."""
         base, request = self._served.base, self._request
         self._reader = None if self._plan is None else self._plan.reader()
+        self._released = 0
         group = self._parts.replicas.of(base.path)
         if now is not None:
             self._in_flight.queued(now)
         async with await group.generate(self._served.adapter, self._prepared) as generation:
-            if request.stop or request.stream or request.logprobs is not None:
+            if self._cut.stops or request.stream or request.logprobs is not None:
                 return await self._by_token(generation)
             tokens: list[int] = []
             async for chunk in generation:
                 self._note_start()
                 tokens = chunk + await generation.read_all()
-        text = self._decode(tokens)
+        reason = str(generation.finish_reason)
+        text = self._text(tokens, has_ended=reason == "stop")
         if self._reader is not None:
             self._reader.feed(text, is_last=True)
-        return self._written(text, str(generation.finish_reason), len(tokens))
+        return self._written(text, reason, len(tokens))
+
+    def _text(self, tokens: list[int], *, has_ended: bool) -> str:
+        """The text of a whole answer without stop texts."""
+        before = list(self._cut.before)
+        start, whole = self._decode(before), self._decode(before + tokens)
+        text = whole[len(start) :] if whole.startswith(start) else self._decode(tokens)
+        text = text.removeprefix(self._cut.lead)
+        return text.removesuffix(self._cut.pad) if has_ended else text
 
     def _decode(self, tokens: list[int]) -> str:
         tokenizer: Any = self._served.base.tokenizer
@@ -104,7 +127,7 @@ class AnswerRun:
 
     async def _by_token(self, generation: TokenStream) -> WrittenAnswer:
         base, request = self._served.base, self._request
-        text = Completion(self._decode, request.stop)
+        text = Completion(self._decode, self._cut)
         logprobs = None if request.logprobs is None else AnswerLogprobs(base.token_texts)
         async for chunk in generation:
             self._note_start()
@@ -112,13 +135,14 @@ class AnswerRun:
                 piece = text.take(token)
                 if logprobs is not None:
                     logprobs.add(generation.scores[text.tokens - 1])
-                self._pass_on(piece, logprobs)
+                self._pass_on(piece, text, logprobs)
                 if text.is_stopped:
                     break
             if text.is_stopped:
                 break
-        self._pass_on(text.finish(), logprobs, is_end=True, is_last=not text.is_stopped)
         reason = str(generation.finish_reason)
+        last = text.finish(has_ended=reason == "stop")
+        self._pass_on(last, text, logprobs, is_end=True, is_last=not text.is_stopped)
         if text.is_stopped:
             reason = "stop" if await self._is_whole(text.text) else "length"
         if logprobs is None:
@@ -157,16 +181,20 @@ class AnswerRun:
 
     def _pass_on(
         self,
-        text: str,
+        piece_text: str,
+        text: Completion,
         logprobs: AnswerLogprobs | None,
         *,
         is_end: bool = False,
         is_last: bool = False,
     ) -> None:
         """Emit the next piece of the text. `is_end`: no text follows it; `is_last`: nor did a stop text cut any off."""
-        released = None if logprobs is None else logprobs.release(text, is_last=is_last)
+        released = None
+        if logprobs is not None:
+            self._released += len(piece_text)
+            released = logprobs.release(text.left_out + self._released, is_last=is_last)
         reader = self._reader
-        piece = ReadPiece(text) if reader is None else reader.feed(text, is_last=is_end)
+        piece = ReadPiece(piece_text) if reader is None else reader.feed(piece_text, is_last=is_end)
         if piece.text or piece.calls or released:
             self._has_text = True
             if self._emit is not None:

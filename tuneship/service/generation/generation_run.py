@@ -197,7 +197,15 @@ class GenerationRun(RoutedRun):
         """
         now, count = self._context.now, self._request.n
         runs = [
-            AnswerRun(self._parts, self._served, self._request, one, self._in_flight, self._plan)
+            AnswerRun(
+                self._parts,
+                self._served,
+                self._request,
+                one,
+                self._in_flight,
+                plan=self._plan,
+                is_raw=bool(self._prompts),
+            )
             for prompt in prepared
             for one in _with_own_seeds(prompt, count)
         ]

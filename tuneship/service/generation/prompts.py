@@ -20,6 +20,8 @@ from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.queries import Row
 from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.text_format import token_at
+from tuneship.text_tokenizer import encode
 
 DEFAULT_MAX_TOKENS = 256
 # Characters beyond which tokenizing would hold up the event loop: a thousand take up to two milliseconds.
@@ -131,7 +133,7 @@ def _replica_request(
         temperature=configuration["default_temperature"] if temperature is None else temperature,
         top_p=configuration["default_top_p"] if top_p is None else top_p,
         seed=request.seed,
-        stop_tokens=served.base.stop_tokens,
+        stop_tokens=served.format.stop_tokens,
         queue=deployment["id"],
         owner=owner_of(deployment),
         logprobs=request.logprobs,
@@ -174,7 +176,7 @@ def prompt_tokens(
     texts = [*texts_within([list(messages), list(tools)])]
     if markers is None or not any(map(markers.search, texts)):
         _refuse_other_spellings(base, texts, param)
-        return _encoded(base, _rendered(template, messages, tools, param))
+        return encode(base.tokenizer, _rendered(template, messages, tools, param))
 
     # Render with a placeholder character for each special token in the caller's text, then encode its text by itself.
     specials = sorted({special for text in texts for special in markers.findall(text)})
@@ -184,15 +186,36 @@ def prompt_tokens(
     turns, listed = (_replaced(list(value), markers, placeholders) for value in (messages, tools))
     _refuse_other_spellings(base, [*texts_within([turns, listed])], param)
 
-    hidden = {mark: text for text, mark in placeholders.items()}
     rendered = _rendered(template, turns, listed, param)
+    hidden = {mark: _encoded_as_text(base, text, param) for text, mark in placeholders.items()}
+    return _encoded_with(base, rendered, hidden)
+
+
+def _encoded_with(
+    base: CataloguedModel, rendered: str, hidden: Mapping[str, list[int]]
+) -> list[int]:
+    """Encode a text as a whole, with other tokens in place of those of each character in `hidden`."""
+    untyped: Any = base.tokenizer
+    encoding: Any = untyped.encode(rendered, add_special_tokens=False)
     tokens: list[int] = []
-    for piece in re.split(f"([{''.join(hidden)}])", rendered):
-        is_special = piece in hidden
-        tokens += (
-            _encoded_as_text(base, hidden[piece], param) if is_special else _encoded(base, piece)
-        )
-    return tokens
+    done = 0
+    for place, character in enumerate(rendered):
+        if character not in hidden:
+            continue
+        first, after = (token_at(encoding, one, len(rendered)) for one in (place, place + 1))
+        if first < done or any(
+            encoding.token_to_chars(one) != (place, place + 1) for one in range(first, after)
+        ):
+            # A token has joined the character with what stands beside it, so each piece is encoded by itself.
+            pieces = re.split(f"([{''.join(hidden)}])", rendered)
+            return [
+                token
+                for piece in pieces
+                for token in hidden.get(piece, ()) or encode(base.tokenizer, piece)
+            ]
+        tokens += [*encoding.ids[done:first], *hidden[character]]
+        done = after
+    return [*tokens, *encoding.ids[done:]]
 
 
 def _rendered(
@@ -222,19 +245,20 @@ def _replaced(value: Any, markers: "re.Pattern[str]", placeholders: Mapping[str,
     return value
 
 
-def _encoded(base: CataloguedModel, text: str) -> list[int]:
-    tokenizer: Any = base.tokenizer
-    # Unlike `encode`, this method releases Python's lock.
-    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-
 def _encoded_as_text(base: CataloguedModel, special: str, param: str) -> list[int]:
     """Encode a special token's text in parts none of which is a special token: their tokens spell the same text."""
     markers = base.special_texts
     for parts in ([special[:1], special[1:]], list(special)):
         if markers is None or not any(map(markers.search, parts)):
-            return [token for part in parts for token in _encoded(base, part)]
+            return [token for part in parts for token in _encoded_within(base, part)]
     raise refused(param, "holds a special token of the model, which is a single character")
+
+
+def _encoded_within(base: CataloguedModel, part: str) -> list[int]:
+    """Encode a part of a text: some tokenizers put a space before the first word of a text."""
+    before = chr(PRIVATE_USE[0])
+    tokens, start = encode(base.tokenizer, before + part), encode(base.tokenizer, before)
+    return tokens[len(start) :] if tokens[: len(start)] == start else encode(base.tokenizer, part)
 
 
 def _refuse_other_spellings(base: CataloguedModel, texts: Sequence[str], param: str) -> None:

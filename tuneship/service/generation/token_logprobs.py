@@ -18,7 +18,7 @@ class AnswerLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
         """With the number of characters before each token."""
-        self._characters = self._released = 0
+        self._characters = 0
         self.given: list[TokenLogprob] = []
         """All that were given out."""
 
@@ -29,11 +29,10 @@ class AnswerLogprobs:
             content = self._texts.bytes_of(score.token)
             self._characters += len(self._decoder.decode(content))
 
-    def release(self, piece: str, *, is_last: bool = False) -> list[TokenLogprob]:
-        """The tokens that begin in the text so far, `piece` being its newest part; `is_last`: all that are left."""
-        self._released += len(piece)
+    def release(self, characters: int, *, is_last: bool = False) -> list[TokenLogprob]:
+        """The tokens that begin in the first `characters` of the text; `is_last`: all that are left."""
         released: list[TokenLogprob] = []
-        while self._waiting and (is_last or self._waiting[0][0] < self._released):
+        while self._waiting and (is_last or self._waiting[0][0] < characters):
             released.append(self._waiting.popleft()[1])
         self.given += released
         return released

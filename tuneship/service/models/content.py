@@ -148,7 +148,7 @@ def _check(parts: Parts, base: CataloguedModel, adapter: Path, stage: Path) -> N
         raise AdapterFault(f"was trained for the base model {named}")
     if not base.engine.is_own:
         raise AdapterFault(f"is for a base model that {base.runtime} serves, which is not checked")
-    base.template.save(stage)
+    base.text_format.template.save(stage)
     for name in ("chat_template.jinja", "special_tokens_map.json"):
         # Without a template of its own it is asked as its base model is.
         if not (adapter / name).exists():

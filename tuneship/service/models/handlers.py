@@ -6,6 +6,7 @@ The limits of a model are in `limits.py`.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -15,7 +16,7 @@ from tuneship.contract.errors import DeploymentError, InvalidRequestError, Model
 from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replica_protocol import Adapter
 from tuneship.security.sealed_files import ObjectDamaged
-from tuneship.service.catalogues.base_models import CataloguedModel
+from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.common.refusals import abbreviated
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
@@ -28,6 +29,7 @@ from tuneship.store.list_counters import MODELS
 from tuneship.store.row_types import JobRow, ModelRow
 from tuneship.store.stored_files import model_ref
 from tuneship.template import TEMPLATE_FILES, PromptTemplate
+from tuneship.text_format import TextFormat
 
 # Prefix of the id of every fine-tuned model, and of no base model.
 TUNED = "ft:"
@@ -47,7 +49,12 @@ class FoundModel:
 class ServedModel(FoundModel):
     """A model ready to be served."""
 
-    template: PromptTemplate = field(kw_only=True)
+    format: TextFormat = field(kw_only=True)
+
+    @property
+    def template(self) -> PromptTemplate:
+        """The template of its format."""
+        return self.format.template
 
 
 @serves(contract.list_models)
@@ -223,15 +230,25 @@ def served_model(
     """
     found = find_model(connection, parts, client_id, identifier)
     if found.adapter is None or found.files is None:
-        return ServedModel(found.base, template=found.base.template)
+        return ServedModel(found.base, format=_base_format(found.base))
+    base_format = _base_format(found.base)
+    files = found.files.only(*TEMPLATE_FILES)
     try:
-        template = _template(parts.blobs, found.files.only(*TEMPLATE_FILES), found.adapter.key)
+        template = _template(parts.blobs, files, found.adapter.key, found.base.path)
     except ObjectDamaged as damage:
         raise _cannot_be_served(damage) from damage
-    return ServedModel(found.base, found.adapter, found.files, template=template)
+    own_format = _with_template(base_format, template)
+    return ServedModel(found.base, found.adapter, found.files, format=own_format)
 
 
-def _cannot_be_served(damage: ObjectDamaged) -> DeploymentError:
+def _base_format(base: CataloguedModel) -> TextFormat:
+    try:
+        return base.text_format
+    except CatalogueFault as fault:
+        raise _cannot_be_served(fault) from fault
+
+
+def _cannot_be_served(damage: ObjectDamaged | CatalogueFault) -> DeploymentError:
     return DeploymentError(f"the model cannot be served: {damage}", status=409)
 
 
@@ -246,7 +263,13 @@ def job_of(connection: sa.Connection, client_id: str, identifier: str) -> JobRow
 
 
 @lru_cache(maxsize=256)
-def _template(blobs: Blobs, files: ObjectRef, key: str | None) -> PromptTemplate:
+def _template(blobs: Blobs, files: ObjectRef, key: str | None, base: Path) -> PromptTemplate:
     """Load a stored model's template. Models never change, and compiling one takes longer than generating a token."""
     with blobs.fetched(files) as folder:
-        return PromptTemplate.load(folder, key)
+        return PromptTemplate.load(folder, key, base)
+
+
+@lru_cache(maxsize=256)
+def _with_template(base_format: TextFormat, template: PromptTemplate) -> TextFormat:
+    """Reading the format off what the template renders takes as long as generating a token."""
+    return base_format.with_template(template)
