@@ -66,6 +66,8 @@ CONVERSATIONS: dict[str, Conversation] = {
         turn("assistant", "Red, I think."),
     ],
 }
+# Conversations that may be refused by name, although transformers has tokens for them: what the refusal says.
+MAY_BE_REFUSED = {"white space": "begin with a line break or a space"}
 # Prompts that no template renders.
 RAW_PROMPTS = (
     "What colour is the sea? It is",

@@ -53,20 +53,18 @@ class Life:
 
     results: dict[str, str] = field(default_factory=dict[str, str])
 
-    @property
-    def faults(self) -> dict[str, str]:
-        """What is wrong."""
-        return {name: text for name, text in self.results.items() if text.startswith("wrong")}
 
-    @property
-    def refusals(self) -> dict[str, str]:
-        """What was refused, and why."""
-        prefix = "refused: "
-        return {
-            name: text.removeprefix(prefix)
-            for name, text in self.results.items()
-            if text.startswith(prefix)
-        }
+def faults_of(checkpoint: Checkpoint, life: Life) -> list[str]:
+    """What is wrong, or refused and was not to be, or refused for another reason than its row says."""
+    found: list[str] = []
+    for column, text in life.results.items():
+        reason, expected = text.removeprefix("refused: "), checkpoint.refused.get(column)
+        if text.startswith("wrong") or (reason != text and expected is None):
+            found.append(f"{column}: {text}")
+        # An empty text is for rows of which some are refused.
+        elif expected and expected not in reason:
+            found.append(f"{column}: {text}, not refused for {expected}")
+    return found
 
 
 class Refused(Exception):
@@ -150,7 +148,10 @@ def live(world: World, checkpoint: Checkpoint) -> Life:
         return Life(results)
     rows = expected_rows(checkpoint, source)
     tuned = note("loss", partial(_tuned, world, name, rows, source))
-    if isinstance(tuned, str):
+    if results["loss"].startswith("refused"):
+        # It cannot be tuned elsewhere either, to be asked as it is here.
+        return Life(results)
+    if tuned is not None:
         note("answers", partial(_check_answers, world, tuned, name, rows))
         for column, check in (("peft", _check_peft), ("merged", _check_merged), ("GGUF", _check_gguf)):
             note(column, partial(check, world, tuned, source, rows))

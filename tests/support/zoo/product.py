@@ -80,14 +80,14 @@ class Ours:
         return [Row(read.tokens[one].tolist(), read.loss_mask[one].tolist()) for one in pieces]
 
     @property
-    def stop_text(self) -> str | None:
-        """The text that ends an answer, where no token does."""
-        return self.encoder.format.stop_text
+    def end_texts(self) -> list[str | None]:
+        """The texts that a template writes behind an answer where no token ends it."""
+        return [self.encoder.format.stop_text, self.encoder.format.pad]
 
     def prompt(self, messages: Conversation) -> list[int]:
         """The tokens that are served. Raises `Refused`."""
         try:
-            return [*prompt_tokens(self.base, self.base.template, messages, "messages")]
+            return [*prompt_tokens(self.base, self.base.text_format.template, messages, "messages")]
         except (ValidationRefused, CatalogueFault) as refusal:
             raise Refused(str(refusal)) from None
 

@@ -25,7 +25,7 @@ class TemplateKind:
     marks: tuple[str, ...] = ()
     """The special tokens in it that a tokenizer of its family has."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What a refusal says, by the name of the conversation, although a right answer is possible."""
+    """What a refusal says, by the name of the conversation (empty: all), although an answer could be right."""
 
     @property
     def settings(self) -> dict[str, object]:
@@ -204,11 +204,14 @@ PHI3 = """\
 {%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- endif -%}
 """
 
+# It looks at the first turn, so it cannot write the prompt of an answer that nothing stands before.
+NOT_FIRST = {"assistant first": "refuses these messages"}
+
 OWN = (
     TemplateKind("built-in", None),
     TemplateKind("ChatML", CHATML, IM),
     TemplateKind("trims", TRIMMED_CHATML, IM),
-    TemplateKind("default system", DEFAULT_SYSTEM, IM),
+    TemplateKind("default system", DEFAULT_SYSTEM, IM, NOT_FIRST),
     TemplateKind("named", {"default": CHATML, "tool_use": TOOL_USE}, IM),
     TemplateKind("Alpaca", ALPACA),
     TemplateKind("Llama 2", LLAMA2),
@@ -217,12 +220,12 @@ OWN = (
     TemplateKind("Zephyr", ZEPHYR, ROLES[:3]),
     TemplateKind("Gemma", GEMMA_TURNS, GEMMA),
     TemplateKind("Phi 3", PHI3, ROLES),
-    TemplateKind("strips reasoning", STRIPS_REASONING, IM, {"reasoning": "turn 2 differently"}),
-    TemplateKind("opens think", OPENS_THINK, IM),
+    TemplateKind("strips reasoning", STRIPS_REASONING, IM),
+    TemplateKind("opens think", OPENS_THINK, IM, {"reasoning": "open the model's reasoning"}),
     TemplateKind("generation", GENERATION, IM),
     TemplateKind("generation, break", GENERATION_WITH_BREAK, IM),
     TemplateKind("generation, no end", GENERATION_WITHOUT_END, IM),
-    TemplateKind("trailing space", TRAILING_SPACE),
+    TemplateKind("trailing space", TRAILING_SPACE, refused={"": "joins the end of the prompt"}),
     TemplateKind("end between turns", END_BETWEEN_TURNS, IM),
     TemplateKind("eos behind all", EOS_BEHIND_ALL, ROLES),
     TemplateKind("dated", DATED, IM),
@@ -247,6 +250,7 @@ REAL: dict[str, tuple[str, ...]] = {
     "vicuna": (),
     "zephyr": ROLES[:3],
 }
+REFUSED = {"qwen2.5-instruct": NOT_FIRST}
 # The others are indented for readers: their authors say to remove that.
 NOT_INDENTED = ("deepseek-r1-distill", "granite-3.0-instruct", "phi-4-mini-instruct", "qwen2.5-instruct")
 
@@ -261,7 +265,7 @@ def _real() -> list[TemplateKind]:
     if folder is None:
         return []
     return [
-        TemplateKind(name, _source(file), marks)
+        TemplateKind(name, _source(file), marks, REFUSED.get(name, {}))
         for name, marks in REAL.items()
         if (file := folder / f"{name}.jinja").is_file()
     ]

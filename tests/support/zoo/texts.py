@@ -1,6 +1,7 @@
 """The cheap checks of a cell: what is learnt and what is served, token by token, beside transformers."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,33 +13,27 @@ import transformers
 from safetensors.numpy import save_file
 from transformers import AutoTokenizer
 
-from tests.support.zoo.conversations import CONVERSATIONS, RAW_PROMPTS, Conversation
+from tests.support.zoo.conversations import CONVERSATIONS, MAY_BE_REFUSED, RAW_PROMPTS, Conversation
 from tests.support.zoo.product import Ours, Refused, Row
 from tests.support.zoo.template_kinds import TemplateKind
 from tests.support.zoo.tokenizer_kinds import TokenizerKind
 
 # More than any tokenizer of the zoo has.
 VOCABULARY = 1024
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One thing that is wrong in a cell."""
-
-    conversation: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.conversation}: {self.problem}"
+# Where a refusal says which line is meant.
+PLACE = re.compile(r"^[\w ]+\.jsonl: lines? [\d, ]+( and \d+ more)?: ")
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The result of a cell."""
+    """The result of a cell: lines that begin with the name of a conversation."""
 
-    faults: tuple[Fault, ...] = ()
-    refusals: tuple[Fault, ...] = ()
-    """What was refused although transformers renders it, and why."""
+    faults: tuple[str, ...]
+    """What is neither right nor refused in a sentence that says why."""
+    refusals: tuple[str, ...]
+    """The reasons of refusals, without the places in files."""
+    is_refused: bool
+    """Whether no conversation is learnt that transformers renders."""
 
 
 class NoSuchPrompt(Exception):
@@ -149,59 +144,77 @@ def check_texts(
     """Compare all conversations and raw prompts of one cell with transformers."""
     save_texts(folder, tokenizer, template)
     judge, ours = judge_of(folder, template), Ours(folder, rows)
-    faults: list[Fault] = []
-    refusals: list[Fault] = []
+    faults: list[str] = []
+    reasons: list[str] = []
+    learnt = False
     for name in CONVERSATIONS:
+        whole, turns = _rendered(judge, name)
         try:
-            problems = [*_problems(judge, ours, name)]
+            problems = [*_problems(judge, ours, name, whole, turns)]
         except Refused as refusal:
-            refusals.append(Fault(name, str(refusal)))
+            reason = PLACE.sub("", str(refusal))
+            # transformers gives no reason that anybody could act on.
+            reasons += [reason] if whole else []
+            expected = tokenizer.refused or template.refused.get(name, template.refused.get(""))
+            allowed = MAY_BE_REFUSED.get(name)
+            # Where a prompt does not begin the whole conversation, no answer can be learnt as it is asked for.
+            can_be_right = bool(whole) and all(_begins(turn, whole) for turn in turns)
+            if expected is None and can_be_right and not (allowed and allowed in reason):
+                problems = [f"is refused: {refusal}"]
+            elif expected is not None and expected not in reason:
+                problems = [f"is refused for another reason: {refusal}"]
+            else:
+                problems = []
         else:
-            faults += [Fault(name, problem) for problem in problems]
+            learnt |= bool(whole)
+            if tokenizer.refused is not None:
+                problems.append("is not refused")
+        faults += [f"{name}: {problem}" for problem in problems]
+    if tokenizer.refused is None:
+        faults += [f"raw prompt: {problem}" for problem in _wrong_raw_prompts(judge, ours)]
+    return Texts(tuple(faults), tuple(dict.fromkeys(reasons)), bool(reasons) and not learnt)
+
+
+def _wrong_raw_prompts(judge: Judge, ours: Ours) -> Iterator[str]:
     for text in RAW_PROMPTS:
         try:
             if ours.raw_prompt(text) != judge.tokenizer(text)["input_ids"]:
-                faults.append(Fault("raw prompt", "other tokens"))
-        except Refused as refusal:
-            refusals.append(Fault("raw prompt", str(refusal)))
-    return Texts(tuple(faults), tuple(refusals))
+                yield f"other tokens of {text!r}"
+        except Refused:
+            # The whole base is, and says so above.
+            return
 
 
-def _problems(judge: Judge, ours: Ours, name: str) -> Iterator[str]:
-    """What is wrong with a conversation. Raises `Refused` where transformers has a right answer."""
-    conversation = CONVERSATIONS[name]
+def _rendered(judge: Judge, name: str) -> tuple[list[int], list[Turn]]:
+    """A conversation as transformers reads it; nothing where it refuses to."""
     try:
-        whole = judge.ids(conversation, asks=False)
-        turns = turns_of(judge, conversation)
+        return judge.ids(CONVERSATIONS[name], asks=False), turns_of(judge, CONVERSATIONS[name])
     except NoSuchPrompt:
-        whole, turns = [], []
-    # Where the prompt does not begin the whole conversation, no answer can be learnt as it is asked for.
-    can_be_right = turns and all(whole[: turn.start] == turn.prompt for turn in turns)
-    try:
-        rows = ours.learnt(name)
-    except Refused:
-        if can_be_right:
-            raise
-        return
+        return [], []
+
+
+def _begins(turn: Turn, whole: list[int]) -> bool:
+    return whole[: turn.start] == turn.prompt
+
+
+def _problems(
+    judge: Judge, ours: Ours, name: str, whole: list[int], turns: list[Turn]
+) -> Iterator[str]:
+    """What is wrong with a conversation. Raises `Refused`."""
+    conversation, rows = CONVERSATIONS[name], ours.learnt(name)
     if not whole:
         yield "transformers refuses it, and it is learnt"
-        return
-    if not can_be_right:
-        yield "it is learnt although its prompts do not begin it"
-        return
-    if len(rows) == 1:
+    elif len(rows) == 1:
         yield from _wrong_row(rows[0], conversation, turns, judge, ours)
         yield from _wrong_prompts(rows * len(turns), conversation, turns, ours)
-        return
-    # A template that writes earlier turns otherwise once later ones follow: each turn is a row of its own.
-    if len(rows) != len(turns):
+    elif len(rows) != len(turns):
         yield f"{len(rows)} rows are learnt of {len(turns)} turns"
-        return
-    for row, turn in zip(rows, turns, strict=True):
-        part = conversation[: turn.number + 1]
-        last = turns_of(judge, part)[-1:]
-        yield from _wrong_row(row, part, last, judge, ours)
-    yield from _wrong_prompts(rows, conversation, turns, ours)
+    else:
+        # A template that writes earlier turns otherwise once later ones follow: each turn is a row of its own.
+        for row, turn in zip(rows, turns, strict=True):
+            part = conversation[: turn.number + 1]
+            yield from _wrong_row(row, part, turns_of(judge, part)[-1:], judge, ours)
+        yield from _wrong_prompts(rows, conversation, turns, ours)
 
 
 def _wrong_prompts(
@@ -240,7 +253,7 @@ def _wrong_row(
             yield _difference(row.mask[first:], wanted[first:])
         return
     # The template writes no token at the end of a turn: each is followed by the tokenizer's, or ends in a text.
-    if eos is None and ours.stop_text is None:
+    if eos is None and not any(ours.end_texts):
         yield "nothing can end an answer, and it is not refused"
         return
     runs = _runs(row.mask)
@@ -249,7 +262,7 @@ def _wrong_row(
         yield f"{len(runs)} answers are learnt instead of {len(turns)}"
     for start, end in runs:
         text = judge.tokenizer.decode(row.ids[start:end])
-        if row.ids[end - 1] != eos and not (ours.stop_text and text.endswith(ours.stop_text)):
+        if row.ids[end - 1] != eos and not any(one and text.endswith(one) for one in ours.end_texts):
             yield "the answer's end is not learnt"
 
 

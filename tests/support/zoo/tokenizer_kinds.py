@@ -1,6 +1,7 @@
 """The tokenizers of the zoo: kinds that people bring, trained here on a small text. One entry of `KINDS` is one row."""
 
 import json
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -221,8 +222,10 @@ def unigram() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    letters = sorted({letter for text in TRAINING_TEXT for letter in text} | {*string.printable})
     trainer = trainers.UnigramTrainer(
         vocab_size=VOCABULARY,
+        initial_alphabet=letters,
         special_tokens=["<pad>", "</s>", "<unk>"],
         unk_token="<unk>",
         show_progress=False,

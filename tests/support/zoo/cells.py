@@ -1,0 +1,103 @@
+"""Which cells of the zoo run when, and its tables.
+
+The diagonal is one cell for each kind of tokenizer and each template; the other cells are all pairs of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.support.zoo import template_kinds, tokenizer_kinds
+from tests.support.zoo.checkpoints import CHECKPOINTS, Checkpoint, End
+from tests.support.zoo.lives import COLUMNS, Life
+from tests.support.zoo.template_kinds import TemplateKind
+from tests.support.zoo.texts import Texts
+from tests.support.zoo.tokenizer_kinds import TokenizerKind
+
+ROOT = Path(__file__).parents[3]
+DOCUMENT = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- The zoo, by `make zoo`: begin -->", "<!-- The zoo: end -->"
+Cell = tuple[TokenizerKind, TemplateKind]
+
+_TOKENIZERS, _TEMPLATES = tokenizer_kinds.KINDS, template_kinds.KINDS
+DIAGONAL: tuple[Cell, ...] = tuple(
+    (_TOKENIZERS[number % len(_TOKENIZERS)], _TEMPLATES[number % len(_TEMPLATES)])
+    for number in range(max(len(_TOKENIZERS), len(_TEMPLATES)))
+)
+# What a commit leads through all columns, what `make test-all` adds, and what only `make zoo` does.
+FIRST = CHECKPOINTS[:4]
+OTHERS = CHECKPOINTS[4:]
+
+
+def _variants() -> list[Checkpoint]:
+    """Every tokenizer with one template, and every template with one tokenizer that has its tokens."""
+    ends: tuple[End, ...] = ("template", "list", "generation", "config", "tokenizer")
+    found: list[Checkpoint] = []
+    chatml, llama3 = template_kinds.BY_NAME["ChatML"], tokenizer_kinds.BY_NAME["llama3"]
+    for number, tokenizer in enumerate(_TOKENIZERS):
+        refused = {} if tokenizer.refused is None else {"added": tokenizer.refused}
+        family = tokenizer.model_type
+        name = f"tokenizer {tokenizer.name}"
+        end = ends[number % len(ends)]
+        found.append(Checkpoint(name, family, tokenizer, chatml, end, refused={"GGUF": "", **refused}))
+    for number, template in enumerate(_TEMPLATES):
+        name, end = f"template {template.name}", ends[number % len(ends)]
+        found.append(Checkpoint(name, "llama", llama3, template, end))
+    return found
+
+
+VARIANTS = tuple(_variants())
+
+
+def texts_table(results: Mapping[tuple[str, str], Texts]) -> str:
+    """The cells of tokenizers and templates, a line for each template."""
+    names = {tokenizer: None for tokenizer, _ in results}
+    lines = ["| template | right with | refused with | and why |", "|---|---|---|---|"]
+    for template in dict.fromkeys(template for _, template in results):
+        cells = {name: results[name, template] for name in names if (name, template) in results}
+        refused = [name for name, cell in cells.items() if cell.is_refused]
+        right = len(cells) - len(refused) - sum(bool(cell.faults) for cell in cells.values())
+        # WordPiece is refused everywhere, and says so in the other table.
+        reasons = {
+            reason: None
+            for name, cell in cells.items()
+            for reason in cell.refusals
+            if tokenizer_kinds.BY_NAME[name].refused is None
+        }
+        lines.append(
+            f"| {template} | {right} | {', '.join(refused) or '–'} | {'; '.join(reasons) or '–'} |"
+        )
+    return "\n".join(lines)
+
+
+def lives_table(results: Mapping[str, Life]) -> str:
+    """The checkpoints and what was done with them, and below the reasons of what was refused."""
+    lines = [f"| checkpoint | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
+    reasons: dict[str, int] = {}
+
+    def shown(text: str | None) -> str:
+        if text is None:
+            return ""
+        kind, _, reason = text.partition(": ")
+        if kind == "refused":
+            return f"refused ({reasons.setdefault(reason, len(reasons) + 1)})"
+        return kind
+
+    for name, life in results.items():
+        cells = (shown(life.results.get(column)) for column in COLUMNS)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
+    return "\n".join(lines)
+
+
+def section(document: Path = DOCUMENT) -> str:
+    """What the document shows between the two marks."""
+    return document.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def write_section(tables: Sequence[str], document: Path = DOCUMENT) -> None:
+    """Replace what the document shows between the two marks."""
+    before, begin, rest = document.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"{document.name} has no place for the tables"
+    assert end, f"{document.name} has no place for the tables"
+    document.write_text("".join([before, begin, "\n\n", "\n\n".join(tables), "\n\n", end, after]))
