@@ -243,11 +243,14 @@ class PromptTemplate:
 
 
 def _read_json(path: Path, key: str | None) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no file."""
+    """The object in a JSON file; empty where there is no file. Raises TemplateFailed for another value."""
     try:
-        return json.loads(read_plain(path, key))
+        read: object = json.loads(read_plain(path, key))
     except FileNotFoundError:
         return {}
+    if not isinstance(read, dict):
+        raise TemplateFailed(f"{path.name} is not an object")
+    return cast("dict[str, Any]", read)
 
 
 def _named_sources(setting: object) -> dict[str, str]:

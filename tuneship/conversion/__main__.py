@@ -1,7 +1,8 @@
 """`python -m tuneship.conversion ORDER REPORT`: read a model by transformers and by our engine, and compare them.
 
-With a GGUF file, the checkpoint that the engine reads is written first. The report says why a model is refused; the
-exit code is 0 then too. Loads torch.
+With a GGUF file, the checkpoint that the engine reads is written first; a tokenizer that transformers reads differently
+from its tokenizer.json is written as transformers reads it. The report says why a model is refused; the exit code is 0
+then too. Loads torch.
 """
 
 import sys
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from tuneship.conversion import gguf_model, losses
+from tuneship.conversion.base_format import base_format
 from tuneship.conversion.failure_reasons import refusal_of, versions
 from tuneship.conversion.order import ReadingOrder, ReadingReport
 from tuneship.serving.model import ModelRefused
@@ -45,13 +46,12 @@ def read_both(order: ReadingOrder) -> ReadingReport:
     """Read the model twice, one after the other. Raises whatever a foreign file brings about."""
     target = Path(order.target)
     model = _source_model(order)
-    tokenizer: Any = Tokenizer.from_file(str(target / "tokenizer.json"))
+    found = base_format(order)
     config: Any = model.config.get_text_config()
     length = getattr(config, "max_position_embeddings", None) or FALLBACK_CONTEXT_TOKENS
-    tokens = text_tokens(tokenizer, length)
+    tokens = text_tokens(found.format.tokenizer, length)
     if len(tokens) < 2 or max(tokens) >= config.vocab_size:
         raise ModelRefused("its tokenizer and its weights do not belong together")
-    losses.question_prompt(target)  # refuses a template that cannot render it
     before = losses.losses_of_source(model, tokens)
     del model  # the memory of one model at a time
 
@@ -62,8 +62,10 @@ def read_both(order: ReadingOrder) -> ReadingReport:
         loss_after=float(after.mean()),
         difference=float((after - before).square().mean().sqrt()),
         versions=versions(*LIBRARIES, *([] if order.gguf_file is None else ["gguf"])),
+        notes=found.notes(str(config.model_type)),
+        tuning_fault=found.format.tuning_fault,
     )
-    if order.end_tokens is None and order.weights is None:
+    if not order.asks and order.weights is None:
         return report
     del engine
     weights = order.weights
@@ -75,9 +77,9 @@ def read_both(order: ReadingOrder) -> ReadingReport:
         served_format=served.facts.weights,
         served_loss=float(losses_of_engine(served, tokens).mean()),
     )
-    if order.end_tokens is None:
+    if not order.asks:
         return report
-    answer = losses.answer_of(served, target, tokenizer, order.end_tokens)
+    answer = losses.answer_of(served, found.format)
     return replace(report, answer=answer)
 
 

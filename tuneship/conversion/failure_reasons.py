@@ -13,6 +13,7 @@ from tuneship.conversion.gguf_header import GgufRefused
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.model import ModelRefused
 from tuneship.template import TemplateFailed
+from tuneship.text_tokenizer import TokenizerFault
 from tuneship.training.progress_file import TrainingFailed
 
 # The library that reads and writes tensors has the number of an error in its text alone.
@@ -21,12 +22,13 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 def refusal_of(error: Exception) -> str:
     """Say what failed; of a library's error without its own text, which may hold pages of names."""
-    if isinstance(error, GgufRefused | ModelRefused | AdapterRefused | TemplateFailed):
+    named = GgufRefused | ModelRefused | AdapterRefused | TemplateFailed | TokenizerFault
+    if isinstance(error, named):
         return str(error)
     if isinstance(error, TrainingFailed):
         return error.message
-    named = OS_ERROR.search(str(error))
-    number = int(named[1]) if named else getattr(error, "errno", None)
+    found = OS_ERROR.search(str(error))
+    number = int(found[1]) if found else getattr(error, "errno", None)
     if number == errno.ENOSPC:
         return "the disk is full"
     if number:

@@ -1,10 +1,6 @@
 """The losses of a fixed text's tokens, as transformers computes them; and our engine's answer to a fixed question."""
 
-from pathlib import Path
-from typing import Any
-
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -13,7 +9,8 @@ from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.model import CausalModel
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights_choice import token_losses
-from tuneship.template import PromptTemplate
+from tuneship.text_format import TextFormat
+from tuneship.text_tokenizer import continuation, encode
 
 ANSWER_TOKENS = 32
 
@@ -25,21 +22,18 @@ def losses_of_source(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return token_losses(logits[0].float().cpu(), tokens)
 
 
-def question_prompt(folder: Path) -> str:
-    """The prompt of a plain question. Raises `TemplateFailed` for a template that does not render it."""
-    messages = [{"role": "user", "content": QUESTION}]
-    return PromptTemplate.load(folder).render(messages, add_generation_prompt=True)
-
-
-def answer_of(model: CausalModel, folder: Path, tokenizer: Tokenizer, ends: list[int]) -> str:
+def answer_of(model: CausalModel, text_format: TextFormat) -> str:
     """The engine's greedy answer to a fixed question."""
-    prompt: Any = tokenizer.encode(question_prompt(folder), add_special_tokens=False)
+    messages = [{"role": "user", "content": QUESTION}]
+    rendered = text_format.template.render(messages, add_generation_prompt=True)
+    prompt = encode(text_format.tokenizer, rendered)
     engine = Engine(model, EngineLimits(slots=1))
     engine.submit(
-        "question", GenerateRequest(tuple(prompt.ids), ANSWER_TOKENS, stop_tokens=tuple(ends))
+        "question",
+        GenerateRequest(tuple(prompt), ANSWER_TOKENS, stop_tokens=text_format.stop_tokens),
     )
     generated: list[int] = []
     while not engine.idle:
         result = engine.step()
         generated += [token for _, token in result.tokens]
-    return tokenizer.decode(generated).strip()
+    return continuation(text_format.tokenizer, prompt, generated).strip()

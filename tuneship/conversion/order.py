@@ -38,8 +38,8 @@ class ReadingOrder(ProcessMessage):
     """Name of the GGUF file in `source`."""
     weights: str | None = None
     """The number format in which it is to be served: `float32`, `bfloat16`, `int8`, `int4` or `auto`."""
-    end_tokens: list[int] | None = None
-    """Token ids that end an answer to a fixed question; None asks no question."""
+    asks: bool = False
+    """Whether the engine is asked a fixed question, as in the check of a model that was added."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ class ReadingReport(ProcessMessage):
     """The answer in that format."""
     versions: dict[str, str] = field(default_factory=dict[str, str])
     """Versions of the libraries that read the model, by name."""
+    notes: list[str] = field(default_factory=list[str])
+    """What people should know of its tokenizer and its chat template, a sentence each."""
+    tuning_fault: str | None = None
+    """Why it can be served and not tuned."""
 
     @property
     def is_alike(self) -> bool:

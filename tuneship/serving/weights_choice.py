@@ -18,6 +18,7 @@ from tuneship.serving.model import CausalModel, ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest, Sequence
 from tuneship.serving.weights import FLOATS, QUANTISED
+from tuneship.text_tokenizer import TokenizerFault, load_tokenizer
 
 TEXT = (
     "A patient comes to the clinic with a cough that has lasted for three weeks. The doctor listens to the lungs, asks "
@@ -74,9 +75,9 @@ def token_losses(logits: Tensor, tokens: list[int]) -> Tensor:
 def measured_weights(directory: Path) -> list[MeasuredWeights]:
     """Load a model in each format that it can have, and measure it. Raises `ModelRefused` if it cannot be loaded."""
     try:
-        tokenizer: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    except Exception as error:  # tokenizers raises bare exceptions for every kind of fault
-        raise ModelRefused("tokenizer.json of the base model cannot be read") from error
+        tokenizer = load_tokenizer(directory)
+    except TokenizerFault as fault:
+        raise ModelRefused(f"the base model cannot be used: {fault}") from fault
     found: list[MeasuredWeights] = []
     for weights in (*FLOATS, *QUANTISED):
         try:

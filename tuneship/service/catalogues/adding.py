@@ -100,6 +100,8 @@ def add(  # noqa: PLR0913 (the options of a command)
             order = replace(prepared.order, weights=weights)
             report = read_in_process(order, stage, prepared.readable)
             refuse_unusable(source.name, report)
+            for line in report.notes:
+                note(line)
             origin = _finished(source, prepared, report, stage / "model", now)
             try:
                 (stage / "model").rename(folder / identifier)
@@ -251,6 +253,7 @@ def _finished(
         loss_after=report.loss_after,
         weights=None if report.served_loss is None else report.served_format,
         served_loss=report.served_loss,
+        tuning_fault=report.tuning_fault,
     )
     origin.write(model)
     for path in (*files, model):
@@ -269,8 +272,7 @@ def check(model: CataloguedModel) -> CheckResult:
         return CheckResult([model.fault])
     origin, faults = _file_faults(model.path)
     folder = str(model.path.absolute())
-    ends = list(model.text_format.stop_tokens)
-    order = ReadingOrder(folder, folder, weights=model.weights, end_tokens=ends)
+    order = ReadingOrder(folder, folder, weights=model.weights, asks=True)
     with tempfile.TemporaryDirectory(prefix="tuneship-check-") as work:
         report = read_in_process(order, Path(work), model.path.absolute())
     if report.refused is not None:

@@ -67,6 +67,8 @@ class CataloguedModel:
     """The number format in which our engine holds its weights, one of `WEIGHTS`; None: by size and machine."""
     instance_type: str | None = None
     """The instance type of its replicas where Ray places them; None: `local`."""
+    is_tunable: bool = True
+    """Whether nothing was found that forbids to tune it when it was added; jobs look again."""
 
     @cached_property
     def fault(self) -> str | None:
@@ -121,11 +123,9 @@ class CataloguedModel:
     def tokenizer(self) -> Tokenizer:
         """The fast tokenizer, without transformers. Raises `CatalogueFault`."""
         try:
-            tokenizer = load_tokenizer(self.path)
-            check_kind(tokenizer)
+            return load_tokenizer(self.path)
         except TokenizerFault as fault:
             raise CatalogueFault(str(fault)) from fault
-        return tokenizer
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -197,12 +197,23 @@ class CataloguedModel:
     def text_format(self) -> TextFormat:
         """How the model reads and writes conversations. Raises `CatalogueFault`."""
         try:
+            check_kind(self.tokenizer)
             found = TextFormat.of_base(self.path, self.tokenizer)
+        except TokenizerFault as fault:
+            raise CatalogueFault(str(fault)) from fault
         except (TemplateFailed, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CatalogueFault("its chat template cannot be read") from error
         if found.fault is not None:
             raise CatalogueFault(found.fault)
         return found
+
+    @cached_property
+    def tuning_fault(self) -> str | None:
+        """Why the model cannot be tuned, as far as that shows without loading it; None when nothing is wrong."""
+        try:
+            return self.text_format.tuning_fault
+        except CatalogueFault as fault:
+            return str(fault)
 
 
 def _template(path: Path) -> PromptTemplate:
@@ -278,7 +289,13 @@ def _added(folder: Path) -> CataloguedModel:
     licence = f", licence {origin.licence}" if origin.licence else ""
     description = f"Added from {origin.source} ({origin.kind}){licence}"
     return CataloguedModel(
-        folder.name, folder, folder.name, "1", description, weights=origin.weights
+        folder.name,
+        folder,
+        folder.name,
+        "1",
+        description,
+        weights=origin.weights,
+        is_tunable=origin.tuning_fault is None,
     )
 
 

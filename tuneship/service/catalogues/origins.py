@@ -38,6 +38,8 @@ class Origin:
     """The number format in which it is served: chosen or measured when it was added; None: not chosen."""
     served_loss: float | None = None
     """The loss of the text in that format; None: not chosen."""
+    tuning_fault: str | None = None
+    """Why the model can be served and not tuned."""
 
     def write(self, folder: Path) -> None:
         """Write the file, flushed. Raises `OSError`."""

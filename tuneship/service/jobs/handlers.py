@@ -62,6 +62,8 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     if job.base_model.startswith(TUNED):
         raise refused("base_model", "must be a base model: tuning a tuned model is not available")
     base = base_of(context.parts, job.base_model, "base_model")
+    if base.tuning_fault is not None:
+        raise refused("base_model", f"names a model that cannot be tuned: {base.tuning_fault}")
     modules = job.hyperparameters.target_modules
     if modules != ["all-linear"] and not set(modules) <= base.linear_modules:
         known = ", ".join(sorted(base.linear_modules))

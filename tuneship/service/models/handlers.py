@@ -92,7 +92,7 @@ def _base_item(base: CataloguedModel) -> Model:
         description=base.description,
         parameters=base.parameters,
         context_length=base.context_length,
-        supported_fine_tuning=True,
+        supported_fine_tuning=base.is_tunable,
     )
 
 

@@ -1,0 +1,111 @@
+"""The text format of a base model that is added or checked, compared with how transformers reads the model's texts."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuneship.conversion.order import ReadingOrder
+from tuneship.serving.model import ModelRefused
+from tuneship.template import NAMED_TEMPLATES_FOLDER, TEMPLATE_FILE, TEMPLATE_FILES, PromptTemplate
+from tuneship.text_format import TextFormat
+from tuneship.text_tokenizer import TOKENIZER_FILE, check_kind, load_tokenizer
+from tuneship.training.tokenizer_check import difference_from, load_as_transformers
+
+# The kinds of models in the table of docs/models.md; others are served and tuned with a warning.
+PROVEN_KINDS = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3", "gpt_neox", "gpt2"}
+)
+
+
+@dataclass(frozen=True)
+class BaseFormat:
+    """The format of a base model, and how its files came to say it."""
+
+    format: TextFormat
+    difference: str | None
+    """In what tokenizer.json differed from what transformers reads, and was written again."""
+
+    def notes(self, model_type: str) -> list[str]:
+        """What people should know, a sentence each."""
+        notes: list[str] = []
+        if self.difference is not None:
+            notes.append(
+                f"transformers reads {self.difference} differently from {TOKENIZER_FILE}: "
+                "the tokenizer is kept as transformers reads it"
+            )
+        appended, stop = self.format.appended_end, self.format.stop_text
+        if appended is not None:
+            notes.append(
+                f"its chat template writes nothing behind an answer: {appended} is put there, in training and serving"
+            )
+        elif stop is not None:
+            notes.append(
+                "its chat template ends an answer with a text that is no token: that text stops an answer"
+            )
+        if self.format.tuning_fault is not None:
+            notes.append(f"it can be served, and not tuned: {self.format.tuning_fault}")
+        if model_type not in PROVEN_KINDS:
+            notes.append(
+                f"models of the kind {model_type} are not in the table of what is proven (docs/models.md): "
+                "compare some answers with those of transformers"
+            )
+        return notes
+
+
+def base_format(order: ReadingOrder) -> BaseFormat:
+    """The format of the order's model. Raises `ModelRefused`, `TemplateFailed` and `TokenizerFault`.
+
+    While a model is added, files that transformers reads differently are written as it reads them.
+    """
+    source, target = Path(order.source), Path(order.target)
+    is_added = source != target
+    if is_added and (source / NAMED_TEMPLATES_FOLDER).is_dir():
+        _write_anew(target / TEMPLATE_FILE, PromptTemplate.load(source).source)
+    found = _format_of(target)
+    difference = None
+    # A tokenizer that was made of a GGUF file is transformers' own.
+    if order.gguf_file is None:
+        reference = load_as_transformers(source)
+        difference = difference_from(reference, found)
+        if difference is not None:
+            if not is_added:
+                raise ModelRefused(
+                    f"transformers reads {difference} differently from its tokenizer.json"
+                )
+            _save_as_transformers(reference, target, found.template)
+            found = _format_of(target)
+            left = difference_from(reference, found)
+            if left is not None:
+                kind = type(found.tokenizer.model).__name__
+                raise ModelRefused(
+                    f"its tokenizer ({type(reference).__name__}, {kind}) is of a kind that is not understood: "
+                    f"transformers reads {left} differently"
+                )
+    if found.fault is not None:
+        raise ModelRefused(found.fault)
+    return BaseFormat(found, difference)
+
+
+def _format_of(directory: Path) -> TextFormat:
+    tokenizer = load_tokenizer(directory)
+    check_kind(tokenizer)
+    return TextFormat.of_base(directory, tokenizer)
+
+
+def _save_as_transformers(reference: Any, target: Path, template: PromptTemplate) -> None:
+    """Write the tokenizer's files as transformers would save them; the template stays."""
+    source = template.source if (target / TEMPLATE_FILE).is_file() else None
+    # They may be shared with the source.
+    for name in (TOKENIZER_FILE, *TEMPLATE_FILES):
+        (target / name).unlink(missing_ok=True)
+    reference.save_pretrained(target)
+    shutil.rmtree(target / NAMED_TEMPLATES_FOLDER, ignore_errors=True)
+    if source is not None:
+        _write_anew(target / TEMPLATE_FILE, source)
+
+
+def _write_anew(file: Path, text: str) -> None:
+    """Write a file that may be shared with the source."""
+    file.unlink(missing_ok=True)
+    file.write_text(text, encoding="utf-8")
