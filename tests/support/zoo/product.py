@@ -1,6 +1,7 @@
 """What this product makes of a checkpoint: the rows that it learns, and the prompts that it serves."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,7 +13,11 @@ from transformers import AutoConfig, GenerationConfig
 
 from tests.support.zoo.conversations import CONVERSATIONS, Conversation
 from tuneship.contract.errors import ValidationRefused
+from tuneship.conversion.base_format import base_format
+from tuneship.conversion.failure_reasons import refusal_of
+from tuneship.conversion.order import ReadingOrder
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
+from tuneship.service.catalogues.origins import ORIGIN_FILE
 from tuneship.service.generation.prompts import prompt_tokens, raw_tokens
 from tuneship.training.base_model import load_encoder
 from tuneship.training.data_files import read_rows
@@ -42,35 +47,52 @@ def write_rows(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Ours:
-    """A checkpoint as the service and the training read it."""
+    """A checkpoint as it is added, and then read by the service and the training."""
 
-    folder: Path
+    source: Path
     rows: Path
     """The folder with a file for each conversation (`write_rows`)."""
 
-    @cached_property
+    @property
     def base(self) -> CataloguedModel:
         """The base model. Raises `Refused` for one that cannot be used."""
-        base = CataloguedModel("zoo", self.folder, "zoo", "1", "")
-        if base.fault is not None:
-            raise Refused(base.fault)
-        return base
+        if isinstance(self._added, str):
+            raise Refused(self._added)
+        return self._added
+
+    @cached_property
+    def _added(self) -> CataloguedModel | str:
+        """The model that `models add` makes of the checkpoint, without reading weights; or why it makes none."""
+        fault = CataloguedModel("zoo", self.source, "zoo", "1", "").fault
+        if fault is not None:
+            return fault
+        target = self.source / "added"
+        shutil.copytree(self.source, target)
+        try:
+            base_format(ReadingOrder(str(self.source), str(target)))
+        except Exception as error:  # noqa: BLE001 - as the process that reads it does
+            return refusal_of(error)
+        # As for every added model; it says that transformers was asked.
+        (target / ORIGIN_FILE).touch()
+        base = CataloguedModel("zoo", target, "zoo", "1", "")
+        return base.fault or base
 
     @cached_property
     def encoder(self) -> Any:
-        config = AutoConfig.from_pretrained(self.folder)
+        """What makes rows of conversations. Raises `Refused`."""
+        folder = self.base.path
+        config = AutoConfig.from_pretrained(folder)
         generation = None
-        if (self.folder / "generation_config.json").is_file():
-            generation = GenerationConfig.from_pretrained(self.folder)
+        if (folder / "generation_config.json").is_file():
+            generation = GenerationConfig.from_pretrained(folder)
         try:
             model: Any = SimpleNamespace(config=config, generation_config=generation)
-            return load_encoder(str(self.folder), model)
+            return load_encoder(str(folder), model)
         except TrainingFailed as failure:
             raise Refused(failure.message) from None
 
     def learnt(self, name: str) -> list[Row]:
         """The rows that are learnt of a conversation. Raises `Refused`."""
-        _ = self.base
         file = self.rows / f"{name}.jsonl"
         try:
             read = read_rows(file, "conversation", self.encoder, SupervisedFineTuning()).rows
