@@ -87,7 +87,9 @@ def _source_model(order: ReadingOrder) -> PreTrainedModel:
     """The model as transformers reads it; a GGUF file is converted on the way."""
     source, target = Path(order.source), Path(order.target)
     if order.gguf_file is None:
-        return load_base(str(source), choose_format=lambda _: torch.float32)
+        # A GPU is left to those who serve and train.
+        cpu = torch.device("cpu")
+        return load_base(str(source), choose_format=lambda _: torch.float32, place=cpu)
     model, header = gguf_model.read_gguf(source, order.gguf_file)
     gguf_model.save_tokenizer(source, order.gguf_file, target)
     gguf_model.save_checkpoint(model, header, target)

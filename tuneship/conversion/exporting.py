@@ -28,6 +28,8 @@ from tuneship.serving.adapters import CONFIG
 from tuneship.template import PromptTemplate
 from tuneship.training.base_model import load_base
 
+# A GPU is left to those who serve and train.
+CPU = torch.device("cpu")
 LIBRARIES = ("transformers", "peft", "torch", "safetensors", "tokenizers")
 # The files beside the weights that a merged model has of its base.
 SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -91,11 +93,13 @@ def _merged(order: ExportOrder) -> PreTrainedModel:
 
 def _with_adapter(base: Path, adapter: Path) -> Any:
     model: Any = _float32(base)
-    return PeftModel.from_pretrained(model, str(adapter), local_files_only=True).eval()
+    # peft would read the adapter onto a GPU.
+    place = {"torch_device": CPU.type, "local_files_only": True}
+    return PeftModel.from_pretrained(model, str(adapter), **place).eval()
 
 
 def _float32(folder: Path) -> PreTrainedModel:
-    return load_base(str(folder), choose_format=lambda _: torch.float32).eval()
+    return load_base(str(folder), choose_format=lambda _: torch.float32, place=CPU).eval()
 
 
 def _write_merged(order: ExportOrder) -> str:

@@ -11,6 +11,7 @@ import json
 import logging
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,11 +50,17 @@ RUNNING = "vllm:num_requests_running"
 class OpenAiLink:
     """Concurrent requests to one server."""
 
-    def __init__(self, client: httpx.AsyncClient, worker: Worker, folder: Path) -> None:
-        """`client`: with the server's address and key. `folder`: the server's own, removed at the end."""
+    def __init__(
+        self, client: httpx.AsyncClient, worker: Worker, folder: Path, held: ExitStack
+    ) -> None:
+        """`client`: with the server's address and key. `folder`: the server's own, removed at the end.
+
+        `held`: what else the server has, released at the end.
+        """
         self._client = client
         self._worker = worker
         self._folder = folder
+        self._held = held
         self._in_flight: dict[asyncio.Task[None], TokenStream] = {}
         self._is_closed = False
         self._threads = Threads("files of a replica", 2)
@@ -138,6 +145,7 @@ class OpenAiLink:
     async def aclose(self) -> None:
         """Disconnect from the server and remove its folder."""
         self._is_closed = True
+        self._held.close()
         tasks = list(self._in_flight)
         for task, generation in self._in_flight.items():
             generation.fail(ReplicaLost("the connection was closed"))

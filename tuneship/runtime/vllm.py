@@ -10,11 +10,13 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 
-from tuneship.runtime.engine_kinds import VllmServer
+from tuneship.host.gpus import VARIABLE, GpuLease, GpuLeases
+from tuneship.runtime.engine_kinds import USUAL_VLLM_RANK, VLLM_RANK_OPTION, VllmServer
 from tuneship.runtime.openai_link import BASE, OpenAiLink
 from tuneship.runtime.replica_protocol import OpenedReplica, OpenReplica
 from tuneship.runtime.socket_folder import socket_folder
@@ -29,7 +31,10 @@ SOCKET = "socket"
 MEMORY = "/dev/shm"  # noqa: S108 - mkdtemp makes a private folder there
 # Different adapters in one step, adapters in main memory, largest rank. The options of a base model
 # come later on the command line and take precedence.
-ADAPTERS = ("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64", "--max-lora-rank", "64")
+ADAPTERS = (
+    *("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64"),
+    *(VLLM_RANK_OPTION, str(USUAL_VLLM_RANK)),
+)
 ALWAYS = (
     "--generation-config=vllm",  # no sampling defaults of the checkpoint: requests set all
     f"--served-model-name={BASE}",
@@ -47,17 +52,24 @@ ENVIRONMENT = {
 def vllm_replica(
     runtime: Runtime,
     server: VllmServer,
+    gpus: GpuLeases | None = None,
     new_key: Callable[[], str] = secrets.token_urlsafe,
 ) -> OpenReplica:
-    """Make an opener of replicas with vLLM's engine, as processes on this machine."""
+    """Make an opener of replicas with vLLM's engine, as processes on this machine.
+
+    `gpus`: those that other processes use, too; None leaves the choice to vLLM, which takes the first.
+    """
+    leases = gpus or GpuLeases(tuple)
 
     async def open_replica(base: Path, log: Path) -> OpenedReplica:
-        key = new_key()
+        key, held = new_key(), ExitStack()
         # In memory where possible, since the server gets decrypted adapters there.
         folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=socket_folder(MEMORY)))
         try:
-            worker = runtime.start(_worker_spec(server, base, log, folder, key))
+            lease = held.enter_context(leases.lease(server.gpus, server.named_gpus))
+            worker = runtime.start(_worker_spec(server, base, log, folder, key, lease))
         except BaseException:
+            held.close()
             shutil.rmtree(folder, ignore_errors=True)
             raise
         limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S)
@@ -68,7 +80,7 @@ def vllm_replica(
             follow_redirects=True,
             trust_env=False,
         )
-        link = OpenAiLink(client, worker, folder)
+        link = OpenAiLink(client, worker, folder, held)
         try:
             async with asyncio.timeout(server.patience_s):
                 await _wait_healthy(link, worker)
@@ -84,8 +96,13 @@ def vllm_replica(
     return open_replica
 
 
-def _worker_spec(server: VllmServer, base: Path, log: Path, folder: Path, key: str) -> WorkerSpec:
+def _worker_spec(
+    server: VllmServer, base: Path, log: Path, folder: Path, key: str, lease: GpuLease
+) -> WorkerSpec:
     """Describe the server's process, which works in a folder of its own."""
+    # vLLM takes the first that it sees. It sees all: options may ask for more than are understood here.
+    seen = ",".join((*lease.gpus, *lease.others))
+    chosen = {VARIABLE: seen} if lease.others else {}
     command = (
         *server.command,
         str(base.absolute()),
@@ -98,7 +115,7 @@ def _worker_spec(server: VllmServer, base: Path, log: Path, folder: Path, key: s
         module="tuneship.runtime.external_program",
         arguments=(str(folder), *command),
         log=log,
-        environment={**ENVIRONMENT, "VLLM_API_KEY": key},
+        environment={**ENVIRONMENT, **chosen, "VLLM_API_KEY": key},
         needs_network=True,
     )
 

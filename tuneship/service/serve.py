@@ -31,6 +31,7 @@ from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import Deliverer
 from tuneship.host.durable import write_private
+from tuneship.host.gpus import GpuLeases
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
 from tuneship.host.thread_pools import Threads
@@ -221,8 +222,9 @@ def _build(
     instances = InstanceCatalogue(settings.instance_catalogue)
     for base in catalogue:
         instances.of_replicas(base)  # refuses an unknown type
+    gpus = GpuLeases()
     vllm_replicas: dict[Path, OpenReplica] = {
-        base.path: vllm_replica(runtime, vllm_server(settings, base))
+        base.path: vllm_replica(runtime, vllm_server(settings, base), gpus)
         for base in catalogue
         if base.engine is VLLM_ENGINE and settings.agents == "none"  # else an agent runs it
     }
@@ -241,6 +243,7 @@ def _build(
         blobs=opened.blobs,
         catalogue=catalogue,
         instances=instances,
+        gpus=gpus,
         recorder=Recorder(),
         replicas=ReplicaPool(
             own,

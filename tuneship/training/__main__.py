@@ -41,8 +41,8 @@ from tuneship.training.spec import (
 
 # Of a core that both want, serving gets three quarters.
 NICENESS = 5
-# Out of memory on CPU is a plain RuntimeError of torch with one of these texts.
-MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+# Out of memory on CPU, and in a library of CUDA, is a plain RuntimeError of torch with one of these texts.
+MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 NOT_WRITTEN = "a checkpoint or the model could not be written; the operator of the service must"
 DISK_FULL = f"the service's disk is full: {NOT_WRITTEN} free some space"
 DISK_BROKEN = f"the service's disk failed: {NOT_WRITTEN} look after it"
@@ -92,6 +92,8 @@ def run_job(order: Order) -> int:
     lower_priority(NICENESS)
     try:
         spec = TrainingSpec.from_json((work_dir / SPEC_FILE).read_text(encoding="utf-8"))
+        if spec.gpus:  # before a library asks for them; child processes inherit it
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)  # noqa: TID251 - the process's own
         restrict_to_job_files(order, spec)
         stop.watch(progress)
         stop.raise_if_requested()
@@ -134,7 +136,7 @@ def failure_of(error: Exception) -> TrainingFailed:
     if is_out_of_memory(error):
         return TrainingFailed(
             Reason.OUT_OF_MEMORY,
-            f"the machine's memory was not enough; {NEEDS_LESS_MEMORY}",
+            f"the memory of the machine, or of its GPU, was not enough; {NEEDS_LESS_MEMORY}",
         )
     if disk_error(error) in DISK_MESSAGES:
         return TrainingFailed(Reason.INTERNAL, DISK_MESSAGES[disk_error(error)])

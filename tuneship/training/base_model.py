@@ -28,9 +28,12 @@ FALLBACK_CONTEXT_TOKENS = 2048
 
 
 def load_base(
-    base_model: str, choose_format: Callable[[int], torch.dtype] = number_format
+    base_model: str,
+    choose_format: Callable[[int], torch.dtype] = number_format,
+    *,
+    place: torch.device | None = None,
 ) -> PreTrainedModel:
-    """Load a model from a directory or the local hub cache, onto the device.
+    """Load a model from a directory or the local hub cache, onto `place`; None: the device of trainings.
 
     `choose_format` chooses its number format by its number of parameters. Raises TrainingFailed(internal) saying what
     is wrong with the model.
@@ -61,7 +64,7 @@ def load_base(
     model: PreTrainedModel
     model, report = loaded
     _check_weights(model, report)
-    return cast("PreTrainedModel", cast("nn.Module", model).to(device()))
+    return cast("PreTrainedModel", cast("nn.Module", model).to(place or device()))
 
 
 def load_encoder(base_model: str, base: PreTrainedModel, today: datetime | None = None) -> Encoder:

@@ -1,4 +1,4 @@
-"""Chooses device, number format and threads of a training, and knows its free memory.
+"""Chooses device, number format and threads of a training, and knows its GPUs and its free memory.
 
 A choice that was made by measuring is saved for the job's later attempts, which must compute the same. Loads torch;
 next: `base_model.py` (loads weights in this format), `learner.py`.
@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from tuneship.host import memory
-from tuneship.training.spec import FORMAT_FILE
+from tuneship.training.progress_file import ProgressFile
+from tuneship.training.spec import FORMAT_FILE, TrainingSpec
 
 # Below this size a second thread and a shorter number format cost more time than they save.
 SMALL_MODEL_PARAMETERS = 5_000_000
@@ -40,16 +41,43 @@ def available_devices(requested: int) -> int:
     return min(requested, torch.cuda.device_count()) if device().type == "cuda" else requested
 
 
+def report_gpus(count: int, spec: TrainingSpec, progress: ProgressFile) -> None:
+    """Have the job's log say on which GPUs it trains: the first `count` that this process sees.
+
+    Of a processor it says nothing, unless there are GPUs.
+    """
+    if device().type != "cuda":
+        if spec.gpus:
+            why = "torch is built without them, or the driver does not fit"
+            text = f"trains on the processor: the GPUs of this machine cannot be used ({why})"
+            progress.log("warning", text)
+        return
+    # The numbers that the service has for them, else those of this process.
+    numbers = spec.gpus or tuple(map(str, range(count)))
+    known = [torch.cuda.get_device_properties(number) for number in range(count)]
+    names = [
+        f"GPU {number} ({one.name}, {one.uuid})"
+        for number, one in zip(numbers, known, strict=False)
+    ]
+    text = f"trains on {' and '.join(names)}"
+    if spec.shares_gpus:
+        progress.log("warning", f"{text}, beside others: more processes run than there are GPUs")
+    else:
+        progress.log("info", text)
+
+
 def number_format(parameters: int) -> torch.dtype:
     """The number format of the base model's weights and activations; the adapter is always float32.
 
     On CPU it is measured: a processor may list bfloat16 instructions and be slower with them (0.5 times as fast as
     float32 on one that was tried, twice as fast on another).
     """
-    if device().type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     if parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
+    if device().type == "cuda":
+        # Older GPUs compute in bfloat16 by way of float32, which takes longer than float32 itself.
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if is_native else torch.float32
     speedup = _matmul_seconds(torch.float32) / _matmul_seconds(torch.bfloat16)
     return torch.bfloat16 if speedup > MIN_BFLOAT16_SPEEDUP else torch.float32
 
@@ -66,6 +94,11 @@ def number_format_of_job(
     directory.mkdir(parents=True, exist_ok=True)
     file.write_text(str(chosen).removeprefix("torch."), encoding="utf-8")
     return chosen
+
+
+def needs_autocast(place: torch.device, base_format: torch.dtype) -> bool:
+    """Whether the float32 adapter meets a base model in bfloat16 in peft's own layers, which only GPUs run."""
+    return place.type != "cpu" and base_format is not torch.float32
 
 
 def _matmul_seconds(dtype: torch.dtype) -> float:
@@ -91,5 +124,7 @@ def choose_threads(requested: int, parameters: int, processes: int = 1) -> int:
 def free_memory(processes: int = 1) -> int:
     """Free bytes for each of the job's processes: of its GPU, or its share of the machine's."""
     if device().type == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+        # The allocator of this process keeps freed memory, which the driver does not count as free.
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(torch.cuda.mem_get_info()[0]) + kept
     return memory.free_memory() // processes

@@ -6,6 +6,7 @@ no files of a job and no order of rows. Loads torch; next: `objective.py`, `trai
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 from tuneship.security.sealed_files import write_sealed
 from tuneship.training.batches import PaddedBatch
+from tuneship.training.device import needs_autocast
 from tuneship.training.lora import FusedLinear, Noise
 from tuneship.training.objective import Objective, Totals
 from tuneship.training.packing import PackedAttention
@@ -58,6 +60,7 @@ class Learner:
         self._noise = Noise(settings.seed, rank)
         self._packing = PackedAttention.for_model(base)
         self.packs = self._packing is not None
+        self._autocasts = needs_autocast(base.device, base.dtype)
         # peft draws the first weights of the adapter from torch's global generator.
         torch.manual_seed(settings.seed)
         self.model = _add_adapter(base, settings, self._noise)
@@ -151,8 +154,10 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """Adapter and optimizer: all that the next step depends on, besides its number."""
         tensors = {f"adapter/{name}": value for name, value in self.adapter().items()}
-        for name, parameter in self._adapter.items():
-            for key, value in self._optimizer.state[parameter].items():
+        moments = self._optimizer.state_dict()["state"]
+        for number, name in enumerate(self._adapter):
+            # An expert that no token was routed to has no state yet.
+            for key, value in moments.get(number, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = value
         return tensors
 
@@ -164,16 +169,19 @@ class Learner:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Return to a state that `state` returned."""
-        for name, parameter in self._adapter.items():
+        """Return to a state that `state` returned, perhaps on another device."""
+        numbers: dict[str, int] = {}
+        for number, (name, parameter) in enumerate(self._adapter.items()):
             parameter.copy_(tensors[f"adapter/{name}"])
+            numbers[name] = number
+        moments: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
         for key, value in tensors.items():
             if key.startswith("optimizer/"):
                 _, quantity, name = key.split("/", 2)
-                parameter = self._adapter[name]
-                # AdamW keeps its step counter on the CPU.
-                moved = value if quantity == "step" else value.to(parameter.device)
-                self._optimizer.state[parameter][quantity] = moved.clone()
+                # A copy: the optimizer would go on in the caller's tensors.
+                moments[numbers[name]][quantity] = value.clone()
+        # torch puts each quantity on the device where it belongs; on a GPU that goes for the step counter, too.
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
 
     def save_adapter(
         self, directory: Path, adapter: Mapping[str, Tensor], key: str | None = None
@@ -205,7 +213,7 @@ class Learner:
                 self._packing.disable()
             inputs = {"input_ids": torch.from_numpy(batch.tokens).to(device)}
             self._logit_positions = torch.from_numpy(batch.logit_positions).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._autocasts):
             output = self.model(**inputs, use_cache=False)
         return output.logits[0].float()
 

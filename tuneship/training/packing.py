@@ -178,7 +178,7 @@ def _causal_weights(grouped: Tensor, key: Tensor, width: int, scaling: float) ->
     """Return attention weights, shape (rows, heads of keys, queries of all heads that share a key, width)."""
     scores = (grouped @ key.mT).mul_(scaling)
     # Minus infinity after each token, else 0: no query sees the tokens that follow its own.
-    future = torch.full((width, width), -torch.inf, dtype=key.dtype).triu(1)
+    future = torch.full((width, width), -torch.inf, dtype=key.dtype, device=key.device).triu(1)
     scores += future.repeat(grouped.shape[2] // width, 1)
     return functional.softmax(scores, dim=-1)
 

@@ -100,6 +100,10 @@ class TrainingSpec:
     hyperparameters: ResolvedHyperparameters
     # The most devices to train on, each with a process of its own (`distributed.py`).
     devices: int = 1
+    # The GPUs that it uses, as CUDA_VISIBLE_DEVICES names them; empty: all that it sees.
+    gpus: tuple[str, ...] = ()
+    # Whether other processes of the service use some of them, since there are more processes than GPUs.
+    shares_gpus: bool = False
     # Digest of the base model's files where another machine may go on, which knows the model by another path perhaps.
     base_digest: str | None = None
     # The day that a chat template with a date writes: that of the job, since a later attempt must learn the same text.
@@ -128,6 +132,7 @@ class TrainingSpec:
         values["target_modules"] = tuple(values["target_modules"])
         for name in ("training_file", "output_dir", "checkpoint_dir"):
             fields[name] = Path(fields[name])
+        fields["gpus"] = tuple(fields.get("gpus", ()))
         validation_file = fields.pop("validation_file")
         today = fields.pop("today", None)
         return cls(

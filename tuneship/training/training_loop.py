@@ -18,7 +18,12 @@ from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.batches import Indices, epoch_batches
 from tuneship.training.checkpoints import Checkpoints, make_directory, remove_leftovers
 from tuneship.training.data_files import Data, read_data
-from tuneship.training.device import available_devices, choose_threads, number_format_of_job
+from tuneship.training.device import (
+    available_devices,
+    choose_threads,
+    number_format_of_job,
+    report_gpus,
+)
 from tuneship.training.distributed import RankGroup, Setup, WorkerRanks
 from tuneship.training.learner import Learner
 from tuneship.training.micro_batches import (
@@ -372,6 +377,7 @@ def _count_ranks(spec: TrainingSpec, progress: ProgressFile) -> int:
     if available < spec.devices:
         progress.log("warning", f"{spec.devices} devices are requested, {available} are available")
     count = min(available, spec.hyperparameters.batch_size)
+    report_gpus(count, spec, progress)
     if count > 1:
         progress.log("info", f"{count} devices train together, each on its share of every batch")
     return count

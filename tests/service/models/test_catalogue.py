@@ -40,6 +40,15 @@ def test_a_base_is_served_by_our_own_engine_unless_it_names_another(tmp_path: Pa
         ({"weights": "int3"}, "must be one of: float32, bfloat16, int8, int4, auto"),
         ({"weights": ["int4"]}, "must be one of: float32, bfloat16, int8, int4, auto"),
         ({"runtime": "vllm", "weights": "int4"}, "by runtime_options of vllm"),
+        *(
+            ({"runtime": "vllm", "runtime_options": options}, "one of: 1, 8, 16, 32, 64, 128, 256")
+            for options in (
+                ["--max-lora-rank", 100],
+                ["--max-lora-rank=x"],
+                ["--max_lora_rank"],
+                ["--max-lora-rank", 64, "--max-lora-rank", 1024],
+            )
+        ),
     ],
 )
 def test_an_engine_that_nobody_has_is_refused(

@@ -1,5 +1,6 @@
 """A resource is neither trained nor served once a restart finds that one of its safeguards is gone."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,8 @@ import httpx
 import pytest
 import yaml
 
+from tests.support.conversion import ADAPTER
+from tests.support.files import tar_of
 from tests.support.in_process import Service
 from tests.support.processes import (
     Serve,
@@ -170,6 +173,42 @@ def test_a_base_model_that_moved_to_another_engine_is_not_served_with_what_that_
     file.write_text(yaml.safe_dump({"models": [{**entry, "runtime": "vllm"}]}))
     why = "security_settings.network_isolation cannot be had with the base model, which vllm serves now"
     assert failed(restart(service, model_catalogue=file), guarded) == why
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"r": 128}, "has rank 128, and vllm serves this base model with --max-lora-rank 64"),
+        ({"r": 8, "alpha_pattern": {"q_proj": 32}}, "has the option alpha_pattern, which vllm"),
+        ({"r": 8, "rank_pattern": {"q_proj": 4}}, "has the option rank_pattern, which vllm"),
+    ],
+)
+def test_a_model_is_not_deployed_once_its_base_moved_to_an_engine_that_cannot_serve_it(
+    first: Callable[..., Service],
+    restart: Restart,
+    tmp_path: Path,
+    config: dict[str, Any],
+    why: str,
+) -> None:
+    named = {"base_model_name_or_path": "theirs", **config}
+    files = {**ADAPTER, "adapter_config.json": json.dumps(named).encode()}
+    file = tmp_path / "models.yaml"
+    entry = {"id": "theirs", "path": str(SHIPPED / "tuneship-tiny")}
+    file.write_text(yaml.safe_dump({"models": [entry]}))
+    service = first(model_catalogue=file)
+    archive = ("a.tar", tar_of(files), "application/x-tar")
+    made = service.call("POST", "/v1/models", files={"file": archive})
+    assert made.status_code == 201, made.text
+    model = made.json()["id"]
+    served = service.deployment("before", model_name=model)
+
+    file.write_text(yaml.safe_dump({"models": [{**entry, "runtime": "vllm"}]}))
+    again = restart(service, model_catalogue=file)
+    body = {"model_name": model, "deployment_name": "after"}
+    refused = again.call("POST", "/v1/deployments", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (409, "model_name")
+    assert why in refused.json()["error"]["message"]
+    assert why in failed(again, served)
 
 
 @CHANGES

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.families import build_family
 from tests.support.peft_adapters import trained_elsewhere
 from tuneship.conversion import exporting, importing
+from tuneship.conversion.__main__ import _source_model
 from tuneship.conversion.gguf_header import read_header
 from tuneship.conversion.order import (
     GGUF_FILE,
@@ -20,6 +21,7 @@ from tuneship.conversion.order import (
     ExportReport,
     ImportOrder,
     ImportReport,
+    ReadingOrder,
 )
 from tuneship.parity import PARITY_FILE
 from tuneship.service.catalogues.base_models import SHIPPED
@@ -81,6 +83,17 @@ def test_an_export_answers_as_the_engine_does(
         matrices = {tensor.format for tensor in header.tensors if len(tensor.shape) > 1}
         assert matrices == {gguf_type.upper()}
         assert header.licence == "mit"
+
+
+def test_exporting_and_reading_leave_a_gpu_alone(
+    tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica beside it has taken the memory, and the process may have no access to it."""
+    for chooser in ("tuneship.training.base_model.device", "peft.peft_model.infer_device"):
+        monkeypatch.setattr(chooser, lambda: torch.device("meta"))
+    assert exported(tmp_path, TINY, adapter, "peft").refused is None
+    found = _source_model(ReadingOrder(str(TINY), str(TINY)))
+    assert {weights.device.type for weights in found.parameters()} == {"cpu"}
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama3"])

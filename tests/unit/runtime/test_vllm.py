@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from tests.support.agents import AUTHORITY
 from tests.support.fakes.openai_server import Trouble
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import is_alive, until, until_async
+from tuneship.host.gpus import GpuLeases
 from tuneship.runtime.agent import ReplicaStart
 from tuneship.runtime.agent_protocol import ServeOrder
 from tuneship.runtime.agent_replicas import AgentReplicas
@@ -34,6 +36,7 @@ from tuneship.runtime.replica_protocol import Adapter, OpenedReplica
 from tuneship.runtime.replica_set import ReplicaSet
 from tuneship.runtime.vllm import vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses, WorkerProcess
+from tuneship.runtime.worker_protocol import Worker, WorkerSpec
 from tuneship.security.sealed_files import new_key, write_sealed
 from tuneship.serving.replica_client import (
     FinishReason,
@@ -528,5 +531,66 @@ def test_closing_fails_what_is_in_flight(servers: PlayedServers) -> None:
             await opened.link.stats()
         assert isinstance(await opened.link.wait_lost(), ReplicaLost)
         opened.worker.kill()
+
+    asyncio.run(run())
+
+
+class NoRuntime:
+    """Starts nothing, and remembers what it was asked to start."""
+
+    def __init__(self) -> None:
+        self.specs: list[WorkerSpec] = []
+
+    def start(self, spec: WorkerSpec) -> Worker:
+        self.specs.append(spec)
+        raise OSError(errno.ENOMEM, "no memory")
+
+    def preload(self, module: str) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "seen"),
+    [
+        (("vllm", "serve"), (), "1,2,3,0"),
+        (("vllm", "serve"), ("-tp", "2"), "1,2,3,0"),
+        (("env", "CUDA_VISIBLE_DEVICES=2,3", "vllm", "serve"), ("-tp", "2"), "2,3,1,0"),
+    ],
+)
+def test_a_server_sees_the_gpus_first_that_no_training_uses(
+    tmp_path: Path, command: tuple[str, ...], options: tuple[str, ...], seen: str
+) -> None:
+    """The server takes the first ones, and may need more than its options say to us."""
+    leases, runtime = GpuLeases(lambda: ("0", "1", "2", "3")), NoRuntime()
+    open_replica = vllm_replica(runtime, VllmServer(command, options), leases)
+    with leases.lease(1), pytest.raises(OSError, match="no memory"):
+        asyncio.run(open_replica(tmp_path, tmp_path / "log"))
+    assert runtime.specs[0].environment["CUDA_VISIBLE_DEVICES"] == seen
+    with leases.lease(4) as whole:
+        assert not whole.is_shared, "a server that did not start holds none"
+
+
+def test_a_server_takes_as_many_gpus_as_its_options_say() -> None:
+    for options, count in {
+        (): 1,
+        ("--tensor-parallel-size", "4"): 4,
+        ("-tp=2", "--pipeline_parallel_size", "2", "-dp", "3"): 12,
+        ("-tp", "auto"): 1,
+    }.items():
+        assert VllmServer(("vllm", "serve"), options).gpus == count
+
+
+def test_a_server_holds_its_gpu_as_long_as_it_runs(servers: PlayedServers) -> None:
+    leases = GpuLeases(lambda: ("0", "1"))
+
+    async def run() -> None:
+        runtime = LocalProcesses(isolated=True)
+        opened = await vllm_replica(runtime, servers.server(), leases)(servers.folder, servers.log)
+        with leases.lease(1) as training:
+            assert training.gpus == ("1",)
+        opened.worker.kill()
+        await opened.link.aclose()
+        with leases.lease(1) as training:
+            assert training.gpus == ("0",)
 
     asyncio.run(run())

@@ -21,6 +21,8 @@ def test_the_cpu_allocators_refusal_is_out_of_memory() -> None:
     assert failure_of(caught("allocate")).reason == "out_of_memory"
     assert failure_of(MemoryError()).reason == "out_of_memory"
     assert failure_of(torch.OutOfMemoryError()).reason == "out_of_memory"
+    text = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    assert failure_of(RuntimeError(text)).reason == "out_of_memory"
 
 
 def test_a_full_disk_is_reported_as_such() -> None:

@@ -23,7 +23,13 @@ from typing import Any, cast
 import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
-from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
+from tuneship.runtime.engine_kinds import (
+    ENGINES,
+    OWN_ENGINE,
+    VLLM_RANK_OPTION,
+    VLLM_RANKS,
+    EngineKind,
+)
 from tuneship.service.catalogues.origins import MODEL_ID, Origin
 from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.weights import WEIGHTS
@@ -381,6 +387,14 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
         raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(ENGINES)}")
     if not isinstance(options, list) or (options and not ENGINES[runtime].takes_options):
         raise CatalogueFault(f"the runtime_options of {entry['id']} must be a list, for vllm only")
+    options = tuple(map(str, cast("list[Any]", options)))
+    try:
+        ENGINES[runtime].largest_rank(options)
+    except ValueError:
+        ranks = ", ".join(map(str, VLLM_RANKS))
+        raise CatalogueFault(
+            f"the {VLLM_RANK_OPTION} of {entry['id']} must be one of: {ranks}"
+        ) from None
     weights = entry.get("weights")
     if weights is not None:
         if not ENGINES[runtime].is_own:
@@ -398,7 +412,7 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
         version=str(entry.get("version", "")),
         description=str(entry.get("description", "")),
         runtime=runtime,
-        runtime_options=tuple(map(str, cast("list[Any]", options))),
+        runtime_options=options,
         weights=None if weights is None else str(weights),
         instance_type=None if "instance_type" not in entry else str(entry["instance_type"]),
     )

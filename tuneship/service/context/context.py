@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.events.connector import Receivers
+from tuneship.host.gpus import GpuLeases
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
 from tuneship.runtime.replica_pool import ReplicaPool
@@ -85,6 +86,8 @@ class Parts:
     signed_audit: SignedAudit = field(default_factory=SignedAudit)
     training_agents: TrainingAgents | None = None
     """Starts agents that train; None where trainings are processes of the service."""
+    gpus: GpuLeases = field(default_factory=GpuLeases)
+    """The GPUs of this machine, which its trainings and vLLM servers share out among themselves."""
     tracing: Tracing | None = None
     """Takes the spans of requests and jobs; None where no collector is set."""
     notifier: Notifier = field(default_factory=Notifier)

@@ -68,6 +68,11 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     if modules != ["all-linear"] and not set(modules) <= base.linear_modules:
         known = ", ".join(sorted(base.linear_modules))
         raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
+    largest_rank = base.engine.largest_rank(base.runtime_options)
+    if largest_rank is not None and job.hyperparameters.lora_rank > largest_rank:
+        rule = f"{base.engine.name} {base.engine.rank_rule(largest_rank)}"
+        text = f"must be at most {largest_rank}: {rule}"
+        raise refused("hyperparameters.lora_rank", text, code="out_of_range")
     parameters = base.parameters  # read from files, so before the transaction
 
     # The transaction begins before the datasets are read: none of them may be deleted from here on.

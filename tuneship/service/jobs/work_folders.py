@@ -8,11 +8,12 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tuneship.host.gpus import GpuLease
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.base_digest import BaseDigests
 from tuneship.service.context.context import Parts
@@ -74,7 +75,7 @@ class PreparedAttempt:
     folder: Path
     spec: TrainingSpec
     held: ExitStack
-    """Keeps the local copies of the files that the spec names."""
+    """Keeps the local copies of the files that the spec names, and its GPUs."""
     checkpoints: StoredCheckpoints | None
     """Those in the store; None where no other machine can go on from them."""
 
@@ -153,11 +154,12 @@ class WorkFolders:
         return PreparedAttempt(folder, spec, held, checkpoints)
 
     def _write_spec(self, folder: Path, order: TrainingOrder) -> tuple[TrainingSpec, ExitStack]:
-        """Write paths and numbers: no address and no secret. Returns the holds on the files that it names."""
+        """Write paths and numbers: no address and no secret. Returns the holds on files and GPUs that it names."""
         job, blobs = order.job, self._parts.blobs
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
         with ExitStack() as held:
+            lease = held.enter_context(self._lease(hyperparameters["batch_size"]))
             training = held.enter_context(dataset_file(blobs, order.training))
             validation = None
             if order.validation is not None:
@@ -174,6 +176,8 @@ class WorkFolders:
                 threads=0,
                 hyperparameters=ResolvedHyperparameters(**hyperparameters),
                 devices=self._parts.settings.training_devices,
+                gpus=lease.gpus,
+                shares_gpus=lease.is_shared,
                 base_digest=self._digests.of(order.base) if self._is_portable else None,
                 today=job["created_at"],
             )
@@ -181,6 +185,14 @@ class WorkFolders:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / SPEC_FILE).write_text(spec.to_json())
             return spec, held.pop_all()
+
+    def _lease(self, batch_size: int) -> AbstractContextManager[GpuLease]:
+        """The GPUs of an attempt; none where a cluster says itself which ones an agent gets."""
+        settings = self._parts.settings
+        if settings.agents == "ray":
+            return nullcontext(GpuLease())
+        # Like its processes: no more than a batch has examples.
+        return self._parts.gpus.lease(min(settings.training_devices, batch_size))
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress file of an attempt, which may be missing."""

@@ -3,10 +3,12 @@
 The limits of a model are in `limits.py`.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -15,13 +17,14 @@ from tuneship.contract.common import Deleted
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replica_protocol import Adapter
-from tuneship.security.sealed_files import ObjectDamaged
+from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.common.refusals import abbreviated
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
+from tuneship.service.models.received_adapter import CONFIG
 from tuneship.store import deployment_records, job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.blobs import Blobs, ObjectRef
@@ -226,17 +229,23 @@ def served_model(
 ) -> ServedModel:
     """Look a model up with its prompt template. Never call it inside a write transaction: it may read files.
 
-    Raises as `find_model` does, `DeploymentError` also where the template is damaged; and `BlobsAway`.
+    Raises as `find_model` does, `DeploymentError` also where the template is damaged, or the base model's engine cannot
+    serve such an adapter; and `BlobsAway`.
     """
     found = find_model(connection, parts, client_id, identifier)
     if found.adapter is None or found.files is None:
         return ServedModel(found.base, format=_base_format(found.base))
-    base_format = _base_format(found.base)
-    files = found.files.only(*TEMPLATE_FILES)
+    engine, key, fault = found.base.engine, found.adapter.key, None
+    base_format, files = _base_format(found.base), found.files.only(*TEMPLATE_FILES)
     try:
-        template = _template(parts.blobs, files, found.adapter.key, found.base.path)
+        template = _template(parts.blobs, files, key, found.base.path)
+        if not engine.is_own:  # another engine may know less than ours, which checks what it loads
+            config = _adapter_config(parts.blobs, found.files.only(CONFIG), key)
+            fault = engine.fault_of_adapter(config, found.base.runtime_options)
     except ObjectDamaged as damage:
         raise _cannot_be_served(damage) from damage
+    if fault is not None:
+        raise DeploymentError(f"the model's adapter {fault}", param="model_name", status=409)
     own_format = _with_template(base_format, template)
     return ServedModel(found.base, found.adapter, found.files, format=own_format)
 
@@ -273,3 +282,10 @@ def _template(blobs: Blobs, files: ObjectRef, key: str | None, base: Path) -> Pr
 def _with_template(base_format: TextFormat, template: PromptTemplate) -> TextFormat:
     """Reading the format off what the template renders takes as long as generating a token."""
     return base_format.with_template(template)
+
+
+@lru_cache(maxsize=256)
+def _adapter_config(blobs: Blobs, files: ObjectRef, key: str | None) -> dict[str, Any]:
+    """Read a stored adapter's configuration, which was an object when it was stored. Models never change."""
+    with blobs.fetched(files) as folder:
+        return json.loads(read_plain(folder / CONFIG, key))
