@@ -36,8 +36,7 @@ def main(parts: Sequence[str]) -> int:
         for part, rows in (("lives", CHECKPOINTS), ("variants", cells.VARIANTS)):
             if part in parts:
                 tables.append(_lives(Path(folder, part), rows, wrong))
-    print("\n\n".join(tables))
-    print("\n".join(["", f"{len(wrong)} faults", *wrong]))
+    sys.stdout.write("\n".join(["\n\n".join(tables), "", f"{len(wrong)} faults", *wrong, ""]))
     if not wrong and set(parts) >= {"texts", "lives"} and len(TEMPLATES) > len(OWN):
         cells.write_section(tables[1::-1])
     return 1 if wrong else 0
@@ -62,7 +61,8 @@ def _lives(folder: Path, rows: Sequence[Checkpoint], wrong: list[str]) -> str:
         for checkpoint in rows:
             results[checkpoint.name] = life = live(world, checkpoint)
             faults = faults_of(checkpoint, life)
-            print(f"{checkpoint.name}: {'; '.join(faults) or 'as it shall be'}", file=sys.stderr)
+            said = "; ".join(faults) or "right, or refused as its row says"
+            sys.stderr.write(f"{checkpoint.name}: {said}\n")
             wrong += [f"{checkpoint.name}, {fault}" for fault in faults]
     return cells.lives_table(results)
 

@@ -1,7 +1,6 @@
 """A base model is added, tuned, asked, exported and imported, and answers everywhere as it was tuned to."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -34,5 +34,5 @@ def test_every_template_is_shown_with_the_tokenizers_that_it_is_right_or_refused
     names = [one.name for one in OWN] + [*REAL]
     assert [*shown][2:] == names
     for right, refused, _ in [*shown.values()][2:]:
-        count = 0 if refused == "–" else len(refused.split(", "))
+        count = 0 if refused == "-" else len(refused.split(", "))
         assert int(right) + count == len(KINDS)

@@ -38,7 +38,9 @@ def _variants() -> list[Checkpoint]:
         family = tokenizer.model_type
         name = f"tokenizer {tokenizer.name}"
         end = ends[number % len(ends)]
-        found.append(Checkpoint(name, family, tokenizer, chatml, end, refused={"GGUF": "", **refused}))
+        found.append(
+            Checkpoint(name, family, tokenizer, chatml, end, refused={"GGUF": "", **refused})
+        )
     for number, template in enumerate(_TEMPLATES):
         name, end = f"template {template.name}", ends[number % len(ends)]
         found.append(Checkpoint(name, "llama", llama3, template, end))
@@ -64,7 +66,7 @@ def texts_table(results: Mapping[tuple[str, str], Texts]) -> str:
             if tokenizer_kinds.BY_NAME[name].refused is None
         }
         lines.append(
-            f"| {template} | {right} | {', '.join(refused) or '–'} | {'; '.join(reasons) or '–'} |"
+            f"| {template} | {right} | {', '.join(refused) or '-'} | {'; '.join(reasons) or '-'} |"
         )
     return "\n".join(lines)
 

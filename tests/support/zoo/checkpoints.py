@@ -15,7 +15,7 @@ End = Literal["template", "list", "generation", "config", "tokenizer"]
 CONTEXT_TOKENS = 256
 SHAPE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT_TOKENS, "initializer_range": 0.2,
+    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT_TOKENS, "initializer_range": 0.3,
     "tie_word_embeddings": True,
 }  # fmt: skip
 LONG_ROPE = {
@@ -75,7 +75,9 @@ class Checkpoint:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             config = AutoConfig.for_model(**options)
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, self.number_format))
+            model: Any = AutoModelForCausalLM.from_config(
+                config, dtype=getattr(torch, self.number_format)
+            )
         marks = [tokenizer.token_to_id(mark) for mark in self.template.marks]
         named: dict[End, Any] = {"list": [end, *marks[-1:]], "generation": (marks or [end])[-1]}
         model.generation_config = GenerationConfig(
@@ -104,7 +106,9 @@ def in_shards(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
 
 
-def _row(name: str, family: str, tokenizer: str, template: str, ends: End, **more: Any) -> Checkpoint:
+def _row(
+    name: str, family: str, tokenizer: str, template: str, ends: End, **more: Any
+) -> Checkpoint:
     return Checkpoint(name, family, TOKENIZERS[tokenizer], TEMPLATES[template], ends, **more)
 
 

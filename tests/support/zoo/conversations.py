@@ -18,7 +18,10 @@ TRAINING_TEXT = [
     "Is 12 + 30 = 42? Yes: (12 + 30) is 42, or 0.42 hundred. <think> </think>\n",
     "[INST] Question [/INST] Answer <<SYS>> system <</SYS>> Human: Assistant: User: System:\n",
     "Café naïve résumé Ünïcode 😀 ▁ 中文 text — “quoted” … done.\n",
-    *(f"{thing.capitalize()} is {colour}.\n" for thing, colour in zip(THINGS, COLOURS, strict=True)),
+    *(
+        f"{thing.capitalize()} is {colour}.\n"
+        for thing, colour in zip(THINGS, COLOURS, strict=True)
+    ),
 ]
 
 
@@ -83,7 +86,7 @@ def _rows() -> list[Conversation]:
         (f"What colour is {thing}?", f"{thing.capitalize()} is {colour}.")
         for thing, colour in zip(THINGS, COLOURS, strict=True)
     ]
-    short = [(f"Say {n}", f"{COLOURS[n]}, {COLOURS[n * 3 % 10]} and {n}") for n in range(6)]
+    short = [(f"Say {colour}!", f"{colour}, I said") for colour in COLOURS[:6]]
     others = [
         ("Two lines?", "The first line\nand the second"),
         ("Other letters?", "naïve 😀 中文"),

@@ -10,9 +10,7 @@ from pathlib import Path
 from tuneship.template import BUILT_IN_TEMPLATE
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = tuple(
-    place / "shared" / "data" / "chat_templates" for place in (ROOT, ROOT.parent)
-)
+FOLDERS = tuple(place / "shared" / "data" / "chat_templates" for place in (ROOT, ROOT.parent))
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,9 @@ IM = ("<|im_start|>", "<|im_end|>")
 HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
-DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>")
+DEEPSEEK = tuple(
+    f"<\uff5c{word}\uff5c>" for word in ("User", "Assistant", "end\u2581of\u2581sentence")
+)
 GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>")
 
 CHATML = """\
@@ -70,7 +70,7 @@ DEFAULT_SYSTEM = (
 )
 TOOL_USE = "{{ 'Functions: ' + (tools | tojson) + '\\n' }}" + CHATML
 ALPACA = """\
-{{ 'Below is an instruction. Write a response.\\n\\n' }}
+{{ 'Below is an instruction.\\n\\n' }}
 {%- for message in messages -%}
 {%- if message['role'] == 'assistant' -%}
 {{ '### Response:\\n' + message['content'] }}{{ '' if loop.last else '\\n\\n' }}
@@ -156,7 +156,9 @@ TRAILING_SPACE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ 'Assistant: ' }}{%- endif -%}
 """
-END_BETWEEN_TURNS = CHATML.replace("+ '<|im_end|>' + '\\n'", "+ ('' if loop.last else '<|im_end|>\\n')")
+END_BETWEEN_TURNS = CHATML.replace(
+    "+ '<|im_end|>' + '\\n'", "+ ('' if loop.last else '<|im_end|>\\n')"
+)
 EOS_BEHIND_ALL = """\
 {%- for message in messages -%}
 {{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}
@@ -172,7 +174,10 @@ DATED = (
     + CHATML
 )
 NEEDS_BOS = "{{ bos_token + 'Chat\\n' }}" + CHATML
-ASKS_FOR_BOS = "{%- if bos_token is defined -%}{{ bos_token }}{%- else -%}{{ 'Chat\\n' }}{%- endif -%}" + CHATML
+ASKS_FOR_BOS = (
+    "{%- if bos_token is defined -%}{{ bos_token }}{%- else -%}{{ 'Chat\\n' }}{%- endif -%}"
+    + CHATML
+)
 # Writes the header of the answer whether it is asked to or not.
 ALWAYS_ASKS = """\
 {%- for message in messages -%}
@@ -252,7 +257,12 @@ REAL: dict[str, tuple[str, ...]] = {
 }
 REFUSED = {"qwen2.5-instruct": NOT_FIRST}
 # The others are indented for readers: their authors say to remove that.
-NOT_INDENTED = ("deepseek-r1-distill", "granite-3.0-instruct", "phi-4-mini-instruct", "qwen2.5-instruct")
+NOT_INDENTED = (
+    "deepseek-r1-distill",
+    "granite-3.0-instruct",
+    "phi-4-mini-instruct",
+    "qwen2.5-instruct",
+)
 
 
 def _source(file: Path) -> str:

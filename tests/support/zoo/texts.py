@@ -62,7 +62,7 @@ class Judge:
             return self.tokenizer.apply_chat_template(
                 messages, chat_template=self.template, add_generation_prompt=asks, **options
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - templates raise anything
             raise NoSuchPrompt(type(error).__name__) from None
 
     @cached_property
@@ -90,7 +90,9 @@ def save_texts(folder: Path, tokenizer: TokenizerKind, template: TemplateKind) -
     folder.mkdir(parents=True, exist_ok=True)
     made = tokenizer.save(folder, template.marks, **template.settings)
     template.save(folder)
-    end = made.token_to_id(tokenizer.tokens["eos_token"]) if "eos_token" in tokenizer.tokens else None
+    end = (
+        made.token_to_id(tokenizer.tokens["eos_token"]) if "eos_token" in tokenizer.tokens else None
+    )
     config = {
         "model_type": tokenizer.model_type, "vocab_size": VOCABULARY, "eos_token_id": end,
         "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -132,8 +134,8 @@ def turns_of(judge: Judge, conversation: Conversation) -> list[Turn]:
         start = len(prompt)
         behind = [i for i in range(start, len(ids)) if position <= offsets[i][0] < until]
         ends = [i for i in behind if ids[i] in judge.specials]
-        # The first token behind the prompt's that starts at or behind the end of the answer.
-        last = next((i for i in range(start, len(ids)) if offsets[i][1] >= position), len(ids) - 1)
+        # The bytes of a character may be several tokens, all with its place.
+        last = max((i for i in range(start, len(ids)) if offsets[i][0] < position), default=start)
         found.append(Turn(number, prompt, start, ends[0] + 1 if ends else last + 1, bool(ends)))
     return found
 
@@ -262,7 +264,9 @@ def _wrong_row(
         yield f"{len(runs)} answers are learnt instead of {len(turns)}"
     for start, end in runs:
         text = judge.tokenizer.decode(row.ids[start:end])
-        if row.ids[end - 1] != eos and not any(one and text.endswith(one) for one in ours.end_texts):
+        if row.ids[end - 1] != eos and not any(
+            one and text.endswith(one) for one in ours.end_texts
+        ):
             yield "the answer's end is not learnt"
 
 

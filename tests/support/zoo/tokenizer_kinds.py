@@ -106,9 +106,7 @@ def _byte_level(
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     return _train(
         tokenizer,
-        trainers.BpeTrainer(
-            vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False
-        ),
+        trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False),
     )
 
 
@@ -277,7 +275,7 @@ GEMMA_TOKENS = {
     "unk_token": "<unk>",
 }
 T5_TOKENS = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-BERT_TOKENS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+BERT_TOKENS = {"unk_token": "[UNK]", "eos_token": "[SEP]", "pad_token": "[PAD]"}
 NO_WORD_PIECE = "WordPiece"
 
 KINDS = (
@@ -297,7 +295,9 @@ KINDS = (
     # Settings of tokenizer_config.json
     TokenizerKind("adds-bos", gpt2, GPT2_TOKENS, {"add_bos_token": True}),
     TokenizerKind("adds-no-bos", llama2, LLAMA2_TOKENS, {"add_bos_token": False}),
-    TokenizerKind("adds-eos", llama2, LLAMA2_TOKENS, {"add_bos_token": True, "add_eos_token": True}),
+    TokenizerKind(
+        "adds-eos", llama2, LLAMA2_TOKENS, {"add_bos_token": True, "add_eos_token": True}
+    ),
     TokenizerKind("cleans-up", unigram, T5_TOKENS, {"clean_up_tokenization_spaces": True}),
     TokenizerKind("cleans-up-bpe", gpt2, GPT2_TOKENS, {"clean_up_tokenization_spaces": True}),
     # Special tokens of other kinds
@@ -329,10 +329,17 @@ KINDS = (
         model_type="qwen2",
     ),
     TokenizerKind(
-        "class-gpt2", gpt2, {**GPT2_TOKENS, "unk_token": "<|endoftext|>"}, {"tokenizer_class": "GPT2Tokenizer"}
+        "class-gpt2",
+        gpt2,
+        {**GPT2_TOKENS, "unk_token": "<|endoftext|>"},
+        {"tokenizer_class": "GPT2Tokenizer"},
     ),
     TokenizerKind(
-        "class-gemma", gemma, GEMMA_TOKENS, {"tokenizer_class": "GemmaTokenizerFast"}, model_type="gemma2"
+        "class-gemma",
+        gemma,
+        GEMMA_TOKENS,
+        {"tokenizer_class": "GemmaTokenizerFast"},
+        model_type="gemma2",
     ),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
