@@ -85,9 +85,9 @@ async def _measure(
     """Milliseconds of each round, by the clock and of the service's CPU time."""
     base = Catalogue().default
     turns = [{"role": "user", "content": PROMPT}]
-    text = base.template.render(turns, add_generation_prompt=True)
+    text = base.text_format.template.render(turns, add_generation_prompt=True)
     tokens = tuple(base.tokenizer.encode(text, add_special_tokens=False).ids)
-    request = GenerateRequest(tokens, 1, adapter="a", stop_tokens=base.stop_tokens)
+    request = GenerateRequest(tokens, 1, adapter="a", stop_tokens=base.text_format.stop_tokens)
     spans, busy = Spans(), Spans()
     async with replica(base.path) as line:
         await line.load("a", adapter)

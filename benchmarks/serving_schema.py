@@ -109,7 +109,7 @@ def _request(line: ReplicaLine, grammar: str | None) -> GenerateRequest:
         NEW_TOKENS,
         temperature=1.0,
         seed=_draws.randrange(1 << 30),
-        stop_tokens=() if grammar is None else Catalogue().default.stop_tokens,
+        stop_tokens=() if grammar is None else Catalogue().default.text_format.stop_tokens,
         grammar=grammar,
     )
 

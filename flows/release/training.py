@@ -133,7 +133,7 @@ def judge(
     metrics: JobMetrics,
     champion: Champion | None,
 ) -> TrainingVerdict:
-    """Apply gates T0 to T9, with a log line for each that does not simply pass."""
+    """Apply gates T0 to T9 and T11, with a log line for each that does not simply pass."""
     finished = FinishedJob(
         status=job.status,
         fine_tuned_model=job.fine_tuned_model,
@@ -143,6 +143,7 @@ def judge(
         content_sha256=validation_content(job),
         validation_examples=data.validation_examples,
         duplicates=data.duplicates,
+        ends_learnt=job.ends_learnt,
     )
     measured = champion.measured if champion else None
     verdict = judge_training(finished, metrics.model_dump(), measured, release.training_gates)

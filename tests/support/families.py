@@ -28,6 +28,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 6,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "phi3-long": {
+        "model_type": "phi3", "original_max_position_embeddings": 13, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 13,
+            "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0],
+        },
+    },
     "bloom": {"model_type": "bloom"},
 }  # fmt: skip
 UNPACKED = {"bloom"}

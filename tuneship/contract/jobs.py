@@ -215,6 +215,13 @@ class Job(JobCreated):
     total_steps: int = 0
     training_loss: float | None = None
     validation_loss: float | None = None
+    ends_learnt: Annotated[
+        float | None,
+        Field(
+            description="Of a completed job: share of the validation examples behind whose answers the end of the turn "
+            "was the likeliest token. A model that has not learnt it goes on until `max_tokens`."
+        ),
+    ] = None
     security_settings: dict[str, Any] = Field(default_factory=dict)
     queue_position: Annotated[
         int | None, Field(description="While queued: 1 is the next to start. A forecast.")

@@ -44,6 +44,20 @@ class Model(Reply):
     fine_tuning_job_id: str | None = None
     created_at: Timestamp | None = None
     fine_tuning_method: str | None = None
+    ends_learnt: Annotated[
+        float | None,
+        Field(
+            description="Share of the validation examples behind whose answers the end of the turn was the likeliest "
+            "token; null: not measured."
+        ),
+    ] = None
+    appended_end: Annotated[
+        str | None,
+        Field(
+            description="End token that training and serving put behind each answer, since the chat template writes "
+            "nothing there; null: the template writes one."
+        ),
+    ] = None
     tags: dict[str, str] = Field(default_factory=dict)
 
 

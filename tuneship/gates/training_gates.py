@@ -1,4 +1,4 @@
-"""Decides whether a fine-tuning job may be deployed: gates T0-T10 over its record and its metrics (§2.1).
+"""Decides whether a fine-tuning job may be deployed: gates T0-T11 over its record and its metrics (§2.1).
 
 Pure; a missing value is never read as 0. `judge_training` once the job has ended, `watch_training` at every poll while
 it runs, `judge_smoke` over answers of the deployed model at 0 % traffic. Reject beats hold beats pass.
@@ -27,6 +27,8 @@ MIN_RISE_SHARE = 0.1
 # Hardly any text can be predicted so well that was not seen before.
 LEAK_LOSS = 0.01
 MAX_TIME_PER_TOKEN_RATIO = 3.0
+# Below this share of answers with an end, the cause is a fault rather than too short a training.
+MIN_ENDS_LEARNT = 0.5
 # Fewer prompts that both answered do not show which one is slower.
 MIN_TIMED_PROMPTS = 5
 
@@ -97,11 +99,13 @@ class FinishedJob:
     validation_examples: int | None
     # Number of examples in both the training and the validation file.
     duplicates: int | None = None
+    # Share of validation examples behind whose answers the end of the turn was the likeliest token.
+    ends_learnt: float | None = None
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The inputs of gates T3 to T9. `best` and `first` are validation losses."""
+    """The inputs of gates T3 to T9 and T11. `best` and `first` are validation losses."""
 
     job: FinishedJob
     rules: TrainingRules
@@ -270,6 +274,15 @@ def _first_model(evidence: Evidence) -> GateResult:
     return GateResult(name, "pass" if evidence.best <= limit else "reject", evidence.best, limit)
 
 
+def _ends(evidence: Evidence) -> GateResult:
+    """A model that has not learnt where an answer ends goes on until `max_tokens`, whatever its loss is."""
+    name, share = "T11 ends learnt", evidence.job.ends_learnt
+    if share is None:
+        return GateResult(name, "not_available", note="not measured")
+    state = "pass" if share >= MIN_ENDS_LEARNT else "hold"
+    return GateResult(name, state, share, MIN_ENDS_LEARNT, "of the answers end in the likeliest token")
+
+
 GATES: tuple[Callable[[Evidence], GateResult], ...] = (
     _settled,
     _learned,
@@ -279,6 +292,7 @@ GATES: tuple[Callable[[Evidence], GateResult], ...] = (
     _sane,
     _enough_data,
     _first_model,
+    _ends,
 )
 
 

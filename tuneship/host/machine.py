@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuneship.host.memory import KERNEL, MemoryFiles, free_memory, limits
+from tuneship.host.weight_files import WeightsFault, weight_files
 
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 GIB = 1 << 30
@@ -39,7 +40,10 @@ def cache_share(base: Path, processes: int) -> int:
 
     At most half of the memory that is free beside the weights, and never too little for a small model.
     """
-    weights = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+    try:
+        weights = sum(file.stat().st_size for file in weight_files(base).files)
+    except WeightsFault:
+        weights = 0  # the process that loads them says so
     return max(MIN_CACHE_BYTES, (free_memory() - weights) // max(2, processes))
 
 

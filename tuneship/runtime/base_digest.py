@@ -1,13 +1,15 @@
 """A digest of a base model's files, by which a node proves that it has the same model as the service."""
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 from tuneship.host.file_digest import sha256_of
+from tuneship.host.weight_files import WeightsFault, weight_files
 from tuneship.runtime.agent_protocol import CannotServe
 
-# What a replica reads: configuration, tokenizer (for answers that follow a schema) and weights.
-PATTERNS = ("config.json", "tokenizer.json", "*.safetensors")
+# What a replica reads beside the weights: configuration, and tokenizer for answers that follow a schema.
+SIDE_FILES = ("config.json", "tokenizer.json")
 
 
 class BaseDigests:
@@ -19,9 +21,12 @@ class BaseDigests:
 
     def of(self, base: Path) -> str:
         """Return the digest of a directory. Reads all weights when they are new; raises `OSError`."""
-        files = sorted(file for pattern in PATTERNS for file in base.glob(pattern))
+        files = [file for name in SIDE_FILES if (file := base / name).is_file()]
+        with suppress(WeightsFault):  # whoever loads them says so; vLLM knows other kinds of files
+            files += weight_files(base).files
         if not files:
             raise FileNotFoundError(f"{base} is no base model")
+        files.sort()
         stats = [file.stat() for file in files]
         state = tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in stats)
         known = self._known.get(base)

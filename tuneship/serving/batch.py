@@ -24,6 +24,8 @@ class PrefillChunk(NamedTuple):
     """Row of the KV cache."""
     cached: int
     """Tokens of the prompt that are in the KV cache already."""
+    length: int
+    """Tokens of the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,13 @@ class FlatBatch:
         """Number of decoding sequences."""
         return len(self.decode_slots)
 
+    def lengths(self) -> Tensor:
+        """[T] length of each token's text: its whole prompt, or as far as it is generated."""
+        lengths = self.positions + 1
+        for prefill in self.prefills:
+            lengths[prefill.start : prefill.stop] = prefill.length
+        return lengths
+
     @classmethod
     def of(cls, running: Items[Sequence], chunks: Items[int]) -> "FlatBatch":
         """Build the next step of `running`, whose last sequences prefill `chunks` tokens of their prompts."""
@@ -66,9 +75,9 @@ class FlatBatch:
         prefills: list[PrefillChunk] = []
         scored: list[int] = []
         for sequence, chunk in zip(running[decode_count:], chunks, strict=True):
-            prompt, cached = sequence.request.tokens, sequence.cached
+            prompt, cached = sequence.prompt, sequence.cached
             start = len(tokens)
-            prefills.append(PrefillChunk(start, start + chunk, sequence.slot, cached))
+            prefills.append(PrefillChunk(start, start + chunk, sequence.slot, cached, len(prompt)))
             scored.extend(range(start, start + len(sequence.scored_by(chunk))))
             tokens.extend(prompt[cached : cached + chunk])
             positions.extend(range(cached, cached + chunk))

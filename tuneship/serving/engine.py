@@ -80,7 +80,10 @@ class Engine:
         self._scheduler = Scheduler(limits.slots, limits.prompt_tokens, tokens, scored)
         slots, length = self._scheduler.total_slots, model.facts.context_length
         self._cache = SlotCache(model.facts.cache, slots, length, tokens)
-        self._slots = KvSlots()
+        self._slots = KvSlots(model.facts.short_tokens)
+        self._restart_length: int | None = None
+        if model.facts.is_recomputed and model.facts.short_tokens is not None:
+            self._restart_length = model.facts.short_tokens + 1
         self._sequences: dict[str, Sequence] = {}
         self._guides: dict[str, Guide] = {}
         self._steps = self._generated = self._reused = 0
@@ -297,6 +300,8 @@ class Engine:
                 result.finished.append((sequence.id, reason))
                 self._slots.register(sequence)
                 self._end(sequence)
+            elif self._restart_length is not None and sequence.length == self._restart_length:
+                self._restart(sequence)
         self._steps += 1
         self._generated += len(result.tokens)
         return result
@@ -330,9 +335,20 @@ class Engine:
             if (guide := self._guides.get(sequence.id)) is not None:
                 guide.restrict(logits[row])
 
+    def _restart(self, sequence: Sequence) -> None:
+        """Have the keys and values of all its tokens computed again: it is a long text from now on."""
+        self._slots.register(sequence)
+        self._leave(sequence)
+        sequence.restart()
+        self._scheduler.add_first(sequence)
+
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
         self._guides.pop(sequence.id, None)
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Free what it has as one of the running sequences."""
         self._scheduler.release(sequence)
         self._slots.release(sequence)
         if sequence.request.adapter is not None:

@@ -18,9 +18,11 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    DynamicCache,
     PreTrainedModel,
 )
 
+from tuneship.rotation import DifferentBorders, RotationByLength
 from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_cache import CacheShape, SlotCache
@@ -58,21 +60,15 @@ class GenericModel:
         self._step: _Step | None = None
         self._windows: dict[int, int | None] = {}
         """Number of tokens that the attention of each layer looks back, as seen in the comparison; None: all."""
+        self._model = _loaded(directory, weights)
         try:
-            config = AutoConfig.from_pretrained(directory, local_files_only=True)
-            with torch.device("meta"):  # no memory: only the number of parameters is needed
-                skeleton = AutoModelForCausalLM.from_config(config)
-            parameters = sum(tensor.numel() for tensor in skeleton.parameters())
-            self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype=choose_dtype(weights, parameters),
-                local_files_only=True,
-                attn_implementation="eager",
-            ).eval()
-            self.facts = _facts(self._model)
-        except Exception as error:  # whatever a damaged checkpoint or configuration brings about
+            self._rotation = RotationByLength(self._model)
+            self.facts = _facts(self._model, self._rotation.border)
+        except DifferentBorders as fault:
+            raise ModelRefused(f"the base model cannot be served: {fault}") from None
+        except Exception as error:  # a configuration without the usual names
             raise ModelRefused(
-                f"transformers cannot load the base model: {type(error).__name__}"
+                f"the sizes of the base model are not in its configuration: {type(error).__name__}"
             ) from error
         sites: list[Site] = []
         for name in self._check(packing):
@@ -84,8 +80,7 @@ class GenericModel:
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute logits; see `CausalModel.forward`."""
-        cache.prepare()
-        self._step = _Step(batch, cache, lora, routes)
+        self._begin(batch, cache, lora, routes)
         output = self._model(
             input_ids=batch.tokens[None],
             position_ids=batch.positions[None],
@@ -96,13 +91,18 @@ class GenericModel:
 
     def hidden(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute hidden states; see `CausalModel.hidden`."""
-        cache.prepare()
-        self._step = _Step(batch, cache, lora, routes)
+        self._begin(batch, cache, lora, routes)
         body: nn.Module = self._model.base_model
         output = body(
             input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False
         )
         return output.last_hidden_state[0].float()
+
+    def _begin(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> None:
+        cache.prepare()
+        self._step = _Step(batch, cache, lora, routes)
+        if self._rotation.border is not None:
+            self._rotation.lengths = batch.lengths()[None]
 
     def _attend(
         self,
@@ -194,7 +194,31 @@ class GenericModel:
         return forward()[0]
 
 
-def _facts(model: PreTrainedModel) -> ModelFacts:
+def _loaded(directory: Path, weights: str | None) -> PreTrainedModel:
+    """Read the model as transformers does. Raises `ModelRefused`."""
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        with torch.device("meta"):  # no memory: only the number of parameters is needed
+            skeleton = AutoModelForCausalLM.from_config(config)
+        parameters = sum(tensor.numel() for tensor in skeleton.parameters())
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=choose_dtype(weights, parameters),
+            local_files_only=True,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    except Exception as error:  # whatever a damaged checkpoint or configuration brings about
+        raise ModelRefused(
+            f"transformers cannot load the base model: {type(error).__name__}"
+        ) from error
+    model, report = loaded
+    if report["missing_keys"]:  # transformers fills them with random numbers
+        raise ModelRefused(f"the base model has no tensor {min(report['missing_keys'])}")
+    return model.eval()
+
+
+def _facts(model: PreTrainedModel, short_tokens: int | None) -> ModelFacts:
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     return ModelFacts(
@@ -209,19 +233,33 @@ def _facts(model: PreTrainedModel) -> ModelFacts:
             dtype=model.dtype,
         ),
         weights=str(model.dtype).removeprefix("torch."),
+        short_tokens=short_tokens,
+        is_recomputed=short_tokens is not None and _computes_again(model, short_tokens),
     )
+
+
+def _computes_again(model: PreTrainedModel, short_tokens: int) -> bool:
+    """Whether `generate` drops the KV cache where a text grows longer than `short_tokens`, as that of Phi 3 does."""
+    cache = DynamicCache()
+    nothing = torch.zeros(1, 1, short_tokens, 1)
+    cache.update(nothing, nothing, layer_idx=0)
+    tokens = torch.zeros(1, short_tokens + 1, dtype=torch.long)
+    generation: Any = model
+    inputs = generation.prepare_inputs_for_generation(tokens, past_key_values=cache)
+    return inputs.get("past_key_values") is None
 
 
 @contextmanager
 def _recorded_calls(model: PreTrainedModel) -> Iterator[dict[str, list[int]]]:
-    """Record the number of tokens of every call of each linear layer."""
+    """Record the number of tokens of every call of each linear layer that returns its product alone."""
     calls: dict[str, list[int]] = {}
+
+    def record(name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        if isinstance(output, Tensor):  # a router of experts may return its choice, too
+            calls.setdefault(name, []).append(inputs[0].shape[:-1].numel())
+
     hooks = [
-        module.register_forward_hook(
-            lambda _module, inputs, _output, name=name: calls.setdefault(name, []).append(
-                inputs[0].shape[:-1].numel()
-            )
-        )
+        module.register_forward_hook(partial(record, name))
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     ]

@@ -16,9 +16,10 @@ from tuneship.serving.sequence import Sequence
 # A common prefix shorter than this is computed again: a copy would not pay.
 MIN_PREFIX_TOKENS = 16
 
-# Adapter and queue. Keys and values depend on the adapter. Prefixes are shared within a queue (a
+# Adapter, queue, and whether the prompt is a long one. Keys and values depend on the adapter and, in
+# models with LongRoPE, on the length of the prompt. Prefixes are shared within a queue (a
 # deployment) only, so that timing shows nobody which prompts another deployment was sent.
-Scope = tuple[str | None, str]
+Scope = tuple[str | None, str, bool]
 
 
 class Copy(NamedTuple):
@@ -42,8 +43,9 @@ class _CachedTokens:
 class KvSlots:
     """The slots of the KV cache: which sequence runs in which, and what the free ones still hold."""
 
-    def __init__(self) -> None:
-        """Begin without slots; `resize` makes them."""
+    def __init__(self, short_tokens: int | None = None) -> None:
+        """Begin without slots; `resize` makes them. `short_tokens`: see `ModelFacts.short_tokens`."""
+        self._short_tokens = short_tokens
         self._size = (0, 0)
         self._cached: dict[int, _CachedTokens] = {}
         self._running: dict[int, Sequence] = {}
@@ -67,7 +69,7 @@ class KvSlots:
             self._cached.pop(sequence.slot, None)
             if slot in self._cached:
                 self._cached[sequence.slot] = self._cached.pop(slot)
-            length_used = sequence.cached + len(sequence.generated)
+            length_used = sequence.cached + len(sequence.answered)
             copies.append(Copy(slot, sequence.slot, length_used))
 
         # New slots are given away before those that may hold a prefix.
@@ -83,8 +85,9 @@ class KvSlots:
     def assign(self, sequence: Sequence) -> Copy | None:
         """Give a sequence a slot; return the cached prefix to copy there, whose source may be the slot itself."""
         request = sequence.request
-        scope = (request.adapter, request.queue)
-        tokens = np.array(request.tokens, dtype=np.int32)
+        is_long = self._short_tokens is not None and len(sequence.prompt) > self._short_tokens
+        scope = (request.adapter, request.queue, is_long)
+        tokens = np.array(sequence.prompt, dtype=np.int32)
         # The last token is always computed, because its logits are needed; those of a prompt that asks for its log
         # probabilities are all needed.
         reusable = tokens[:-1] if request.prompt_logprobs is None else tokens[:0]
@@ -117,7 +120,7 @@ class KvSlots:
         cached = self._cached.get(sequence.slot)
         if cached is not None:
             # Keys and values of the newest token come with the next step.
-            tokens = np.append(cached.tokens, np.array(sequence.generated[:-1], dtype=np.int32))
+            tokens = np.append(cached.tokens, np.array(sequence.answered[:-1], dtype=np.int32))
             self._cached[sequence.slot] = replace(cached, tokens=tokens, valid=len(tokens))
 
     def release(self, sequence: Sequence) -> None:

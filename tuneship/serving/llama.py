@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tuneship.host.weight_files import WeightsFault, weight_files
 from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.integer_kernels import kernels
@@ -29,7 +30,15 @@ from tuneship.serving.weights import QUANTISED
 
 # The matrix products of a layer, in order; each is a site for adapters (`lora.Site`).
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
-# Architectures, and the settings that their configuration must contain because the default is not
+# Settings that transformers has a value for where the configuration names none, each architecture
+# another one.
+SIZES = frozenset(
+    {
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("vocab_size", "max_position_embeddings"),
+    }
+)
+# Architectures, and more settings that their configuration must contain because the default is not
 # Llama's. Mistral's attention may have a sliding window, Qwen 2 has biases for queries, keys and
 # values, Qwen 3 norms of the heads of queries and keys; all else is as in Llama.
 KINDS: dict[str, frozenset[str]] = {
@@ -39,21 +48,26 @@ KINDS: dict[str, frozenset[str]] = {
     "qwen3": frozenset({"num_key_value_heads", "head_dim"}),
 }
 # Settings of Llama 3.1's rotary embedding.
-LLAMA3_ROPE = ("low_freq_factor", "high_freq_factor", "factor", "original_max_position_embeddings")
+ROPE_LENGTH = "original_max_position_embeddings"
+LLAMA3_ROPE = ("low_freq_factor", "high_freq_factor", "factor", ROPE_LENGTH)
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def supports(config: Mapping[str, Any]) -> bool:
     """Whether this module can run such a model: not quantized, usual biases, plain or Llama 3 rotary embeddings."""
-    kind = str(config.get("model_type"))
+    kind, layers = str(config.get("model_type")), config.get("layer_types") or ()
     return (
         kind in KINDS
-        and KINDS[kind] <= config.keys()
+        and KINDS[kind] | SIZES <= config.keys()
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("attention_bias")
         and not config.get("mlp_bias")
         and not config.get("use_sliding_window")
         and not config.get("quantization_config")
-        and _rope(config)["rope_type"] in ("default", "llama3")
+        and {"full_attention"}.issuperset(layers)
+        and not (kind == "mistral" and layers)  # they have no window then
+        and _is_known(_rope(config))
+        and config.get("partial_rotary_factor") in (None, 1)
     )
 
 
@@ -130,13 +144,15 @@ class LlamaModel:
             self._check_groups()
         self._interleaved = torch.arange(self._dim).view(2, -1).t().flatten()
         shape = (vocabulary, self._hidden)
-        embedding = files.take("model.embed_tokens.weight", number_format, shape)
+        tied = bool(config.get("tie_word_embeddings")) and files.are_equal(EMBEDDING, HEAD)
+        # As in transformers, a tied matrix may be stored under either name.
+        name = HEAD if tied and EMBEDDING not in files else EMBEDDING
+        embedding = files.take(name, number_format, shape)
         self._embed: Callable[[Tensor], Tensor]
         self._head: ConstantProduct
-        tied = config.get("tie_word_embeddings", False)
         if self._quantised is None:
             self._embed = partial(F.embedding, weight=embedding)
-            head = embedding if tied else files.take("lm_head.weight", number_format, shape)
+            head = embedding if tied else files.take(HEAD, number_format, shape)
             self._head = Product(head, shared=tied, packing=packing)
         else:
             # 8 bits also beside 4: each row stands for one token alone, and the head's rounding
@@ -146,7 +162,7 @@ class LlamaModel:
             self._embed = rows.rows
             self._head = rows
             if not tied:
-                head = files.take("lm_head.weight", number_format, shape)
+                head = files.take(HEAD, number_format, shape)
                 self._head = Int8Product(head, kernels())
         self._layers = [
             self._layer(files, f"model.layers.{n}", number_format) for n in range(layers)
@@ -280,18 +296,28 @@ class LlamaModel:
 
 
 class _WeightFiles:
-    """The safetensors files of a directory; each tensor is read when `take` is called."""
+    """The weight files of a directory; each tensor is read when `take` is called."""
 
     def __init__(self, directory: Path) -> None:
-        files = sorted(directory.glob("*.safetensors"))
         try:
+            files = weight_files(directory).files
             self._files = [safe_open(file, framework="pt") for file in files]
+        except WeightsFault as fault:
+            raise ModelRefused(f"the base model cannot be read: {fault}") from None
         except (OSError, SafetensorError) as error:
             raise ModelRefused(f"the weights cannot be read: {type(error).__name__}") from error
         self._at = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 (no iterator)
         self.parameters = sum(
             math.prod(file.get_slice(name).get_shape()) for name, file in self._at.items()
         )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._at
+
+    def are_equal(self, *names: str) -> bool:
+        """Whether those of these tensors that there are have the same numbers."""
+        first, *others = (self._at[name].get_tensor(name) for name in names if name in self._at)
+        return all(torch.equal(first, other) for other in others)
 
     def take(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """Read a tensor of this shape, in this number format. Raises `ModelRefused`."""
@@ -326,12 +352,23 @@ def _number(config: Mapping[str, Any], name: str, default: float) -> float:
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Read the rotary settings: one object since transformers 5, two keys before. Raises `ModelRefused`."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise ModelRefused("the rotation in the base model's config.json is not an object")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     theta = _number(rope, "rope_theta", _number(config, "rope_theta", 10_000.0))
-    return {**rope, "rope_type": kind, "rope_theta": theta}
+    length = rope.get(ROPE_LENGTH) or config.get("max_position_embeddings")
+    length = config.get(ROPE_LENGTH) or length
+    return {**rope, "rope_type": kind, "rope_theta": theta, ROPE_LENGTH: length}
+
+
+def _is_known(rope: Mapping[str, Any]) -> bool:
+    """Whether these are the settings of one rotation of whole heads, for all layers, which is computed here."""
+    return (
+        rope["rope_type"] in ("default", "llama3")
+        and rope.get("partial_rotary_factor") in (None, 1)
+        and not any(isinstance(setting, dict) for setting in rope.values())
+    )
 
 
 def _rotation(config: Mapping[str, Any], dim: int) -> Tensor:

@@ -37,6 +37,10 @@ class ModelFacts:
     cache: CacheShape
     weights: str
     """The number format of the weights: `float32`, `bfloat16`, `int8` or `int4`."""
+    short_tokens: int | None = None
+    """Prompts longer than this have other keys and values from their first token on (LongRoPE); None: all the same."""
+    is_recomputed: bool = False
+    """Whether a text that grows longer than `short_tokens` has all its keys and values computed again."""
 
 
 class CausalModel(Protocol):

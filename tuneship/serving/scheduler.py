@@ -109,11 +109,21 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence at the end of its queue."""
+        self._waiting_with(sequence).append(sequence)
+
+    def add_first(self, sequence: Sequence) -> None:
+        """Put a sequence before all others: it goes on in the next step, unless it is in the background."""
+        self._waiting_with(sequence).appendleft(sequence)
+        owners, owner = self._owners_beside(sequence), sequence.request.owner
+        owners[owner].move_to_end(_queue(sequence), last=False)
+        owners.move_to_end(owner, last=False)
+
+    def _waiting_with(self, sequence: Sequence) -> deque[Sequence]:
         owner = sequence.request.owner
         if not sequence.request.is_background:
             self._last_seen[owner] = self._steps
         queues = self._owners_beside(sequence).setdefault(owner, OrderedDict())
-        queues.setdefault(_queue(sequence), deque()).append(sequence)
+        return queues.setdefault(_queue(sequence), deque())
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting sequence."""

@@ -80,16 +80,29 @@ class Sequence:
     """Row of the KV cache that it occupies; -1 while it waits."""
     cached: int = 0
     """Prompt tokens already in the KV cache; a long prompt is prefilled in chunks."""
+    prompt: tuple[int, ...] = field(init=False)
+    """The tokens to prefill: those of the request and, after `restart`, those generated before it."""
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         """Give each request its own randomness: a neighbour in the batch cannot change its draws."""
+        self.prompt = self.request.tokens
         self.rng = random.Random(self.request.seed)  # noqa: S311 (sampling, not secrets)
+
+    def restart(self) -> None:
+        """Wait again, to have all tokens known so far prefilled."""
+        self.prompt = (*self.request.tokens, *self.generated)
+        self.cached, self.slot = 0, -1
 
     @property
     def length(self) -> int:
         """Number of tokens known so far: prompt and generated."""
         return len(self.request.tokens) + len(self.generated)
+
+    @property
+    def answered(self) -> list[int]:
+        """The tokens generated behind `prompt`."""
+        return self.generated[len(self.prompt) - len(self.request.tokens) :]
 
     @property
     def max_length(self) -> int:
@@ -99,7 +112,7 @@ class Sequence:
     @property
     def uncached(self) -> int:
         """Number of prompt tokens that are not in the KV cache yet."""
-        return len(self.request.tokens) - self.cached
+        return len(self.prompt) - self.cached
 
     @property
     def is_prefilling(self) -> bool:
@@ -108,7 +121,7 @@ class Sequence:
 
     def scored_by(self, chunk: int) -> tuple[int, ...]:
         """The prompt's tokens whose log probabilities follow from a prefill of its next `chunk` tokens."""
-        if self.request.prompt_logprobs is None:
+        if self.request.prompt_logprobs is None or self.generated:
             return ()
         return self.request.tokens[self.cached + 1 : self.cached + chunk + 1]
 

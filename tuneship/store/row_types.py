@@ -118,6 +118,7 @@ class JobRow(ResourceRow):
     validation_loss: float | None
     tokens_per_second: float | None
     seconds_per_step: float | None
+    ends_learnt: float | None
     error: dict[str, Any] | None
     owner: str | None
     attempt: int
@@ -164,6 +165,8 @@ class ModelRow(ResourceRow):
     fine_tuning_method: str
     blob: str
     sha256: dict[str, str]
+    ends_learnt: float | None
+    appended_end: str | None
 
 
 class DeploymentRow(ResourceRow):

@@ -163,6 +163,7 @@ jobs: "TypedTable[JobRow]" = _resource(
     sa.Column("validation_loss", sa.Float),
     sa.Column("tokens_per_second", sa.Float),
     sa.Column("seconds_per_step", sa.Float),
+    sa.Column("ends_learnt", sa.Float),
     _json("error", optional=True),
     sa.Column("owner", sa.Text),
     _whole("attempt"),
@@ -229,6 +230,9 @@ models: "TypedTable[ModelRow]" = _resource(
     _text("fine_tuning_method"),
     _text("blob"),
     _json("sha256"),
+    # Null: not measured, or nothing was put behind its answers.
+    sa.Column("ends_learnt", sa.Float),
+    sa.Column("appended_end", sa.Text),
 )
 
 deployments: "TypedTable[DeploymentRow]" = _resource(

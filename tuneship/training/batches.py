@@ -31,6 +31,12 @@ class PaddedBatch:
     # Indices into the flattened rectangle: the positions that are no padding.
     token_positions: Indices
 
+    @property
+    def row_lengths(self) -> Indices:
+        """The number of tokens of each row."""
+        rows, width = self.tokens.shape
+        return np.bincount(self.token_positions // width, minlength=rows)
+
 
 def epoch_batches(rows: Indices, batch_size: int, *, seed: int, epoch: int) -> list[Indices]:
     """Every row once, in random order; the same for the same seed and epoch. The last batch may be smaller."""

@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tuneship.rotation import DifferentBorders, RotationByLength
 from tuneship.security.sealed_files import write_sealed
 from tuneship.training.batches import PaddedBatch
 from tuneship.training.device import needs_autocast
@@ -52,12 +53,18 @@ class Learner:
     ) -> None:
         """`rank` numbers this process within its job.
 
-        Raises TrainingFailed(internal) when a target module does not exist.
+        Raises TrainingFailed(internal) when a target module does not exist, or the model cannot be trained.
         """
         self.objective = objective
         self._seed = settings.seed
         self._rank = rank
         self._noise = Noise(settings.seed, rank)
+        try:
+            self._rotation = RotationByLength(base)
+        except DifferentBorders as fault:
+            raise TrainingFailed(
+                Reason.INTERNAL, f"the base model cannot be used: {fault}"
+            ) from None
         self._packing = PackedAttention.for_model(base)
         self.packs = self._packing is not None
         self._autocasts = needs_autocast(base.device, base.dtype)
@@ -208,13 +215,18 @@ class Learner:
         device = self.model.device
         if self._packing and len(batch.token_positions) < PACKED_BELOW_SHARE * batch.tokens.size:
             inputs, self._logit_positions = self._packing.pack(batch, device)
+            lengths = batch.row_lengths[batch.token_positions // batch.tokens.shape[1]][None]
         else:
             if self._packing:
                 self._packing.disable()
             inputs = {"input_ids": torch.from_numpy(batch.tokens).to(device)}
             self._logit_positions = torch.from_numpy(batch.logit_positions).to(device)
+            lengths = batch.row_lengths[:, None]
+        if self._rotation.border is not None:
+            self._rotation.lengths = torch.from_numpy(lengths).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=self._autocasts):
             output = self.model(**inputs, use_cache=False)
+        self._rotation.lengths = None
         return output.logits[0].float()
 
     def _select_positions(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:

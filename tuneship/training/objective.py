@@ -150,11 +150,9 @@ class SupervisedFineTuning:
 
 def _count_ends(ends: AnswerEnds, batch: PaddedBatch, guesses: Tensor) -> Totals:
     """How many rows of a batch have an end, and at how many it is the likeliest token behind the true answer."""
-    rows, width = batch.tokens.shape
-    row_of_target = batch.logit_positions // width
+    row_of_target = batch.logit_positions // batch.tokens.shape[1]
     last = np.flatnonzero(np.diff(row_of_target, append=-1))
-    lengths = np.bincount(batch.token_positions // width, minlength=rows)
-    last = last[lengths[row_of_target[last]] < ends.context_length]
+    last = last[batch.row_lengths[row_of_target[last]] < ends.context_length]
     expected, guessed = batch.targets[last], guesses.cpu().numpy()[last]
     learnt = expected == guessed
     if ends.tokens:

@@ -57,6 +57,8 @@ class Standing:
     best_step: int = 0
     # The deciding measure at `best_step`; None before the first evaluation after a step.
     best: float | None = None
+    # The share of ends learnt at `best_step`; None where it was not measured.
+    best_ends: float | None = None
     # Sum of the losses of this epoch's steps.
     epoch_loss: float = 0.0
     # Chosen once in a job, since another size would round differently; 0: not chosen yet.
@@ -67,6 +69,7 @@ class Standing:
     def to_state(self) -> dict[str, Any]:
         """The state as a checkpoint's JSON."""
         best = {} if self.best is None else {"best_loss": self.best}
+        best |= {} if self.best_ends is None else {"best_ends": self.best_ends}
         return {
             "step": self.step,
             **self.measures,
@@ -85,6 +88,7 @@ class Standing:
             step=rest.pop("step"),
             best_step=rest.pop("best_step"),
             best=rest.pop("best_loss", None),
+            best_ends=rest.pop("best_ends", None),
             epoch_loss=rest.pop("epoch_loss"),
             micro_batch_tokens=rest.pop("tokens_at_once"),
             devices=rest.pop("devices"),
@@ -288,7 +292,12 @@ class TrainingLoop:
         is_higher = standing.best is None or value > standing.best
         if is_lower if self._objective.lower_is_better else is_higher:
             self._best_adapter = self._learner.adapter()
-            self._standing = replace(standing, best_step=standing.step, best=value)
+            self._standing = replace(
+                standing,
+                best_step=standing.step,
+                best=value,
+                best_ends=standing.measures.get("ends_learnt"),
+            )
 
     def _save(self) -> None:
         tensors = self._learner.state()
@@ -367,6 +376,8 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: ProgressFile, stop: Stop
         "completed",
         adapter_dir=str(adapter),
         best_step=standing.best_step,
+        ends_learnt=standing.best_ends,
+        appended_end=encoder.format.appended_end,
         **{objective.deciding_measure: standing.best},
     )
 

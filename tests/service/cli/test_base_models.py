@@ -106,14 +106,16 @@ def cut(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def index_elsewhere(folder: Path) -> None:
-    index = {"weight_map": {"a": "../../etc/passwd.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+def indexed(file: str) -> Change:
+    """Put the weights into the second of two shards, whose index names another file for a tensor."""
 
+    def change(folder: Path) -> None:
+        second = "model-00002-of-00002.safetensors"
+        (folder / "model.safetensors").rename(folder / second)
+        index = {"metadata": {}, "weight_map": {"a": file, "model.norm.weight": second}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
-def index_of_nothing(folder: Path) -> None:
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return change
 
 
 @pytest.mark.parametrize(
@@ -127,12 +129,26 @@ def index_of_nothing(folder: Path) -> None:
         (write("chat_template.jinja", "{% for"), "its chat template cannot be read"),
         (write("tokenizer_config.json", "[]"), "its chat template cannot be read"),
         (write("config.json", '{"model_type": "bloom"}'), "bloom models cannot be served"),
-        (index_elsewhere, "its model.safetensors.index.json cannot be read"),
-        (index_of_nothing, "its model-00001-of-00002.safetensors is missing"),
+        (
+            write("adapter_config.json", "{}"),
+            "it holds an adapter beside its weights: merge it, or",
+        ),
+        (
+            indexed("../../etc/passwd.safetensors"),
+            "its model.safetensors.index.json names files that are no",
+        ),
+        (
+            indexed("model-00001-of-00002.safetensors"),
+            "its model-00001-of-00002.safetensors is missing",
+        ),
+        (
+            indexed("model-00002-of-00002.safetensors"),
+            "its index names the tensor a, which no file has",
+        ),
     ],
     ids=(
         *("pickles", "cut", "no weights", "no tokenizer", "no config", "template", "no object"),
-        *("engine", "index of elsewhere", "index of nothing"),
+        *("engine", "adapter", "index of elsewhere", "index of nothing", "index of too much"),
     ),
 )
 def test_a_directory_that_cannot_be_served_is_refused_before_anything_is_copied(

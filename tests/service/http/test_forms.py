@@ -156,7 +156,7 @@ def test_models_list_base_models_and_tuned_ones_in_one_form(shared: Service) -> 
     fields = {
         "id", "name", "version", "description", "parameters", "context_length",
         "supported_fine_tuning", "base_model", "fine_tuning_job_id", "created_at",
-        "fine_tuning_method", "tags",
+        "fine_tuning_method", "ends_learnt", "appended_end", "tags",
     }  # fmt: skip
     assert all(set(one) == fields for one in page["models"])
     assert [one["id"] for one in page["models"]][:2] == ["tuneship-tiny", tuned]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.both_databases
 ITEM = {
     "id", "name", "version", "description", "parameters", "context_length",
     "supported_fine_tuning", "base_model", "fine_tuning_job_id", "created_at",
-    "fine_tuning_method", "tags",
+    "fine_tuning_method", "ends_learnt", "appended_end", "tags",
 }  # fmt: skip
 BASE = CATALOGUE.default
 

@@ -153,6 +153,18 @@ def test_a_first_model_has_only_an_absolute_limit() -> None:
 RISING = [2.0] * 5 + [1.0] * 5 + [1.02] * 5 + [1.1] * 5
 
 
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(None, "not_available"), (1.0, "pass"), (0.5, "pass"), (0.49, "hold"), (0.0, "hold")],
+)
+def test_a_model_that_has_not_learnt_where_answers_end_is_held(
+    share: float | None, expected: str
+) -> None:
+    verdict = judge(replace(JOB, ends_learnt=share))
+    assert state(verdict, "T11") == expected
+    assert verdict.decision == ("hold" if expected == "hold" else "pass")
+
+
 def test_a_loss_that_rises_again_warns_where_the_best_checkpoint_serves_and_rejects_elsewhere() -> (
     None
 ):

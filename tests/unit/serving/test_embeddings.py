@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.support.waiting import until
 from tests.unit.serving.conftest import exploding, make_adapter, quiet_peft
+from tests.unit.serving.test_configurations import PHI3
 from tests.unit.serving.test_engine import build, expected, run
 from tests.unit.serving.test_generic import TURNS, WINDOW, save
 from tuneship.serving.adapters import AdapterRefused
@@ -93,6 +94,7 @@ def test_vectors_are_the_pooled_hidden_states_of_transformers_and_of_peft(
         pytest.param("mistral", WINDOW, marks=pytest.mark.slow),
         pytest.param("qwen3", {"head_dim": 16}, marks=pytest.mark.slow),
         ("gemma2", {**WINDOW, **TURNS, "head_dim": 8}),
+        ("phi3", PHI3),
     ],
 )
 def test_every_architecture_has_the_vectors_of_transformers_and_of_peft(

@@ -389,7 +389,7 @@ def next_logits(
         slots=torch.full((count,), slot),
         logit_indices=torch.tensor([count - 1]),
         decode_slots=(),
-        prefills=(PrefillChunk(0, count, slot, cached),),
+        prefills=(PrefillChunk(0, count, slot, cached, cached + count),),
         length=cached + count,
     )
     if adapter is not None:

@@ -43,6 +43,20 @@ def test_those_who_came_first_run_first_and_the_rest_wait() -> None:
     assert names(scheduler) == "bc"
 
 
+def test_one_that_goes_on_comes_before_all_that_wait() -> None:
+    scheduler = Scheduler(slots=1, prompt_tokens=100)
+    for name in "abc":
+        scheduler.add(waiting(name))
+    step(scheduler)
+    (first,) = scheduler.running
+    scheduler.release(first)
+    first.restart()
+    scheduler.add_first(first)
+    step(scheduler)
+    assert names(scheduler) == "a"
+    assert scheduler.waiting == 2
+
+
 def test_a_step_takes_in_no_more_prompt_tokens_than_its_budget() -> None:
     scheduler = beside_one(prompt_tokens=10)
     for name in "abc":

@@ -59,6 +59,21 @@ def test_a_family_learns_by_the_loss_and_the_gradients_of_peft(family: Path) -> 
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
+def test_a_long_row_does_not_change_the_rotation_of_a_short_one(
+    tmp_path: Path, is_packed: bool
+) -> None:
+    """Rows of 4 to 21 tokens, on both sides of the border of LongRoPE."""
+    folder, rows = build_family(tmp_path, "phi3-long"), some_rows()
+    learner = Learner(load_base(str(folder)), settings(), SupervisedFineTuning())
+    if not is_packed:
+        learner._packing.disable()  # type: ignore[union-attr]
+        learner._packing = None
+    loss = peft_loss(peft_model(folder, learner.adapter()), rows).item()
+    measured = learner.evaluate(collate(rows, np.arange(4)))
+    assert measured["loss"] / 12 == pytest.approx(loss, rel=1e-5)
+
+
 def test_a_family_is_tuned_from_rows_to_an_adapter_that_peft_loads(
     family: Path, make_job: "JobMaker"
 ) -> None:

@@ -56,16 +56,17 @@ def peft_model(base: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
 
 
 def peft_loss(model: PeftModel, rows: TokenizedExamples) -> torch.Tensor:
-    batch = collate(rows, np.arange(len(rows)))
-    labels = torch.full(batch.tokens.shape, -100)
-    labels.view(-1)[torch.from_numpy(batch.logit_positions + 1)] = torch.from_numpy(batch.targets)
-    filled = torch.zeros(batch.tokens.size, dtype=torch.int64)
-    filled[torch.from_numpy(batch.token_positions)] = 1
-    return model(
-        input_ids=torch.from_numpy(batch.tokens),
-        attention_mask=filled.view(batch.tokens.shape),
-        labels=labels,
-    ).loss
+    """The mean loss of the tokens to be learnt, each row alone: no other row can change it."""
+    losses: list[torch.Tensor] = []
+    for number in range(len(rows)):
+        row = collate(rows, np.array([number]))
+        logits = model(input_ids=torch.from_numpy(row.tokens), use_cache=False).logits[0]
+        targets = torch.from_numpy(row.targets)
+        positions = torch.from_numpy(row.logit_positions)
+        losses.append(
+            torch.nn.functional.cross_entropy(logits[positions], targets, reduction="none")
+        )
+    return torch.cat(losses).mean()
 
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:

@@ -23,6 +23,7 @@ from typing import Any, cast
 import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
+from tuneship.host.weight_files import WeightsFault, weight_files
 from tuneship.runtime.engine_kinds import (
     ENGINES,
     OWN_ENGINE,
@@ -87,6 +88,9 @@ class CataloguedModel:
             return str(fault)
         if self.engine.is_own and kind in NOT_SERVED:
             return f"{kind} models cannot be served by this service's own engine, so none is tuned either"
+        if (self.path / "adapter_config.json").is_file():
+            # transformers applies the adapter when it loads the model, so it would be trained with it.
+            return "it holds an adapter beside its weights: merge it, or move its adapter_config.json elsewhere"
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
 
     @property
@@ -96,11 +100,18 @@ class CataloguedModel:
 
     @cached_property
     def tensors(self) -> dict[str, list[int]]:
-        """Name and shape of every weight, from the headers of the safetensors files. Raises `CatalogueFault`."""
-        files = sorted(self.path.glob("*.safetensors"))
-        if not files:
-            raise CatalogueFault("it has no safetensors file")
-        return {name: shape for file in files for name, shape in tensor_shapes(file).items()}
+        """Name and shape of every weight, from the headers of its files (`weight_files`). Raises `CatalogueFault`."""
+        try:
+            weights = weight_files(self.path)
+        except WeightsFault as fault:
+            raise CatalogueFault(str(fault)) from None
+        shapes = {
+            name: shape for file in weights.files for name, shape in tensor_shapes(file).items()
+        }
+        lost = sorted(weights.tensors - shapes.keys())
+        if lost:
+            raise CatalogueFault(f"its index names the tensor {lost[0]}, which no file has")
+        return shapes
 
     @cached_property
     def parameters(self) -> int:

@@ -3,7 +3,6 @@
 A source is a directory of a Hugging Face checkpoint, the id of one in the local cache of the hub, or a GGUF file.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from tuneship.conversion.gguf_header import GgufRefused, check_convertible, read_header
+from tuneship.host.weight_files import WeightsFault, weight_files
 from tuneship.service.catalogues.base_models import (
     CataloguedModel,
     CatalogueFault,
@@ -20,7 +20,6 @@ from tuneship.service.catalogues.base_models import (
 from tuneship.startup import StartupError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-INDEX = "model.safetensors.index.json"
 # The files beside the weights that training and serving read, and the licence.
 SIDE_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
@@ -44,37 +43,24 @@ class CheckpointSource:
 
     def files(self) -> list[str]:
         """The names of the files to copy. Raises `AddingRefused` for a checkpoint that cannot be served."""
-        index = self.folder / INDEX
-        if index.is_file():
-            names = self._named_in(index)
-        elif (self.folder / "model.safetensors").is_file():
-            names = {"model.safetensors"}
-        else:
-            names = {file.name for file in self.folder.glob("*.safetensors")}
-        if not names and any(file for kind in PICKLES for file in self.folder.glob(kind)):
-            raise AddingRefused(
-                f"{self.name} holds its weights as pickles only, which can run code when they are read: "
-                "save them as safetensors first"
-            )
-        lost = sorted(name for name in names if not (self.folder / name).is_file())
-        if lost:
-            raise AddingRefused(f"{self.name} cannot be added: its {lost[0]} is missing")
+        try:
+            weights = weight_files(self.folder)
+        except WeightsFault as fault:
+            if not any(self.folder.glob("*.safetensors")) and any(
+                file for kind in PICKLES for file in self.folder.glob(kind)
+            ):
+                raise AddingRefused(
+                    f"{self.name} holds its weights as pickles only, which can run code when they are read: "
+                    "save them as safetensors first"
+                ) from None
+            raise AddingRefused(f"{self.name} cannot be added: {fault}") from None
         # Nothing is loaded for it, so that a mistake shows at once.
         fault = CataloguedModel(self.name, self.folder, self.name, "", "").fault
         if fault is not None:
             raise AddingRefused(f"{self.name} cannot be added: {fault}")
         beside = [name for name in SIDE_FILES if (self.folder / name).is_file()]
-        return [*beside, *sorted(names), *([INDEX] if index.is_file() else [])]
-
-    def _named_in(self, index: Path) -> set[str]:
-        """The files that an index of weights names: plain names in the same folder."""
-        try:
-            names = set[Any](json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            if all(re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
-                return names
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
-        raise AddingRefused(f"{self.name} cannot be added: its {INDEX} cannot be read")
+        index = [] if weights.index is None else [weights.index]
+        return [*beside, *(file.name for file in [*weights.files, *index])]
 
     @property
     def licence(self) -> str | None:

@@ -32,7 +32,12 @@ def complete(
     now, identifier = parts.clock(), model_id(job["base_model"], job["model_name"], job["id"])
     blob = model_key(job)
     with parts.database.write(claim.client_id) as connection:
-        result = {"fine_tuned_model": identifier, "validation_loss": completed["validation_loss"]}
+        ends_learnt = completed.get("ends_learnt")  # an older agent does not say it
+        result = {
+            "fine_tuned_model": identifier,
+            "validation_loss": completed["validation_loss"],
+            "ends_learnt": ends_learnt,
+        }
         leases.end(
             connection, claim, JobStatus.COMPLETED, now, completed_at=now, checkpoint=None, **result
         )
@@ -48,6 +53,8 @@ def complete(
             "fine_tuning_method": job["fine_tuning_method"],
             "blob": blob,
             "sha256": dict(digests),
+            "ends_learnt": ends_learnt,
+            "appended_end": completed.get("appended_end"),
         }
         rows.insert(connection, tables.models, model)
         # From now on the key of the adapter has the name of its files.

@@ -194,6 +194,8 @@ def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter:
         "fine_tuning_method": "lora",
         "blob": blob,
         "sha256": digests,
+        "ends_learnt": None,
+        "appended_end": None,
     }
     stored = rows.insert(context.transaction, tables.models, row)
     parts.keyring.add(context.transaction, context.client_id, blob, key, context.now)

@@ -18,6 +18,7 @@ from tuneship.contract.common import render_time
 from tuneship.conversion.order import ExportOrder, ExportReport
 from tuneship.host.durable import flush
 from tuneship.host.file_digest import sha256_of
+from tuneship.host.weight_files import weight_files
 from tuneship.security.sealed_files import open_plain, read_plain
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.access.hipaa import is_hipaa
@@ -151,9 +152,7 @@ class Exporter:
             base=base.id,
             base_source=origin.source if origin and origin.kind == "hub" else None,
             base_licence=origin.licence if origin else named,
-            base_sha256={
-                file.name: sha256_of(file) for file in sorted(base.path.glob("*.safetensors"))
-            },
+            base_sha256={file.name: sha256_of(file) for file in weight_files(base.path).files},
             method=row["fine_tuning_method"],
             job=model.job,
             datasets=[self._dataset(*one) for one in model.datasets],

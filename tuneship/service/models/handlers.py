@@ -116,6 +116,8 @@ def tuned_item(parts: Parts, row: ModelRow) -> Model:
         fine_tuning_job_id=row["job_id"],
         created_at=row["created_at"],
         fine_tuning_method=row["fine_tuning_method"],
+        ends_learnt=row["ends_learnt"],
+        appended_end=row["appended_end"],
         tags=row["tags"],
     )
 

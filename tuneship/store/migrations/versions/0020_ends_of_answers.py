@@ -1,0 +1,15 @@
+"""Whether a model has learnt where its answers end, and the text that was put there"""
+
+from alembic import op
+import sqlalchemy as sa
+
+revision = '0020'
+down_revision = '0019'
+branch_labels = None
+depends_on = None
+
+
+def upgrade():
+    op.add_column('jobs', sa.Column('ends_learnt', sa.Float(), nullable=True))
+    op.add_column('models', sa.Column('ends_learnt', sa.Float(), nullable=True))
+    op.add_column('models', sa.Column('appended_end', sa.Text(), nullable=True))
