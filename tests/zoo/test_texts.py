@@ -1,4 +1,4 @@
-"""What is learnt of a conversation and asked of the model has the tokens that transformers gives it."""
+"""A conversation that is learnt, and a prompt that is asked, have the tokens that transformers gives them."""
 
 from pathlib import Path
 

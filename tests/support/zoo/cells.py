@@ -92,7 +92,7 @@ def lives_table(results: Mapping[str, Life]) -> str:
 
 
 def section(document: Path = DOCUMENT) -> str:
-    """What the document shows between the two marks."""
+    """The text that the document shows between the two marks."""
     return document.read_text().partition(BEGIN)[2].partition(END)[0].strip()
 
 

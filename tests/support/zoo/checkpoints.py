@@ -30,6 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "gemma2": {
         "model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 32,
+        "initializer_range": 0.2,
     },
     "phi3": {
         "model_type": "phi3", "rope_parameters": LONG_ROPE, "original_max_position_embeddings": 64,
@@ -48,13 +49,13 @@ class Checkpoint:
     tokenizer: TokenizerKind
     template: TemplateKind
     ends: End = "config"
-    """Where the token is named that ends an answer of its template."""
+    """The place that names the token which ends an answer of its template."""
     number_format: str = "float32"
     is_tied: bool = True
     change: Callable[[Path], object] = lambda _: None
     """Changes the finished folder."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What is refused, by the name of the check, and words of the reason."""
+    """Words of the reason for each refusal, by the name of the column."""
 
     def build(self, folder: Path) -> Path:
         """Write the checkpoint."""
@@ -113,7 +114,7 @@ def _row(
 
 
 def no_gguf(why: str) -> dict[str, str]:
-    """What a row says whose tuned models are not written as GGUF files."""
+    """The refusal of a row whose tuned models are not written as GGUF files."""
     return {"GGUF": why}
 
 

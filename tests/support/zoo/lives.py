@@ -56,7 +56,7 @@ class Life:
 
 
 def faults_of(checkpoint: Checkpoint, life: Life) -> list[str]:
-    """What is wrong, or refused and was not to be, or refused for another reason than its row says."""
+    """List what is wrong, or refused although its row does not say so, or refused for another reason."""
     found: list[str] = []
     for column, text in life.results.items():
         reason, expected = text.removeprefix("refused: "), checkpoint.refused.get(column)
@@ -111,7 +111,7 @@ class Expected:
 
 
 def expected_rows(checkpoint: Checkpoint, folder: Path) -> list[Expected]:
-    """What transformers makes of the rows, with an end token where the template writes none."""
+    """The rows as transformers reads them, with an end token where the template writes none."""
     judge = Judge(AutoTokenizer.from_pretrained(folder), checkpoint.template.for_transformers)
     found: list[Expected] = []
     for row in ROWS:

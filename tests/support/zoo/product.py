@@ -1,4 +1,4 @@
-"""What this product makes of a checkpoint: the rows that it learns, and the prompts that it serves."""
+"""This product's side of a cell: the rows that it learns of a conversation, and the prompts that it serves."""
 
 import json
 import shutil
@@ -79,7 +79,7 @@ class Ours:
 
     @cached_property
     def encoder(self) -> Any:
-        """What makes rows of conversations. Raises `Refused`."""
+        """The encoder of conversations. Raises `Refused`."""
         folder = self.base.path
         config = AutoConfig.from_pretrained(folder)
         generation = None

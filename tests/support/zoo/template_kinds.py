@@ -23,11 +23,11 @@ class TemplateKind:
     marks: tuple[str, ...] = ()
     """The special tokens in it that a tokenizer of its family has."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What a refusal says, by the name of the conversation (empty: all), although an answer could be right."""
+    """Words of a refusal although an answer could be right, by the name of the conversation (empty: all)."""
 
     @property
     def settings(self) -> dict[str, object]:
-        """What stands in `tokenizer_config.json` for it: several templates do."""
+        """Its fields in `tokenizer_config.json`, where several templates stand."""
         if isinstance(self.source, Mapping):
             named = [{"name": name, "template": text} for name, text in self.source.items()]
             return {"chat_template": named}

@@ -29,7 +29,7 @@ class Texts:
     """The result of a cell: lines that begin with the name of a conversation."""
 
     faults: tuple[str, ...]
-    """What is neither right nor refused in a sentence that says why."""
+    """Problems: each is neither right nor refused in a sentence that says why."""
     refusals: tuple[str, ...]
     """The reasons of refusals, without the places in files."""
     is_refused: bool
@@ -202,7 +202,7 @@ def _begins(turn: Turn, whole: list[int]) -> bool:
 def _problems(
     judge: Judge, ours: Ours, name: str, whole: list[int], turns: list[Turn]
 ) -> Iterator[str]:
-    """What is wrong with a conversation. Raises `Refused`."""
+    """Yield the problems of a conversation. Raises `Refused`."""
     conversation, rows = CONVERSATIONS[name], ours.learnt(name)
     if not whole:
         yield "transformers refuses it, and it is learnt"
@@ -222,7 +222,7 @@ def _problems(
 def _wrong_prompts(
     rows: list[Row], conversation: Conversation, turns: list[Turn], ours: Ours
 ) -> Iterator[str]:
-    """What is wrong with the prompts of turns, each learnt in its row."""
+    """Yield the problems of the prompts of turns, each learnt in its row."""
     for row, turn in zip(rows, turns, strict=True):
         served, number = ours.prompt(conversation[: turn.number]), turn.number + 1
         if turn.has_end and served != turn.prompt:
@@ -236,7 +236,7 @@ def _wrong_prompts(
 def _wrong_row(
     row: Row, conversation: Conversation, turns: list[Turn], judge: Judge, ours: Ours
 ) -> Iterator[str]:
-    """What differs from the tokens and the mask that transformers gives; nothing has to follow the last target."""
+    """Yield the differences from tokens and mask of transformers; nothing has to follow the last target."""
     whole, marked = judge.ids(conversation, asks=False), judge.marked(conversation)
     eos = judge.tokenizer.eos_token_id
     if all(turn.has_end for turn in turns):
@@ -271,7 +271,7 @@ def _wrong_row(
 
 
 def _runs(mask: list[bool]) -> list[tuple[int, int]]:
-    """Where stretches of targets begin and end."""
+    """The places where stretches of targets begin and end."""
     edges = np.flatnonzero(np.diff([0, *mask, 0])).tolist()
     return [*zip(edges[::2], edges[1::2], strict=True)]
 

@@ -53,9 +53,9 @@ class TokenizerKind:
     marks_in_config: bool = False
     """Whether these stand in `tokenizer_config.json` alone."""
     model_type: str = "llama"
-    """What `config.json` names: transformers chooses the tokenizer's class by both."""
+    """The kind that `config.json` names: transformers chooses the tokenizer's class by both."""
     refused: str | None = None
-    """What the refusal of such a base model says; None for one that is served."""
+    """Words of the refusal of such a base model; None for one that is served."""
 
     def save(self, folder: Path, marks: Sequence[str], **settings: Any) -> Tokenizer:
         """Write both files, with the special tokens of a template; `settings` are more fields of the second."""
