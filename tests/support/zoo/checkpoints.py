@@ -142,7 +142,7 @@ CHECKPOINTS = (
     _row("Unigram", "llama", "unigram", "ChatML", "template", refused=no_gguf(TOKENIZER)),
     _row("T5 tokenizer", "llama", "cleans-up", "Zephyr", "config", refused=no_gguf(TOKENIZER)),
     _row("WordPiece", "llama", "wordpiece", "ChatML", "template", refused={"added": "WordPiece"}),
-    _row("opens think", "qwen2", "qwen2", "opens think", "template", refused={"loss": "think"}),
+    _row("opens think", "qwen2", "qwen2", "opens think", "template", refused={"loss": "reasoning"}),
     _row("trailing space", "llama", "llama3", "trailing space", "config", refused={"loss": "space"}),
 )  # fmt: skip
 BY_NAME = {checkpoint.name: checkpoint for checkpoint in CHECKPOINTS}

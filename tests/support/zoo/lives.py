@@ -111,12 +111,17 @@ class Expected:
 
 
 def expected_rows(checkpoint: Checkpoint, folder: Path) -> list[Expected]:
-    """The rows as transformers reads them, with an end token where the template writes none."""
+    """The rows as transformers reads them, with an end token where the template writes none.
+
+    None at all where a prompt does not begin its conversation: such a base cannot be tuned as it is asked.
+    """
     judge = Judge(AutoTokenizer.from_pretrained(folder), checkpoint.template.for_transformers)
     found: list[Expected] = []
     for row in ROWS:
         (turn,) = turns_of(judge, row)
         ids = judge.ids(row, asks=False)[: turn.end]
+        if ids[: turn.start] != turn.prompt:
+            return []
         if not turn.has_end:
             ids.append(judge.tokenizer.eos_token_id)
         decode = partial(judge.tokenizer.decode, skip_special_tokens=True)
@@ -151,8 +156,7 @@ def live(world: World, checkpoint: Checkpoint) -> Life:
         return Life(results)
     rows = expected_rows(checkpoint, source)
     tuned = note("loss", partial(_tuned, world, name, rows, source))
-    if results["loss"].startswith("refused"):
-        # It cannot be tuned elsewhere either, to be asked as it is here.
+    if not rows:
         return Life(results)
     if tuned is not None:
         note("answers", partial(_check_answers, world, tuned, name, rows))
@@ -219,6 +223,7 @@ def _tuned(world: World, base: str, rows: list[Expected], source: Path) -> str:
     ended = service.call("GET", f"{path}/{job}").json()
     if ended.get("error"):
         raise Refused(ended["error"]["message"])
+    assert rows, "it is tuned although its prompts do not begin what is learnt"
     # The first entry is measured before the first step, when the adapter changes nothing yet.
     first = service.call("GET", f"{path}/{job}/metrics").json()["validation_loss"][0]
     loss = _loss(AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), rows).item()

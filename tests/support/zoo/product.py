@@ -1,4 +1,4 @@
-"""This product's side of a cell: the rows that it learns of a conversation, and the prompts that it serves."""
+"""The product's side of a cell: the rows that it learns of a conversation, and the prompts that it serves."""
 
 import json
 import shutil
