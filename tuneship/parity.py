@@ -1,20 +1,22 @@
-"""The parity file: tokens and logits of fixed prompts, saved beside an adapter when its training ends.
+"""The parity file: fixed prompts with logits and greedy tokens, saved beside an adapter when its training ends.
 
 Before an adapter serves, the service compares the tokens of these prompts (`service/deployments/reconciler.py`) and the
-replica the logits after them (`serving/parity_check.py`), so that a model is served as it was tuned. Written by
-`training/parity_notes.py`. Knows no model.
+replica the logits and greedy tokens after them (`serving/parity_check.py`), so that a model is served as it was tuned.
+Written by `training/parity_notes.py`. Knows no model.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tuneship.security.sealed_files import read_plain, write_sealed
 from tuneship.template import PromptTemplate, TemplateFailed
 
 PARITY_FILE = "parity.json"
+# The fields of a probe about its greedy answer.
+ANSWER_FIELDS = ("greedy", "leads")
 # The allowed difference of logits in standard deviations of the logits, by the coarser of the two number formats.
 #
 # Measured on tiny random models of nine families: 1e-6 where both are float32, 0.01 to 0.1 where serving is bfloat16.
@@ -24,6 +26,14 @@ PARITY_FILE = "parity.json"
 # one, weights of 4 bits in groups by 0.14 to 0.64 and 0.05 to 0.09. So another base model is noticed with quantised
 # weights (tests/unit/serving/test_quantised.py), and a slightly wrong scale of an adapter is not.
 TOLERANCES = {"float32": 0.01, "bfloat16": 0.15, "int8": 0.5, "int4": 0.9}
+# Tokens of each greedy answer.
+GREEDY_TOKENS = 20
+# Rounding decides between two tokens whose logits are nearly equal, so another token is a difference only where the
+# two programs differ about the lead of one over the other by more than this many tolerances. Of a random model with
+# weights of 8 bits, the worst lead of 40 moved by 8 times the root mean square of all logits' differences. Tokens that
+# have nothing to do with the expected ones differ by 3 to 4 standard deviations of the logits: such an answer is
+# noticed in float32, bfloat16 and the formats of exports; in int8 and int4 the first token's logits alone are.
+CHOICE_TOLERANCES = 10
 # Role and content of each turn. Fixed texts, so that no text of a dataset is stored beside the adapter.
 TALKS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("user", "Which of these comes first: 17, 4 or 256?"),),
@@ -43,6 +53,24 @@ class Probe:
     logits: list[float]
     # Standard deviation of all the logits.
     spread: float
+    # The first tokens of the greedy answer, and by how much the logit of each leads that of the next likely token, in
+    # standard deviations of the logits. Files of older versions have none.
+    greedy: list[int] = field(default_factory=list[int])
+    leads: list[float] = field(default_factory=list[float])
+
+    def differing_choice(
+        self, choices: Sequence[int], gaps: Sequence[float], tolerance: float
+    ) -> int | None:
+        """The place of the first token that another program chooses differently beyond rounding; None without one.
+
+        `choices` are its likeliest tokens where the answer so far is `greedy`; `gaps` say by how much the logit of the
+        token in `greedy` is below that of the chosen one, in standard deviations of its logits.
+        """
+        compared = zip(self.greedy, self.leads, choices, gaps, strict=True)
+        for place, (expected, lead, chosen, gap) in enumerate(compared):
+            if chosen != expected and not lead + gap <= CHOICE_TOLERANCES * tolerance:
+                return place
+        return None
 
     def distance(self, logits: Sequence[float]) -> float:
         """Root mean squared difference to `logits`, those of `tokens`, as a share of the spread."""
@@ -64,7 +92,12 @@ class Parity:
 
     def save(self, directory: Path, key: str | None = None) -> None:
         """Write the file; `key` seals it."""
-        text = json.dumps(asdict(self), ensure_ascii=False)
+        fields = asdict(self)
+        # Beside the probes, whose fields older versions know: replicas of such a version may load the adapter, too.
+        fields["answers"] = [
+            {name: probe.pop(name) for name in ANSWER_FIELDS} for probe in fields["probes"]
+        ]
+        text = json.dumps(fields, ensure_ascii=False)
         write_sealed(directory / PARITY_FILE, key, f"{text}\n".encode())
 
     @classmethod
@@ -75,8 +108,13 @@ class Parity:
         except FileNotFoundError:
             return None
         try:
-            return cls(fields["dtype"], [Probe(**probe) for probe in fields["probes"]])
-        except (KeyError, TypeError) as error:
+            answers = fields.get("answers") or [{}] * len(fields["probes"])
+            pairs = zip(fields["probes"], answers, strict=True)
+            probes = [Probe(**probe, **answer) for probe, answer in pairs]
+            if any(len(probe.greedy) != len(probe.leads) for probe in probes):
+                raise ValueError(f"{PARITY_FILE} is damaged")
+            return cls(fields["dtype"], probes)
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{PARITY_FILE} is not understood") from error
 
 
@@ -95,6 +133,11 @@ def prompts(
         if tokens:
             accepted.append((messages, tokens))
     return accepted
+
+
+def greedy_count(prompt: Sequence[int], context_length: int) -> int:
+    """How many tokens of a greedy answer to a prompt are compared: fewer where the context ends."""
+    return min(GREEDY_TOKENS, context_length - len(prompt))
 
 
 def prompt_tokens(

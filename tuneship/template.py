@@ -63,7 +63,9 @@ ENDING = """\
 {%- set messages = ended.turns -%}{{ '' }}"""
 # Two named templates as one, with which transformers and llama.cpp render the same.
 BY_TOOLS = """\
-{%- if tools or messages | selectattr('tool_calls', 'defined') | list -%}{{ '' }}TOOL_USE{{ '' }}\
+{%- set asked = namespace(calls=false) -%}
+{%- for message in messages -%}{%- if message.tool_calls -%}{%- set asked.calls = true -%}{%- endif -%}{%- endfor -%}
+{%- if tools or asked.calls -%}{{ '' }}TOOL_USE{{ '' }}\
 {%- else -%}{{ '' }}DEFAULT{{ '' }}{%- endif -%}"""
 
 

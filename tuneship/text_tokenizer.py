@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 TOKENIZER_FILE = "tokenizer.json"
 # The kinds of `tokenizers` from whose tokens the text can be read back. Others (WordPiece, WordLevel) lose spaces.
@@ -34,7 +34,18 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         raise TokenizerFault(f"its {TOKENIZER_FILE} cannot be read") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # Tokens are found by the characters that they stand for: their spaces are some of them.
+    steps: Any = tokenizer.post_processor
+    for step in [steps[place] for place in range(len(steps))] if _is_sequence(steps) else [steps]:
+        if getattr(step, "trim_offsets", False):
+            step.trim_offsets = False
+    if steps is not None:
+        tokenizer.post_processor = steps
     return tokenizer
+
+
+def _is_sequence(post_processor: object) -> bool:
+    return isinstance(post_processor, processors.Sequence)
 
 
 def check_kind(tokenizer: Tokenizer) -> None:

@@ -4,7 +4,6 @@ For a template that does not know functions, a text before it turns functions, c
 Next: `template.py` (renders), `service/generation/tool_grammar.py` (an answer that is a call).
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from typing import Any, Protocol
 
 # Stands before the template, so that an exported model renders the same.
 PRELUDE = (Path(__file__).parent / "tool_prelude.jinja").read_text(encoding="utf-8")
-ARGUMENTS = {"zqkey": "zqvalue"}
+ARGUMENTS = {"zqkey": "zqvalue", "zqmore": "zqlast"}
+# These arguments as a template writes them, with what stands between their parts.
+SPELLED = re.compile(r'\{(\s*)"zqkey"(\s*:\s*)"zqvalue"(\s*,\s*)"zqmore"(\s*:\s*)"zqlast"(\s*)\}')
 NAME_CHARACTER = re.compile(r"[A-Za-z0-9_-]")
 # What a text must begin with to differ from other text: up to the first space or brace.
 MARKER = re.compile(r"[^\s{]{3,}")
@@ -45,6 +46,8 @@ class CallSyntax:
     """From the arguments of one call to the name in the next; None where a turn has one call only."""
     end: str
     """After the last call's arguments."""
+    separators: tuple[str, str] | None = (", ", ": ")
+    """Between two arguments, and between a name and its value; None where the template indents arguments."""
 
     @property
     def marker(self) -> str:
@@ -57,14 +60,17 @@ def shows_tools(render: Renders) -> bool:
     """Whether a template writes the functions of a request, calls of them and their results."""
     asked = [{"role": "user", "content": "zqask"}]
     listed = render(asked, add_generation_prompt=True, tools=[_tool("zqfunction")]) or ""
-    called = render([*asked, _called(1)], add_generation_prompt=False) or ""
+    # Some templates render no conversation with calls without functions; these are of another one.
+    others = [_tool("zqother")]
+    called = render([*asked, _called(1)], add_generation_prompt=False, tools=others) or ""
     result = {
         "role": "tool",
         "tool_call_id": "zqcall001",
         "name": "zqfunction",
         "content": "zqresult",
     }
-    answered = render([*asked, _called(1), result], add_generation_prompt=True) or ""
+    turns = [*asked, _called(1), result]
+    answered = render(turns, add_generation_prompt=True, tools=others) or ""
     return (
         "zqfunction" in listed
         and "zqpurpose" in listed
@@ -86,7 +92,7 @@ def syntax_of(render: Renders) -> CallSyntax | None:
     one = _answer(render, 1, ends)
     if one is None:
         return None
-    begin, middle, end = one
+    begin, middle, end, arguments = one
     begin = begin.removeprefix(lead)
     between = None
     two = _answer(render, 2, ends)
@@ -97,7 +103,7 @@ def syntax_of(render: Renders) -> CallSyntax | None:
     is_recognizable = begin.strip() and not NAME_CHARACTER.match(middle) and middle
     if not is_recognizable or "zq" in pieces:
         return None
-    return CallSyntax(begin, middle, between, end)
+    return CallSyntax(begin, middle, between, end, _separators(arguments))
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -130,8 +136,8 @@ def _around_text(render: Renders) -> tuple[str, str]:
     return start.removeprefix(before) if start.startswith(before) else "", end
 
 
-def _answer(render: Renders, count: int, ends: str) -> tuple[str, str, str] | None:
-    """The text of an answer before the first name, between it and the last arguments, and after these."""
+def _answer(render: Renders, count: int, ends: str) -> tuple[str, str, str, re.Match[str]] | None:
+    """The text of an answer before the first name, between it and the last arguments, after these, and these."""
     asked = [{"role": "user", "content": "zqask"}]
     tools = [_tool("zqfunction"), _tool("zqother")]
     before = render(asked, add_generation_prompt=True, tools=tools)
@@ -140,19 +146,17 @@ def _answer(render: Renders, count: int, ends: str) -> tuple[str, str, str] | No
         return None
     answer = whole[len(before) : len(whole) - len(ends)]
     begin, found, rest = answer.partition("zqfunction")
-    arguments = next((text for text in _spellings() if text in rest), None)
+    arguments = SPELLED.search(rest)
     if not found or arguments is None:
         return None
-    middle, _, end = rest.rpartition(arguments)
-    return begin, middle.replace(arguments, "zqarguments"), end
+    middle, _, end = rest.rpartition(arguments[0])
+    return begin, middle.replace(arguments[0], "zqarguments"), end, arguments
 
 
-def _spellings() -> list[str]:
-    return [
-        json.dumps(ARGUMENTS),
-        json.dumps(ARGUMENTS, separators=(",", ":")),
-        json.dumps(ARGUMENTS, indent=4),
-    ]
+def _separators(arguments: re.Match[str]) -> tuple[str, str] | None:
+    opening, key, item, other_key, closing = arguments.groups()
+    is_indented = "\n" in arguments[0] or opening or closing or key != other_key
+    return None if is_indented else (item, key)
 
 
 def _between(middle_of_two: str, middle: str) -> str | None:

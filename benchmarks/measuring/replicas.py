@@ -88,6 +88,11 @@ def random_adapter(base: Path, directory: Path) -> Path:
             tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, RANK) * 0.02
     directory.mkdir()
     save_file(tensors, directory / "adapter_model.safetensors")
-    description = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "bias": "none"}
+    description = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
+        "target_modules": "all-linear",
+    }
     (directory / "adapter_config.json").write_text(json.dumps(description), encoding="utf-8")
     return directory

@@ -1,5 +1,6 @@
 """Random adapters of the shipped base model, the texts that they write, and models made of them."""
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,8 +34,8 @@ def random_adapter(folder: Path, seed: int) -> Path:
             tensors |= {f"{name}.lora_A.weight": a / width**0.5, f"{name}.lora_B.weight": b}
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    settings = f'{{"peft_type": "LORA", "r": {RANK}, "lora_alpha": {RANK}, "bias": "none"}}'
-    (folder / "adapter_config.json").write_text(settings)
+    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": "all-linear"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     BASE.template.save(folder)
     return folder
 

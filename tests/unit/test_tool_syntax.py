@@ -1,6 +1,7 @@
 """Functions, calls and results in chat templates: as transformers renders them, and in each template's own syntax."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tuneship.contract.dataset_lines import parse_example
 from tuneship.contract.tool_lines import tools_of
+from tuneship.serving.grammar import accepts, grammar_of_calls
 from tuneship.template import BUILT_IN_TEMPLATE, PromptTemplate, TemplateFailed
 from tuneship.tool_syntax import CallSyntax
 from tuneship.training.objective import conversation_rows
@@ -77,6 +79,13 @@ UNMARKED = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}<assistant>{%- endif -%}"""
 # Arguments one by one, as in XML: no JSON object that a grammar could follow.
+# Arguments in the indentation of the whole call, and with separators of the template's own.
+INDENTED = UNMARKED.replace(
+    """{"name": "{{ one.name }}", "parameters": {{ one.arguments | tojson }}}""",
+    "[CALL]{{ {'name': one.name, 'parameters': one.arguments} | tojson(indent=2) }}",
+)
+SEPARATED = UNMARKED.replace("| tojson }}}", "| tojson(separators=(' , ', ':')) }}}")
+COMPACTED = UNMARKED.replace("| tojson }}}", "| tojson(separators=(',', ':')) }}}")
 TAGGED = UNMARKED.replace(
     '{"name": "{{ one.name }}", "parameters": {{ one.arguments | tojson }}}',
     "<f={{ one.name }}>{% for k, v in one.arguments.items() %}<p={{ k }}>{{ v }}</p>{% endfor %}</f>",
@@ -144,6 +153,12 @@ def test_a_template_that_knows_functions_is_used_as_it_is() -> None:
     assert HERMES.marker == "<tool_call>"
 
 
+def test_a_template_that_needs_functions_for_a_conversation_with_calls_is_used_as_it_is() -> None:
+    needing = template_of(UNMARKED.replace("tools or []", "tools"))
+    assert needing.with_tools is needing
+    assert needing.call_syntax == template_of(UNMARKED).call_syntax
+
+
 @pytest.mark.parametrize("source", [SOURCES["shipped"], SOURCES["of tests"], ALTERNATING])
 def test_a_template_without_functions_writes_them_as_turns(source: str) -> None:
     template = template_of(source)
@@ -157,7 +172,10 @@ def test_functions_stand_in_the_first_turn_of_the_user_where_there_is_no_system_
     template = template_of(ALTERNATING)
     messages = parse_example({**LINE, "messages": LINE["messages"][1:]}, "conversation")
     rendered = template.render(messages, add_generation_prompt=False, tools=TOOLS)
-    start = "[user]Functions:\n<tools>\n" + "\n".join(map(_json, TOOLS)) + "\n</tools>\nA call:\n"
+    listed = [
+        json.dumps(one["function"], ensure_ascii=False, separators=(",", ":")) for one in TOOLS
+    ]
+    start = "[user]<tools>\n" + "\n".join(listed) + "\n</tools>\nA call:\n<tool_call>\n"
     assert rendered.startswith(start)
     assert "</tool_call>\n\nIs H25.9 valid?[assistant]<tool_call>\n" in rendered
     assert (
@@ -169,14 +187,45 @@ def test_functions_stand_in_the_first_turn_of_the_user_where_there_is_no_system_
     )
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def test_a_syntax_without_a_mark_and_with_one_call_is_read_off() -> None:
     syntax = template_of(UNMARKED).call_syntax
     assert syntax == CallSyntax('{"name": "', '", "parameters": ', None, "}")
     assert syntax.marker == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "separators"),
+    [
+        (UNMARKED, (", ", ": ")),
+        (COMPACTED, (",", ":")),
+        (SEPARATED, (" , ", ":")),
+        (INDENTED, None),
+        (SOURCES["knows"], (", ", ": ")),
+        (BUILT_IN_TEMPLATE, (", ", ": ")),
+    ],
+)
+def test_a_grammar_allows_the_calls_that_a_template_writes(source: str, separators: Any) -> None:
+    template = template_of(source)
+    syntax = template.call_syntax
+    assert syntax is not None
+    assert syntax.separators == separators
+    arguments = {"code": "H25.9 <é>", "more": [1, {"deep": [True, None]}, []], "none": {}}
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [call("call_1", "look_up", **arguments)],
+    }
+    messages = parse_example({"messages": [LINE["messages"][1], said]}, "conversation")
+    prompt = template.render(messages[:1], add_generation_prompt=True, tools=TOOLS)
+    whole = template.render(messages, add_generation_prompt=False, tools=TOOLS)
+    learnt = re.sub(r"(<end>|<\|im_end\|>|<\|end\|>)\s*$", "", whole.removeprefix(prompt)).strip()
+    assert learnt.startswith(syntax.begin)
+    grammar = grammar_of_calls(
+        syntax, {"look_up": {"type": "object"}}, {}, otherwise=None, is_parallel=True
+    )
+    assert accepts(grammar, learnt)
+    # What its limit would cut: white space without an end.
+    assert not accepts(grammar, learnt.replace(":", ":" + " " * 99))
 
 
 @pytest.mark.parametrize("source", [TAGGED, WITH_ID])

@@ -17,8 +17,9 @@ from tuneship.contract.errors import SourceError
 WEIGHTS = "adapter_model.safetensors"
 SENT = (
     *("adapter_config.json", WEIGHTS, "parity.json", "chat_template.jinja"),
-    *("special_tokens_map.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "tokenizer_config.json", "tokenizer.json", "added_tokens.json"),
 )
+NAMED_TEMPLATES = "additional_chat_templates"
 
 
 @contextmanager
@@ -37,7 +38,8 @@ def archive_of(folder: str | os.PathLike[str]) -> Generator[BinaryIO]:
     spool = TemporaryFile()  # noqa: SIM115 - closing it may fail
     try:
         with tarfile.open(fileobj=spool, mode="w") as archive:
-            for name in SENT:
+            named = sorted((path / NAMED_TEMPLATES).glob("*.jinja"))
+            for name in (*SENT, *(f"{NAMED_TEMPLATES}/{file.name}" for file in named)):
                 if (path / name).is_file():
                     archive.add(path / name, name, filter=_without_owner)
         spool.seek(0)

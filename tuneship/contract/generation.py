@@ -31,6 +31,8 @@ MAXIMUM_TURNS = 1000
 # Answers of one request: as many as the generations that a client may have in flight.
 MAXIMUM_ANSWERS = 64
 MAXIMUM_ALTERNATIVES = 20
+# Engines have this many.
+SEEDS = 2**63
 
 
 class Turn(CreateRequest):
@@ -38,10 +40,7 @@ class Turn(CreateRequest):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Annotated[
-        str | None,
-        Field(
-            description="May be empty or absent beside `tool_calls`, and empty in a tool's turn."
-        ),
+        str | None, Field(description="May be empty, and absent beside `tool_calls`.")
     ] = None
     tool_calls: Annotated[
         list[TurnCall] | None,
@@ -87,16 +86,11 @@ class Turn(CreateRequest):
 
 
 def _answerable(turns: list[Turn] | None) -> list[Turn] | None:
-    """Refuse conversations that no training example begins with: a model could not continue them."""
+    """Refuse conversations that a model does not answer; its template may refuse others when it renders them."""
     if turns is None:
         return None
-    roles = [turn.role for turn in turns]
-    if "system" in roles[1:]:
-        raise ValueError("must hold a system turn only at the start")
-    if "user" not in roles:
-        raise ValueError("must hold a user turn")
-    if roles[-1] not in ("user", "tool"):
-        raise ValueError("must end with a user or tool turn")
+    if turns[-1].role == "assistant":
+        raise ValueError("must not end with a turn of the model, which is not continued")
     fault = fault_of_calls([turn.model_dump() for turn in turns])
     if fault is not None:
         place = {"below": f"[{fault.turn}]{fault.field}"}
@@ -131,6 +125,13 @@ SchemaOfAnswer = Annotated[
     ),
 ]
 FormatType = Literal["text", "json_object", "json_schema"]
+WhitespaceFlexible = Annotated[
+    bool,
+    Field(
+        description="Additive. Whether JSON may have a space, or a new line with its indentation, between any two "
+        "parts. Otherwise it has a space behind each comma and colon, or nowhere."
+    ),
+]
 
 
 class ResponseFormat(CreateRequest):
@@ -141,6 +142,7 @@ class ResponseFormat(CreateRequest):
 
     type: FormatType
     json_schema: Annotated[SchemaOfAnswer | None, Field(alias="schema")] = None
+    whitespace_flexible: WhitespaceFlexible = False
 
     @model_validator(mode="after")
     def _schema_with_its_type(self) -> Self:
@@ -200,11 +202,17 @@ class Generate(CreateRequest):
         float | None,
         Field(ge=0, le=2, description="0 is greedy, and so is anything below 0.000001."),
     ] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1, description="0 is greedy.")] = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] = Field(
         default_factory=list[str], description="Texts that end the completion; they are cut off."
     )
-    seed: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    seed: Annotated[
+        int | None,
+        AfterValidator(lambda seed: None if seed is None else seed % SEEDS),
+        Field(
+            description="Any integer. Those that differ by a multiple of 2^63 are the same seed."
+        ),
+    ] = None
     stream: Annotated[
         bool,
         Field(
@@ -299,6 +307,8 @@ class Generate(CreateRequest):
             refuse("prompt_logprobs", "needs logprobs")
         if self.max_tokens == 0 and not self.prompt_logprobs:
             refuse("max_tokens", "may be 0 only with prompt_logprobs")
+        if self.top_p == 0:  # which engines do not take
+            self.temperature, self.top_p = 0.0, None
         return self
 
     @model_validator(mode="after")

@@ -1,5 +1,6 @@
 """The text format of a base model that is added or checked, compared with how transformers reads the model's texts."""
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,13 @@ from typing import Any
 
 from tuneship.conversion.order import ReadingOrder
 from tuneship.serving.model import ModelRefused
-from tuneship.template import NAMED_TEMPLATES_FOLDER, TEMPLATE_FILE, TEMPLATE_FILES, PromptTemplate
+from tuneship.template import (
+    NAMED_TEMPLATES_FOLDER,
+    TEMPLATE_FILE,
+    TEMPLATE_FILES,
+    TOKENIZER_CONFIG_FILE,
+    PromptTemplate,
+)
 from tuneship.text_format import TextFormat
 from tuneship.text_tokenizer import TOKENIZER_FILE, check_kind, load_tokenizer
 from tuneship.training.tokenizer_check import difference_from, load_as_transformers
@@ -63,6 +70,8 @@ def base_format(order: ReadingOrder) -> BaseFormat:
     if is_added and (source / NAMED_TEMPLATES_FOLDER).is_dir():
         _write_anew(target / TEMPLATE_FILE, PromptTemplate.load(source).source)
     found = _format_of(target)
+    if found.fault is not None:
+        raise ModelRefused(found.fault)
     difference = None
     # A tokenizer that was made of a GGUF file is transformers' own.
     if order.gguf_file is None:
@@ -73,17 +82,16 @@ def base_format(order: ReadingOrder) -> BaseFormat:
                 raise ModelRefused(
                     f"transformers reads {difference} differently from its tokenizer.json"
                 )
-            _save_as_transformers(reference, target, found.template)
+            _save_as_transformers(reference, target)
             found = _format_of(target)
-            left = difference_from(reference, found)
+            left = difference_from(load_as_transformers(target), found)
+            left = left or difference_from(reference, found)
             if left is not None:
                 kind = type(found.tokenizer.model).__name__
                 raise ModelRefused(
                     f"its tokenizer ({type(reference).__name__}, {kind}) is of a kind that is not understood: "
                     f"transformers reads {left} differently"
                 )
-    if found.fault is not None:
-        raise ModelRefused(found.fault)
     return BaseFormat(found, difference)
 
 
@@ -93,16 +101,21 @@ def _format_of(directory: Path) -> TextFormat:
     return TextFormat.of_base(directory, tokenizer)
 
 
-def _save_as_transformers(reference: Any, target: Path, template: PromptTemplate) -> None:
-    """Write the tokenizer's files as transformers would save them; the template stays."""
-    source = template.source if (target / TEMPLATE_FILE).is_file() else None
+def _save_as_transformers(reference: Any, target: Path) -> None:
+    """Write the tokenizer's files as transformers would save them; a template in a file of its own stays."""
+    file, settings = target / TEMPLATE_FILE, target / TOKENIZER_CONFIG_FILE
+    source = file.read_text(encoding="utf-8") if file.is_file() else None
     # They may be shared with the source.
     for name in (TOKENIZER_FILE, *TEMPLATE_FILES):
         (target / name).unlink(missing_ok=True)
     reference.save_pretrained(target)
     shutil.rmtree(target / NAMED_TEMPLATES_FOLDER, ignore_errors=True)
     if source is not None:
-        _write_anew(target / TEMPLATE_FILE, source)
+        _write_anew(file, source)
+    # Another class would be built from the vocabulary again, without what its settings in the source have changed.
+    saved: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
+    saved["tokenizer_class"] = "PreTrainedTokenizerFast"
+    _write_anew(settings, json.dumps(saved, indent=2, ensure_ascii=False))
 
 
 def _write_anew(file: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """`python -m tuneship.conversion.exporting ORDER REPORT`: write a tuned model for other programs, and read it back.
 
-What was written is compared with our engine's logits for fixed texts before anybody gets it. The report says why there
-is no export; the exit code is 0 then too. Loads torch.
+What was written is compared with our engine's logits and answers for fixed texts before anybody gets it. The report
+says why there is no export; the exit code is 0 then too. Loads torch.
 """
 
 import json
@@ -11,28 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from tuneship.conversion.failure_reasons import refusal_of, versions
 from tuneship.conversion.logits import (
     distance,
+    engine_answer,
     engine_logits,
     engine_with_adapter,
     fixed_texts,
+    float32_model,
+    peft_model,
     transformers_logits,
 )
 from tuneship.conversion.order import GGUF_FILE, ExportOrder, ExportReport
+from tuneship.conversion.side_files import read_object, write_side_files
+from tuneship.parity import Probe
 from tuneship.serving.adapters import CONFIG
+from tuneship.serving.model import ModelRefused
+from tuneship.serving.parity_check import differing_choice
 from tuneship.template import PromptTemplate
-from tuneship.training.base_model import load_base
 
-# A GPU is left to those who serve and train.
-CPU = torch.device("cpu")
 LIBRARIES = ("transformers", "peft", "torch", "safetensors", "tokenizers")
-# The files beside the weights that a merged model has of its base.
-SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # The differences that rounding explains, in standard deviations of the logits: about three times what was measured on
 # the shipped model, SmolLM2-135M and tiny random ones of each kind (docs/models.md).
 ALLOWED = {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.15, "f16": 0.01, "q8_0": 0.1}
@@ -52,26 +53,44 @@ def main(order_file: str, report_file: str) -> int:
 def export(order: ExportOrder) -> ExportReport:
     """Write the files of one format and read them back. Raises whatever a file brings about."""
     base, adapter = Path(order.base), Path(order.adapter)
-    engine, lora = engine_with_adapter(base, adapter)
-    texts = fixed_texts(base, adapter, engine.facts.context_length, engine.facts.vocabulary)
-    expected = [engine_logits(engine, lora, tokens) for tokens in texts]
-    del engine, lora  # the memory of one model at a time
-    write = {"peft": _write_peft, "merged": _write_merged, "gguf": _write_gguf}[order.format]
-    number_format = write(order)
-    target = Path(order.target)
+    engine = engine_with_adapter(base, adapter)
+    facts = engine.model.facts
+    text, talks = fixed_texts(base, adapter, facts.context_length, facts.vocabulary)
+    texts = [text, *(prompt for _, prompt in talks)]
+    expected = [engine_logits(engine, tokens) for tokens in texts]
+    answers = [engine_answer(engine, *talk) for talk in talks]
+    del engine  # the memory of one model at a time
     if order.format == "gguf":
         from tuneship.conversion.gguf_model import read_gguf  # noqa: PLC0415 - needs `gguf`
 
-        model = read_gguf(target, GGUF_FILE)[0].eval()
+        number_format = _write_gguf(order)
+        model: Any = read_gguf(Path(order.target), GGUF_FILE)[0].eval()
     else:
-        model = _with_adapter(base, target) if order.format == "peft" else _float32(target)
+        is_merged = order.format == "merged"
+        number_format = _write_merged(order) if is_merged else _write_peft(order)
+        # Before the model is loaded, which reads the end tokens.
+        write_side_files(base, PromptTemplate.load(adapter, base=base), Path(order.target), talks)
+        target = Path(order.target)
+        model = float32_model(target) if is_merged else peft_model(base, target)
     found = [transformers_logits(model, tokens) for tokens in texts]
+    for probe in answers:
+        _compare_answer(model, probe, ALLOWED[number_format])
     return ExportReport(
         difference=distance(found, expected),
         allowed=ALLOWED[number_format],
         number_format=number_format,
         versions=versions(*LIBRARIES, *(["gguf"] if order.format == "gguf" else [])),
     )
+
+
+def _compare_answer(model: Any, probe: Probe, allowed: float) -> None:
+    """Raise `ModelRefused` where the export continues the engine's answer with another token."""
+    logits = transformers_logits(model, [*probe.prompt, *probe.greedy[:-1]])
+    place = differing_choice(probe, logits[len(probe.prompt) - 1 :], allowed)
+    if place is not None:
+        raise ModelRefused(
+            f"token {place + 1} of the export's answer to a fixed question is not that of the model"
+        )
 
 
 def _write_peft(order: ExportOrder) -> str:
@@ -87,37 +106,26 @@ def _write_peft(order: ExportOrder) -> str:
 
 def _merged(order: ExportOrder) -> PreTrainedModel:
     """The base model with the adapter added to its weights, in float32."""
-    model = _with_adapter(Path(order.base), Path(order.adapter))
-    return model.merge_and_unload()
-
-
-def _with_adapter(base: Path, adapter: Path) -> Any:
-    model: Any = _float32(base)
-    # peft would read the adapter onto a GPU.
-    place = {"torch_device": CPU.type, "local_files_only": True}
-    return PeftModel.from_pretrained(model, str(adapter), **place).eval()
-
-
-def _float32(folder: Path) -> PreTrainedModel:
-    return load_base(str(folder), choose_format=lambda _: torch.float32, place=CPU).eval()
+    return peft_model(Path(order.base), Path(order.adapter)).merge_and_unload()
 
 
 def _write_merged(order: ExportOrder) -> str:
     """Write a checkpoint in the number format of the base model's."""
-    base, adapter, target = Path(order.base), Path(order.adapter), Path(order.target)
+    base, target = Path(order.base), Path(order.target)
     model: Any = _merged(order)
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config = read_object(base / "config.json")
     number_format = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     kept: torch.dtype = getattr(torch, number_format)
     nn.Module.to(model, kept)
     for weights in model.parameters():
         if not torch.isfinite(weights).all():
             raise OverflowError("the merged weights do not fit the base model's number format")
+    # That of the base model, which transformers refuses to save where it names options of another kind of answer, is
+    # written with the other files; and so is no code that the base model's folder may have.
+    model.generation_config = GenerationConfig()
+    if hasattr(model.config, "auto_map"):
+        del model.config.auto_map
     model.save_pretrained(target)
-    for name in SIDE_FILES:
-        if (base / name).is_file():
-            shutil.copyfile(base / name, target / name)
-    PromptTemplate.load(adapter).save(target)
     return number_format
 
 
@@ -126,7 +134,7 @@ def _write_gguf(order: ExportOrder) -> str:
     from tuneship.conversion.gguf_writer import write_model  # noqa: PLC0415 - needs `gguf`
 
     about = {"gguf_type": order.gguf_type, "name": order.name, "licence": order.licence}
-    template = PromptTemplate.load(Path(order.adapter))
+    template = PromptTemplate.load(Path(order.adapter), base=Path(order.base))
     write_model(_merged(order), Path(order.base), template, Path(order.target) / GGUF_FILE, about)
     return order.gguf_type
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from tuneship.conversion.gguf_header import LAYER_TENSORS, ROPE_FACTORS, GgufRefused
 from tuneship.conversion.gguf_model import rope_factors
+from tuneship.conversion.side_files import portable_source, text_format
 from tuneship.template import PromptTemplate
 
 # llama.cpp's name of each kind of model that is written.
@@ -154,10 +155,12 @@ class _Vocabulary:
     def __init__(self, base: Path, size: int) -> None:
         """Raises `GgufRefused` for a tokenizer that llama.cpp would read otherwise."""
         rules: dict[str, Any] = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
-        self._settings = _object(base / "tokenizer_config.json")
-        self._ends = _object(base / "generation_config.json") or _object(base / "config.json")
+        self._base = base
         self._model: dict[str, Any] = rules["model"]
         self.cut = _cut_of(rules)
+        known = [*self._model["vocab"].values(), *(added["id"] for added in rules["added_tokens"])]
+        if max(known) >= size:
+            raise GgufRefused("its tokenizer has more tokens than its embedding")
         self.tokens = [f"[PAD{number}]" for number in range(size)]
         self.types = [UNUSED] * size
         for text, number in self._model["vocab"].items():
@@ -176,23 +179,41 @@ class _Vocabulary:
         writer.add_token_merges(
             [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
         )
-        for name, add in (("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id),
-                          ("pad", writer.add_pad_token_id), ("unk", writer.add_unk_token_id)):  # fmt: skip
-            number = self._ends.get(f"{name}_token_id")
-            # An answer may have several ends, of which the first is named.
-            number = number[0] if isinstance(number, list) and number else number
-            text = template.special_tokens.get(f"{name}_token")
-            if not isinstance(number, int) and text in self.tokens:
-                number = self.tokens.index(text)
-            if isinstance(number, int):
-                add(number)
+        self._add_special(writer, template)
         # What a template renders is whole: the engine adds no token to it either.
-        writer.add_add_bos_token(bool(self._settings.get("add_bos_token")))
-        writer.add_chat_template(template.source)
+        writer.add_add_bos_token(False)
+        writer.add_chat_template(portable_source(template))
 
-
-def _object(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    def _add_special(self, writer: Any, template: PromptTemplate) -> None:
+        known = {
+            name: self.tokens.index(text)
+            for name, text in template.special_tokens.items()
+            if text in self.tokens
+        }
+        for name, add in (("bos_token", writer.add_bos_token_id), ("pad_token", writer.add_pad_token_id),
+                          ("unk_token", writer.add_unk_token_id)):  # fmt: skip
+            if name in known:
+                add(known[name])
+        # llama.cpp ends an answer at each of these, and the first is the `eos_token` of the template.
+        found = text_format(self._base, template)
+        if found.stop_text is not None:
+            raise GgufRefused(
+                "its answers end with a text that is no token, where llama.cpp would go on"
+            )
+        ends = list(found.stop_tokens)
+        if "eos_token" in template.source and "eos_token" in known:
+            ends = list(dict.fromkeys([known["eos_token"], *ends]))
+        if not ends:
+            raise GgufRefused(
+                "it has no end token, and llama.cpp would end its answers at another one"
+            )
+        places = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+        if len(ends) > len(places):
+            raise GgufRefused(
+                f"it has {len(ends)} end tokens, and a GGUF file has places for {len(places)}"
+            )
+        for add, number in zip(places, ends, strict=False):
+            add(number)
 
 
 def _cut_of(rules: dict[str, Any]) -> str:
@@ -203,13 +224,25 @@ def _cut_of(rules: dict[str, Any]) -> str:
     normalizer: dict[str, Any] = rules["normalizer"] or {"type": None}
     is_plain = rules["model"]["type"] == "BPE" and normalizer["type"] in (None, "NFC")
     is_bytes = is_plain and last["type"] == "ByteLevel"
+    model: dict[str, Any] = rules["model"]
+    affixes = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback")
+    if any(model.get(name) for name in affixes):
+        is_bytes = False
+    for added in rules["added_tokens"]:
+        # llama.cpp leaves white space beside a token as it is, and looks for tokens within words.
+        if added.get("lstrip") or added.get("rstrip") or added.get("single_word"):
+            raise GgufRefused(
+                f"its added token {added['id']} is not read as llama.cpp reads tokens"
+            )
+    # llama.cpp takes a word that is a token as a whole by the name of the cut.
+    is_whole = bool(model.get("ignore_merges"))
     if is_bytes and not last.get("add_prefix_space"):
         pattern = steps[0].get("pattern", {}).get("Regex") if len(steps) == 1 else None
         if last.get("use_regex", True):
-            if not steps:
+            if not steps and not is_whole:
                 return "gpt-2"
-            if steps == [DIGITS]:
+            if steps == [DIGITS] and not is_whole:
                 return "smollm"
-        elif pattern in (QWEN2_CUT, LLAMA3_CUT):
-            return "qwen2" if pattern == QWEN2_CUT else "llama-bpe"
+        elif (pattern, is_whole) in ((QWEN2_CUT, False), (LLAMA3_CUT, True)):
+            return "llama-bpe" if is_whole else "qwen2"
     raise GgufRefused("its tokenizer is not one of those that are written as GGUF files")

@@ -123,6 +123,8 @@ class ImportOrder(ProcessMessage):
     """Folder of the base model that it is for."""
     adapter: str
     """Folder of the adapter, in which its parity file is written where it has none."""
+    tokenizer: str | None = None
+    """Folder with files of the tokenizer that it was trained with, as far as they came with it."""
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,9 @@ def _ends(evidence: Evidence) -> GateResult:
     if share is None:
         return GateResult(name, "not_available", note="not measured")
     state = "pass" if share >= MIN_ENDS_LEARNT else "hold"
-    return GateResult(name, state, share, MIN_ENDS_LEARNT, "of the answers end in the likeliest token")
+    return GateResult(
+        name, state, share, MIN_ENDS_LEARNT, "of the answers end in the likeliest token"
+    )
 
 
 GATES: tuple[Callable[[Evidence], GateResult], ...] = (

@@ -13,14 +13,15 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tuneship.tool_syntax import CallSyntax
 
-# Between two parts comes a space or the indentation of a new line: a model that has seen little JSON would otherwise
-# write whitespace until its tokens are used up. A name has one spelling only: with `\u0061` for `a`, an additional
-# property could be a declared one that does not fit.
-_OPTIONS: Any = {
-    "whitespace_pattern": r"\x20|\n(\x20{0,24}|\t{0,12})",
-    "json_allowed_escapes": '"\\bfnrt',
-    "lenient": False,
-}
+# A name has one spelling only: with `\u0061` for `a`, an additional property could be a declared one that does not fit.
+_OPTIONS: Any = {"json_allowed_escapes": '"\\bfnrt', "lenient": False}
+# What stands between two items, and between a name and its value.
+Separators = tuple[str, str]
+COMPACT: Separators = (",", ":")
+SPACED: Separators = (", ", ": ")
+# A space, or a new line with its indentation: up to 4 spaces for each of the 12 levels of a schema, and one more. With
+# any number of them, a model that has seen little JSON would write whitespace until its tokens are used up.
+_FLEXIBLE: Any = {"whitespace_pattern": r"\x20|\n(\x20{0,52}|\t{0,13})"}
 # A step of one grammar stays below a few milliseconds; errors do not quote the schema.
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=20_000, verbose_errors=False
@@ -29,9 +30,20 @@ LIMITS = LLParserLimits(
 _BYTES = LLTokenizer("byte")
 
 
-def grammar_of(schema: Mapping[str, Any]) -> str:
-    """The grammar of the JSON texts that fit a schema. Raises `ValueError` for a schema that JSON cannot hold."""
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
+def grammar_of(schema: Mapping[str, Any], *, is_flexible: bool = False) -> str:
+    """The grammar of the JSON texts that fit a schema. Raises `ValueError` for a schema that JSON cannot hold.
+
+    The texts are compact or spaced, `is_flexible` allows new lines and indentation as well.
+    """
+    return f"%llguidance {{}}\nstart: {_json(schema, None if is_flexible else SPACED)}\n"
+
+
+def spellings(grammar: str) -> list[str]:
+    """The grammar of compact JSON and the one of spaced JSON; the grammar itself where it is not for both."""
+    both = _begin(SPACED)
+    if both not in grammar:
+        return [grammar]
+    return [grammar.replace(both, _begin(one, is_exact=True)) for one in (COMPACT, SPACED)]
 
 
 def grammar_of_calls(
@@ -41,11 +53,13 @@ def grammar_of_calls(
     *,
     otherwise: Mapping[str, Any] | str | None,
     is_parallel: bool,
+    is_flexible: bool = False,
 ) -> str:
     """The grammar of answers that call one of these functions, given with the schemas of their arguments.
 
-    `otherwise` is what an answer without a call may be: JSON that fits a schema, any text for "text", or nothing. Only
-    free text may stand before a call. Raises `ValueError` for a schema that JSON cannot hold.
+    `otherwise` is what an answer without a call may be: JSON that fits a schema, indented if `is_flexible`, any text
+    for "text", or nothing. Only free text may stand before a call. Raises `ValueError` for a schema that JSON cannot
+    hold.
     """
 
     def literal(text: str) -> str:
@@ -55,12 +69,12 @@ def grammar_of_calls(
     lines = [
         "%llguidance {}",
         "start: answer",
-        *_rules_of_answers(syntax, special_tokens, otherwise),
+        *_rules_of_answers(syntax, special_tokens, otherwise, None if is_flexible else SPACED),
         f"calls: call{more} {literal(syntax.end)}",
         "call: " + " | ".join(f"call_{number}" for number in range(len(functions))),
     ]
     lines += [
-        f"call_{number}: {json.dumps(name)} {literal(syntax.middle)} %json {_with_options(schema)}"
+        f"call_{number}: {json.dumps(name)} {literal(syntax.middle)} {_json(schema, syntax.separators)}"
         for number, (name, schema) in enumerate(functions.items())
     ]
     return "\n".join(lines) + "\n"
@@ -70,6 +84,7 @@ def _rules_of_answers(
     syntax: CallSyntax,
     special_tokens: Mapping[str, int],
     otherwise: Mapping[str, Any] | str | None,
+    separators: Separators | None,
 ) -> list[str]:
     """The rules of an answer, up to the name in its first call."""
     begin, marker = syntax.begin, syntax.marker
@@ -77,7 +92,7 @@ def _rules_of_answers(
     if otherwise is None:
         return [f"answer: {calls}"]
     if not isinstance(otherwise, str):
-        return [f"answer: {calls} | other", f"other: %json {_with_options(otherwise)}"]
+        return [f"answer: {calls} | other", f"other: {_json(otherwise, separators)}"]
     if not marker:
         first = re.escape(begin[0])
         return [f"answer: {calls} | OTHER", f"OTHER: /([^{first}](.|\\n)*)?/"]
@@ -90,8 +105,25 @@ def _rules_of_answers(
     ]
 
 
-def _with_options(schema: Mapping[str, Any]) -> str:
-    return json.dumps({"x-guidance": _OPTIONS, **schema}, allow_nan=False)
+def _json(schema: Mapping[str, Any], separators: Separators | None) -> str:
+    """The JSON texts that fit a schema, within a grammar; without separators they may be indented."""
+    more = json.dumps(schema, allow_nan=False)[1:]
+    return f"{_begin(separators)}{', ' if schema else ''}{more}"
+
+
+def _begin(separators: Separators | None, *, is_exact: bool = False) -> str:
+    """The text before the keywords of a schema. The usual separators stand for both spellings unless `is_exact`.
+
+    A schema holds no such text, as its own texts are quoted.
+    """
+    if separators is None:
+        spaces = _FLEXIBLE
+    elif separators in (COMPACT, SPACED) and not is_exact:
+        spaces = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+    else:
+        item, key = separators
+        spaces = {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
+    return f'%json {{"x-guidance": {json.dumps(_OPTIONS | spaces)}'
 
 
 def _literal(text: str, special_tokens: Mapping[str, int]) -> str:

@@ -5,13 +5,14 @@ chosen.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from tuneship.serving.grammar import LIMITS
+from tuneship.serving.grammar import LIMITS, spellings
 
 # Compiled grammars that are kept; the next answer of the same schema starts at once.
 KEPT_GRAMMARS = 64
@@ -25,40 +26,52 @@ class GrammarRefused(Exception):
 
 
 class Guide:
-    """The state of one answer in its grammar."""
+    """The state of one answer in its grammar, or in those of two spellings until it is written in one of them."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
-        """Take over the matcher; `vocabulary` is the width of the logits."""
-        self._matcher = matcher
+    def __init__(self, matchers: Sequence[LLMatcher], vocabulary: int) -> None:
+        """Take over the matchers, the last one for the spelling that the model has to choose by itself.
+
+        `vocabulary` is the width of the logits.
+        """
+        self._matchers = [*matchers]
         self._vocabulary = vocabulary
         self._mask = np.zeros((vocabulary + 31) // 32, dtype=np.int32)
 
     def restrict(self, logits: Tensor) -> None:
         """Set the logits [vocabulary] of all tokens that cannot come next to minus infinity, in place.
 
-        End tokens can come only where the answer is complete.
+        End tokens can come only where the answer is complete. A space behind a comma or a colon can come if the token
+        that the model would write without a grammar begins so: a model that was tuned on such answers goes on in the
+        form that it knows, and one that has seen little JSON does not write what it need not.
         """
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._fill_mask(self._matchers[-1])
+        if len(self._matchers) > 1:
+            word, bit = divmod(int(logits.argmax()), 32)
+            if not int(self._mask[word]) >> bit & 1:
+                self._fill_mask(self._matchers[0])
         bits = np.unpackbits(
             self._mask.view(np.uint8), count=self._vocabulary, bitorder="little"
         ).view(np.bool_)
         np.copyto(logits.numpy(), -np.inf, where=~bits)
 
+    def _fill_mask(self, matcher: LLMatcher) -> None:
+        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+
     def take(self, token: int) -> bool:
         """Follow the chosen token; return whether the answer is complete and nothing can follow it."""
-        return (
-            self._matcher.consume_token(token) and self._matcher.is_stopped() and self.is_complete
-        )
+        followed = [one for one in self._matchers if one.try_consume_tokens([token])]
+        self._matchers = followed or self._matchers
+        return bool(followed) and self._matchers[0].is_stopped() and self.is_complete
 
     @property
     def is_complete(self) -> bool:
         """Whether what was written is an answer, even if more may follow."""
-        return self._matcher.is_accepting()
+        return self._matchers[0].is_accepting()
 
     @property
     def has_failed(self) -> bool:
         """Whether the grammar was too complex for a step."""
-        return self._matcher.is_error()
+        return any(one.is_error() for one in self._matchers)
 
 
 class GrammarCompiler:
@@ -69,17 +82,19 @@ class GrammarCompiler:
         self._file = base / "tokenizer.json"
         self._vocabulary = vocabulary
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
-        self._compiled: OrderedDict[tuple[str, tuple[int, ...]], LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, tuple[int, ...]], list[LLMatcher]] = OrderedDict()
 
     def guide(self, grammar: str, stop_tokens: tuple[int, ...]) -> Guide:
         """A guide at the start of an answer. Raises `GrammarRefused`."""
         key = (grammar, stop_tokens)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(grammar, stop_tokens)
+            forms = spellings(grammar)
+            self._compiled[key] = [self._compile(form, stop_tokens) for form in forms]
             if len(self._compiled) > KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
-        return Guide(self._compiled[key].deep_copy(), self._vocabulary)
+        matchers = [one.deep_copy() for one in self._compiled[key]]
+        return Guide(matchers, self._vocabulary)
 
     def _compile(self, grammar: str, stop_tokens: tuple[int, ...]) -> LLMatcher:
         if stop_tokens not in self._tokenizers:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
@@ -23,6 +22,7 @@ from tuneship.rotation import DifferentBorders, RotationByLength
 from tuneship.security.sealed_files import write_sealed
 from tuneship.training.batches import PaddedBatch
 from tuneship.training.device import needs_autocast
+from tuneship.training.greedy import greedy_logits
 from tuneship.training.lora import FusedLinear, Noise
 from tuneship.training.objective import Objective, Totals
 from tuneship.training.packing import PackedAttention
@@ -144,15 +144,15 @@ class Learner:
         self.model.eval()
         return self.objective.evaluate(self._logits(batch), batch)
 
-    @torch.inference_mode()
-    def next_logits(self, prompt: Sequence[int]) -> Tensor:
-        """Logits of the token after `prompt`, shape (vocabulary)."""
+    def greedy_logits(self, prompt: Sequence[int], count: int) -> Tensor:
+        """Logits of the first `count` greedy tokens after `prompt`, shape (count, vocabulary), in float32."""
         self.model.eval()
-        tokens = np.array(prompt, dtype=np.int64)
-        last = np.array([len(prompt) - 1])
-        # The target is not used: only logits are computed.
-        batch = PaddedBatch(tokens[None], last, tokens[:1], np.arange(len(prompt)))
-        return self._logits(batch)[0]
+        if self._packing:
+            self._packing.disable()
+        device = self.model.device
+        self._logit_positions = torch.tensor([-1], device=device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._autocasts):
+            return greedy_logits(self.model, prompt, count)
 
     def adapter(self) -> dict[str, Tensor]:
         """A copy of the adapter's weights, by the names of the model's parameters."""

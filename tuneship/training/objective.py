@@ -173,8 +173,8 @@ def conversation_rows(
 ) -> list[list[Segment]]:
     """The rendered conversation as one row, cut where the assistant's turns begin and end.
 
-    A template that renders an earlier turn differently once later ones follow (some drop its reasoning) gives a row for
-    each learnt turn, with the text before it as generation asks for it. The text after the last target turn is left
+    A template that renders an earlier turn differently once later ones follow (some drop its reasoning, or put another
+    end behind the last turn) gives a row for each learnt turn, with the text before it as generation asks for it. The text after the last target turn is left
     out, since no target follows from it. Raises TemplateFailed where the prompt for a turn does not stand before it.
     """
     if any("tool_calls" in message for message in messages):
@@ -190,7 +190,14 @@ def conversation_rows(
     for number, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("weight", 1) == 0:
             continue
-        before = render(messages[:number], asks=True)
+        try:
+            before = render(messages[:number], asks=True)
+        except TemplateFailed:
+            if number > 0:
+                raise
+            raise TemplateFailed(
+                "the chat template of the base model cannot ask for turn 1, since no turn stands before it"
+            ) from None
         until = whole if number == len(messages) - 1 else render(messages[: number + 1], asks=False)
         if not until.startswith(before):
             raise TemplateFailed(
@@ -199,25 +206,7 @@ def conversation_rows(
             )
         target = Segment(until[len(before) :], is_target=True)
         rows.append([Segment(before, is_target=False), target])
-        end = _end_within(whole, until, message["content"].strip())
-        if position <= len(before) <= end:
-            row.append(Segment(whole[position : len(before)], is_target=False))
-            row.append(Segment(whole[len(before) : end], is_target=True))
-            position = end
+        if whole.startswith(until) and position <= len(before):
+            row += [Segment(whole[position : len(before)], is_target=False), target]
+            position = len(until)
     return [row] if len(row) == 2 * len(rows) else rows
-
-
-def _end_within(whole: str, until: str, content: str) -> int:
-    """The end within `whole` of the turn that ends `until`; -1 where `whole` has it otherwise.
-
-    Some templates write more at the end of a conversation, which `whole` has elsewhere.
-    """
-    if whole.startswith(until):
-        return len(until)
-    place = until.rfind(content)
-    end = place + len(content)
-    if not content or place < 0 or not whole.startswith(until[:end]):
-        return -1
-    while end < len(until) and until[end] == whole[end : end + 1]:
-        end += 1
-    return end

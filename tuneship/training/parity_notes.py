@@ -1,4 +1,4 @@
-"""Saves the tuned model's logits for a few fixed prompts beside its adapter, for the parity check at load time.
+"""Saves the tuned model's logits and greedy tokens for a few fixed prompts beside its adapter, for the parity check.
 
 The file and the check are in `tuneship/parity.py`.
 """
@@ -26,21 +26,25 @@ def save_parity(
 
     probes: list[parity.Probe] = []
     for messages, prompt in parity.prompts(encoder.template, encode, encoder.context_length):
-        probes.append(probe_of(messages, prompt, learner.next_logits(prompt)))
+        count = parity.greedy_count(prompt, encoder.context_length)
+        probes.append(probe_of(messages, prompt, learner.greedy_logits(prompt, count)))
     dtype = str(learner.model.dtype).removeprefix("torch.")
     parity.Parity(dtype, probes).save(directory, key)
 
 
 def probe_of(messages: list[dict[str, str]], prompt: list[int], logits: Tensor) -> parity.Probe:
-    """The part of the logits [vocabulary] after a prompt that is kept."""
-    last = len(logits) - 1
-    even = torch.linspace(0, last, EVENLY_SPACED_TOKENS, device=logits.device).long()
-    likeliest = logits.topk(min(LIKELIEST_TOKENS, len(logits))).indices
+    """A probe, which keeps a part of the logits [tokens, vocabulary] of the greedy tokens after a prompt."""
+    first = logits[0]
+    even = torch.linspace(0, len(first) - 1, EVENLY_SPACED_TOKENS, device=first.device).long()
+    likeliest = first.topk(min(LIKELIEST_TOKENS, len(first))).indices
     tokens = torch.cat([likeliest, even]).unique()
+    best = logits.topk(2).values
     return parity.Probe(
         messages=messages,
         prompt=prompt,
         tokens=tokens.tolist(),
-        logits=logits[tokens].tolist(),
-        spread=float(logits.std()),
+        logits=first[tokens].tolist(),
+        spread=float(first.std()),
+        greedy=logits.argmax(dim=-1).tolist(),
+        leads=((best[:, 0] - best[:, 1]) / logits.std(dim=-1)).tolist(),
     )

@@ -157,10 +157,13 @@ class Encoder:
         ids: list[int] = encoding.ids
         added = self._added
         # Tokenizers cut a text at added tokens before anything else, so what stands before the last one cannot matter.
-        begin = next((index for index in range(first - 1, -1, -1) if ids[index] in added), None)
-        if begin is None:
-            return _Asked(row, before, ids[:first])
-        return _Asked(row, before[encoding.token_to_chars(begin)[0] :], ids[begin:first])
+        for index in range(first - 1, -1, -1):
+            if ids[index] in added:
+                start, end = encoding.token_to_chars(index)
+                # The token of unknown characters stands for other texts, and cuts none.
+                if before[start:end].strip() == added[ids[index]].strip():
+                    return _Asked(row, before[start:], ids[index:first])
+        return _Asked(row, before, ids[:first])
 
     def _asked_otherwise(self, asked: Sequence[_Asked]) -> set[int]:
         """The rows with a prompt whose tokens alone are others than those within the row."""
@@ -189,8 +192,9 @@ class Encoder:
         return () if self.format.stop_text else self.format.stop_tokens
 
     @cached_property
-    def _added(self) -> frozenset[int]:
-        return frozenset(self.format.tokenizer.get_added_tokens_decoder())
+    def _added(self) -> dict[int, str]:
+        added = self.format.tokenizer.get_added_tokens_decoder()
+        return {token: one.content for token, one in added.items()}
 
     @cached_property
     def _prompts(self) -> dict[str, list[int]]:

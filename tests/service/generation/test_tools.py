@@ -47,8 +47,9 @@ def test_the_model_reads_the_functions_as_they_were_sent(service: Service) -> No
     turned = {"function": dict(reversed(TOOL["function"].items())), "type": "function"}
     assert ask(service, {**ASKED, "tools": [turned]}).status_code == 200
     text = rendered(service, 0)
-    assert json.dumps(turned) in text
-    assert text.index(json.dumps(turned)) < text.index("Is H25 valid?")
+    listed = json.dumps(turned["function"], separators=(",", ":"))
+    assert listed in text
+    assert text.index(listed) < text.index("Is H25 valid?")
     assert text.endswith("<|assistant|>")
 
 

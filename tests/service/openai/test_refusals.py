@@ -40,9 +40,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     ),
     (
         "chat/completions",
-        CHAT | {"messages": [{"role": "user", "content": "a", "name": SECRET}]},
+        CHAT | {"messages": [{"role": "user", "content": "a", "audio": {"id": SECRET}}]},
         "unsupported_parameter",
-        "name",
+        "audio",
     ),
     ("chat/completions", CHAT | {"max_completion_tokens": 10**6}, "invalid_value", "max_completion_tokens"),
     ("chat/completions", CHAT | {"max_tokens": 10**6}, "invalid_value", "max_tokens"),

@@ -169,7 +169,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "missing_required_parameter",
         "input[0].call_id",
     ),
-    ({"input": [{"type": "reasoning", "summary": SECRET}]}, "unsupported_value", "type"),
+    ({"input": [{"type": "item_reference", "summary": SECRET}]}, "unsupported_value", "type"),
     (
         {"input": [{**ITEM, "content": [{"type": "input_image", "image_url": SECRET}]}]},
         "unsupported_parameter",

@@ -107,6 +107,32 @@ def test_the_forms_without_a_schema_are_taken(
     assert (newest_grammar(structured) is None) == (form["type"] == "text")
 
 
+def test_white_space_is_flexible_where_each_wire_asks_for_it(
+    client: openai.OpenAI, structured: Service
+) -> None:
+    indented = json.dumps(json.loads(WRITTEN), indent=4)
+    schema = {"name": "chapter", "schema": Chapter.model_json_schema()}
+    deployment = structured.call("GET", "/v1/deployments").json()["deployments"][-1]["id"]
+    for more in ({}, {"whitespace_flexible": False}, {"whitespace_flexible": True}):
+        main: Any = {"type": "json_schema", "schema": schema["schema"], **more}
+        structured.call(
+            "POST",
+            f"/v1/deployments/{deployment}/generate",
+            json={"prompt": "a", "response_format": main},
+        )
+        grammars = [newest_grammar(structured)]
+        chat: Any = {"type": "json_schema", "json_schema": schema, **more}
+        client.chat.completions.create(model=ENDPOINT, messages=MESSAGES, response_format=chat)
+        grammars.append(newest_grammar(structured))
+        form: Any = {"type": "json_schema", **schema, **more}
+        client.responses.create(model=ENDPOINT, input="a", text={"format": form})
+        grammars.append(newest_grammar(structured))
+        assert all(accepts(one, WRITTEN) for one in grammars)
+        assert [accepts(one, indented) for one in grammars] == [
+            more.get("whitespace_flexible", False)
+        ] * 3
+
+
 def named(schema: Any, **more: Any) -> dict[str, Any]:
     return {"name": "chapter", "schema": schema, **more}
 

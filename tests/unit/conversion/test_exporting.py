@@ -127,6 +127,63 @@ def test_a_model_that_llama_cpp_would_read_differently_is_refused(
     assert why in report.refused
 
 
+def strip_beside(rules: dict[str, Any], _: dict[str, Any]) -> None:
+    rules["added_tokens"][2]["rstrip"] = True
+
+
+def whole_words(rules: dict[str, Any], _: dict[str, Any]) -> None:
+    rules["model"]["ignore_merges"] = True
+
+
+def more_tokens(rules: dict[str, Any], _: dict[str, Any]) -> None:
+    rules["added_tokens"].append({**rules["added_tokens"][0], "id": 999, "content": "<|more|>"})
+
+
+def many_ends(_: dict[str, Any], config: dict[str, Any]) -> None:
+    config["eos_token_id"] = [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (strip_beside, "its added token 2 is not read as llama.cpp reads tokens"),
+        (whole_words, "its tokenizer is not one of those that are written"),
+        (more_tokens, "its tokenizer has more tokens than its embedding"),
+        (many_ends, "it has 4 end tokens, and a GGUF file has places for 3"),
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_would_read_differently_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None], why: str
+) -> None:
+    base = build_family(tmp_path / "base", "llama")
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    (base / "generation_config.json").unlink()
+    files = [base / name for name in ("tokenizer.json", "config.json")]
+    contents = [json.loads(file.read_text()) for file in files]
+    change(*contents)
+    for file, content in zip(files, contents, strict=True):
+        file.write_text(json.dumps(content))
+    assert why in exported(tmp_path, base, adapter, "gguf").refused
+
+
+def test_a_text_that_ends_answers_is_named_or_refused(tmp_path: Path) -> None:
+    base = build_family(tmp_path / "base", "llama")
+    turns = (
+        "{%- for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n###\\n' }}{%- endfor %}"
+    )
+    (base / "chat_template.jinja").write_text(
+        turns + "{%- if add_generation_prompt %}{{ 'assistant:' }}{%- endif %}"
+    )
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    for kind in ("merged", "gguf"):
+        (tmp_path / kind).mkdir()
+    assert exported(tmp_path / "merged", base, adapter, "merged").refused is None
+    settings = json.loads((tmp_path / "merged" / "target" / "generation_config.json").read_text())
+    assert settings["stop_strings"] == ["\n###"]
+    report = exported(tmp_path / "gguf", base, adapter, "gguf")
+    assert report.refused.startswith("its answers end with a text that is no token")
+
+
 def test_llama_cpp_reads_the_same_tokens_and_answers_the_same(
     tmp_path: Path, adapter: Path
 ) -> None:

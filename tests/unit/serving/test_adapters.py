@@ -21,6 +21,7 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def write(directory: Path, config: dict[str, object], suffix: str = "weight") -> None:
+    config = {"target_modules": ["q_proj"], **config}
     (directory / "adapter_config.json").write_text(json.dumps(config))
     name = f"base_model.model.{MODULE}"
     tensors = {
@@ -58,8 +59,20 @@ def test_the_scale_follows_the_rules_of_peft(
         ({"use_dora": True}, "use_dora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"lora_bias": True}, "lora_bias"),
-        ({"bias": "all"}, "biases"),
-        ({"peft_type": "IA3"}, "does not describe a LoRA"),
+        ({"bias": "all"}, "LoRA option bias"),
+        ({"peft_type": "IA3"}, "its peft_type is IA3"),
+        ({"task_type": "SEQ_CLS"}, "its task_type is SEQ_CLS"),
+        ({"of_a_newer_peft": 0.5}, "LoRA option of_a_newer_peft"),
+        ({"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is loftq"),
+        ({"init_lora_weights": "of_a_newer_peft"}, "init_lora_weights is of_a_newer_peft"),
+        ({"target_modules": ["k_proj"]}, "adapter_config.json leaves out"),
+        ({"exclude_modules": ["layers.0.self_attn.q_proj"]}, "adapter_config.json leaves out"),
+        ({"layers_to_transform": [1]}, "adapter_config.json leaves out"),
+        ({"target_modules": None}, "has no target_modules"),
+        ({"r": 8}, "are of rank 2, and adapter_config.json says 8"),
+        ({"rank_pattern": {"(": 4}}, "is not understood"),
+        ({"alpha_pattern": 3}, "is not understood"),
     ],
 )
 def test_settings_that_cannot_be_honoured_are_refused_by_name(
@@ -71,7 +84,7 @@ def test_settings_that_cannot_be_honoured_are_refused_by_name(
 
 
 def test_a_tensor_of_another_kind_is_refused(adapter: Path) -> None:
-    write(adapter, {"peft_type": "LORA"}, suffix="bias")
+    write(adapter, {"peft_type": "LORA", "r": 2}, suffix="bias")
     with pytest.raises(AdapterRefused, match="not a LoRA matrix"):
         read_adapter(adapter)
 

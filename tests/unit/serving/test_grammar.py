@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.schema_keywords import FORMATS
-from tuneship.serving.grammar import LIMITS, accepts, grammar_of, is_usable
+from tuneship.serving.grammar import LIMITS, accepts, grammar_of, is_usable, spellings
 
 BYTES = LLTokenizer("byte")
 LONGEST_WALK = 300
@@ -135,6 +135,33 @@ def test_every_text_a_grammar_accepts_fits_its_schema(
         jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
         assert accepts(grammar, answer)
         assert not accepts(grammar, answer + "x")
+
+
+@given(VALUES, st.booleans())
+def test_json_is_compact_or_spaced_and_indented_only_where_that_is_asked_for(
+    value: Any, is_object: bool
+) -> None:
+    value = {"a": value, "b": [value]} if is_object else [value, value]
+    either, flexible = grammar_of({}), grammar_of({}, is_flexible=True)
+    compact, spaced = spellings(either)
+    assert spellings(flexible) == [flexible]
+    written = json.dumps(value, ensure_ascii=False)
+    shortest = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    indented = json.dumps(value, ensure_ascii=False, indent=4)
+    # A control character has no spelling, as names must have one only.
+    if "\\u" not in written:
+        assert [accepts(one, written) for one in (either, spaced, compact)] == [True, True, False]
+        assert [accepts(one, shortest) for one in (either, spaced, compact)] == [True, False, True]
+        assert accepts(flexible, indented)
+    assert not any(accepts(one, indented) for one in (either, compact, spaced))
+    assert not accepts(flexible, shortest.replace("[", "[" + "\n" * 9, 1))
+
+
+def test_a_schema_cannot_hold_the_mark_of_a_spelling() -> None:
+    mark = grammar_of({}).partition("start: ")[2].strip()
+    schema = {"enum": [mark, {"x-guidance": json.loads(mark.removeprefix("%json "))["x-guidance"]}]}
+    for grammar in spellings(grammar_of(read_schema(schema).schema)):
+        assert accepts(grammar, json.dumps(mark, ensure_ascii=False))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,79 @@ def test_every_answer_of_a_mixed_batch_fits_its_schema_or_is_cut_by_its_length(
         assert accepts(grammar_of(schema), text)
 
 
+# Schemas of objects, in which a small model once wrote up to three times as much white space as JSON.
+PADDED = [
+    {"kind": {"type": "boolean"}},
+    {"chapter": {"type": "string", "maxLength": 40}, "is_chronic": {"type": "boolean"}},
+    {
+        "codes": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 99},
+            "maxItems": 6,
+        }
+    },
+    {"color": {"enum": ["red", "green"]}, "size": {"enum": [1, 2, 3]}, "none": {"type": "null"}},
+    {
+        "person": {"type": "object", "properties": {"name": {"enum": ["Ada", "Bo"]}}},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+]
+
+
+@pytest.mark.parametrize("form", ["answer", "call"])
+def test_a_model_that_has_seen_little_json_does_not_pad_it(form: str) -> None:
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    syntax = CallSyntax('<tool_call>{"name": "', '", "arguments": ', None, "}</tool_call>")
+    one, compiler = engine()
+    for number, properties in enumerate(PADDED):
+        schema = {
+            "type": "object",
+            "properties": properties,
+            "required": [*properties],
+            "additionalProperties": False,
+        }
+        grammar = grammar_of(schema)
+        if form == "call":
+            grammar = grammar_of_calls(
+                syntax, {"look_up": schema}, {}, otherwise=None, is_parallel=False
+            )
+        request = GenerateRequest(
+            tokens=tuple(tokenizer.encode(f"<|user|>{number} as JSON<|assistant|>").ids),
+            max_tokens=250,
+            stop_tokens=STOPS,
+            grammar=grammar,
+        )
+        one.submit(str(number), request, compiler.guide(grammar, STOPS))
+    answers, reasons = run(one)
+    for number, tokens in answers.items():
+        text = tokenizer.decode(tokens)
+        assert reasons[number] == "stop", text
+        written = text.removeprefix(syntax.begin + "look_up" + syntax.middle)
+        start = text.removesuffix(written)
+        value = json.loads(written.removesuffix(syntax.end) if start else written)
+        compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        assert compact in text
+        least = start + compact + (syntax.end if start else "")
+        assert len(tokens) <= 1.15 * len(tokenizer.encode(least).ids)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "a, b:c", "age": 5}', '{"name":"a, b:c","age":5}'], ids=["spaced", "compact"]
+)
+def test_a_model_writes_json_in_the_spelling_that_it_has_learnt(text: str) -> None:
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    guide = GrammarCompiler(TINY, model().facts.vocabulary).guide(grammar_of(PERSON), STOPS)
+    for token in tokenizer.encode(text).ids:
+        assert not guide.is_complete
+        logits = torch.zeros(model().facts.vocabulary)
+        logits[token] = 1.0
+        guide.restrict(logits)
+        assert int(logits.argmax()) == token
+        guide.take(token)
+    assert guide.is_complete
+    assert not guide.has_failed
+
+
 @pytest.mark.parametrize("mark", ["<tool_call>", "<|user|>"])
 @pytest.mark.parametrize("otherwise", ["text", None])
 def test_an_answer_calls_functions_also_where_their_mark_is_a_special_token(

@@ -1,20 +1,22 @@
 """A served model answers like the trained one, and one that differs is refused before its first answer."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from tests.support.families import build_family
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tests.unit.serving.test_engine import build
-from tuneship.parity import Parity, prompts, reads_alike
+from tuneship.parity import GREEDY_TOKENS, Parity, Probe, prompts, reads_alike
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import PromptTemplate
 from tuneship.training.progress_file import ProgressFile, StopRequest
@@ -99,6 +101,59 @@ def test_an_adapter_that_was_tuned_elsewhere_has_nothing_to_be_compared_with(
     (adapter / "parity.json").unlink()
     shrink(adapter)
     build(Path(whole_job.spec.base_model), {"a": adapter}, rows=1)
+
+
+def test_a_training_keeps_the_first_greedy_tokens_of_peft(whole_job: "Job") -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(whole_job.spec.base_model)
+    model = PeftModel.from_pretrained(model, str(whole_job.adapter)).eval()
+    parity = Parity.load(whole_job.adapter)
+    assert parity is not None
+    for probe in parity.probes:
+        prompt = torch.tensor([probe.prompt])
+        answer = model.generate(
+            input_ids=prompt, max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=-1
+        )
+        assert answer[0, prompt.shape[1] :].tolist() == probe.greedy
+        assert len(probe.leads) == GREEDY_TOKENS
+
+
+@pytest.mark.parametrize("place", [0, 7, GREEDY_TOKENS - 1])
+def test_an_adapter_whose_answer_has_another_token_is_refused(
+    whole_job: "Job", tmp_path: Path, place: int
+) -> None:
+    adapter = shutil.copytree(whole_job.adapter, tmp_path / "adapter")
+    fields = json.loads((adapter / "parity.json").read_text())
+    answer = fields["answers"][1]["greedy"]
+    answer[place] = 7 if answer[place] != 7 else 8
+    (adapter / "parity.json").write_text(json.dumps(fields))
+    engine = build(Path(whole_job.spec.base_model), {"good": whole_job.adapter}, rows=1)
+    with pytest.raises(AdapterRefused, match=f"token {place + 1} of the answer"):
+        engine.load("bad", adapter)
+
+
+def test_a_parity_file_of_an_older_version_is_still_compared(
+    whole_job: "Job", tmp_path: Path
+) -> None:
+    adapter = shutil.copytree(whole_job.adapter, tmp_path / "adapter")
+    fields = json.loads((adapter / "parity.json").read_text())
+    del fields["answers"]
+    assert set(fields["probes"][0]) == {"messages", "prompt", "tokens", "logits", "spread"}
+    (adapter / "parity.json").write_text(json.dumps(fields))
+    engine = build(Path(whole_job.spec.base_model), {"a": adapter}, rows=1)
+    shrink(adapter)
+    with pytest.raises(AdapterRefused, match="logits differ"):
+        engine.load("b", adapter)
+
+
+def test_a_choice_between_nearly_equal_logits_is_no_difference() -> None:
+    probe = Probe([], [1], [], [], 1.0, greedy=[4, 5, 6], leads=[1.0, 0.04, 2.0])
+    assert probe.differing_choice([4, 9, 6], [0.0, 0.05, 0.0], 0.01) is None
+    assert probe.differing_choice([4, 9, 6], [0.0, 0.07, 0.0], 0.01) == 1
+    assert probe.differing_choice([4, 9, 6], [0.0, math.nan, 0.0], 0.01) == 1
+    assert probe.differing_choice([4, 5, 9], [0.0, 0.0, 2.0], 0.5) is None, "int8"
 
 
 def test_template_and_tokenizer_are_compared_by_the_tokens_of_the_probes(

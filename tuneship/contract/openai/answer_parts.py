@@ -1,9 +1,9 @@
 """Parts of requests for answers, and of the answers, that several operations share."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply
@@ -15,7 +15,7 @@ Text = Annotated[str, Field(min_length=1)]
 # A model, or what stands for one: a deployment, or an endpoint by its id or its name.
 AskedModel = Annotated[str, Field(min_length=1, max_length=512)]
 AskingUser = Annotated[
-    Text | None,
+    str | None,
     Field(description="Requests of one user go to one member of a canary endpoint."),
 ]
 # The fields that take effect only together with a part of the engine that is not there yet.
@@ -32,20 +32,33 @@ SchemaDescription = Annotated[
 ]
 
 
-class TextPart(Protocol):
-    """One part of a text."""
+class TextPart(OpenAIRequest):
+    """One part of a turn: text, or what an assistant has refused with."""
+
+    type: Any
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _text_of_its_type(self) -> Self:
+        needed, other = ("refusal", "text") if self.type == "refusal" else ("text", "refusal")
+        if getattr(self, needed) is None:
+            raise PydanticCustomError("missing", "is required", {"below": f".{needed}"})
+        if getattr(self, other) is not None:
+            raise PydanticCustomError("conflict", "is of another type", {"below": f".{other}"})
+        return self
 
     @property
-    def text(self) -> str:
+    def written(self) -> str:
         """Its text."""
-        ...
+        return self.text or self.refusal or ""
 
 
 def text_of_parts(content: str | Sequence[TextPart] | None) -> str:
     """A content as one text."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text for part in content)
+    return "".join(part.written for part in content)
 
 
 class NamedSchema(OpenAIRequest):
@@ -67,9 +80,9 @@ def refuse_other_fields(kind: str, given: dict[str, object], needed: tuple[str, 
             raise PydanticCustomError("conflict", text, {"below": f".{name}"})
 
 
-def main_format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+def main_format(kind: str, schema: dict[str, Any] | None, *, is_flexible: bool) -> dict[str, Any]:
     """The form of an answer as the main API takes it."""
-    return {"type": kind, "schema": schema}
+    return {"type": kind, "schema": schema, "whitespace_flexible": is_flexible}
 
 
 class StreamOptions(OpenAIRequest):
@@ -85,9 +98,9 @@ class SampledRequest(OpenAIRequest):
 
     model: AskedModel
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
-    seed: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAXIMUM_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None

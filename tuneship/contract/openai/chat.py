@@ -15,6 +15,7 @@ from tuneship.contract.generation import (
     FormatType,
     ToolMode,
     Tools,
+    WhitespaceFlexible,
 )
 from tuneship.contract.openai.answer_parts import (
     PENALTIES,
@@ -23,7 +24,7 @@ from tuneship.contract.openai.answer_parts import (
     FinishReason,
     NamedSchema,
     SampledRequest,
-    Text,
+    TextPart,
     main_format,
     refuse_other_fields,
     text_of_parts,
@@ -35,51 +36,95 @@ from tuneship.contract.operation import Example
 from tuneship.contract.tools import (
     MAXIMUM_CALLS,
     MAXIMUM_FUNCTIONS,
+    Arguments,
     CallId,
     FunctionName,
-    TurnCall,
     WrittenCall,
     check_turn,
     fault_of_calls,
 )
 
 
-class ChatPart(OpenAIRequest):
-    """One part of a message; only text is supported."""
+class ChatPart(TextPart):
+    """One part of a message: text, or what an assistant has refused with."""
 
-    unsupported = frozenset({"image_url", "input_audio", "file", "refusal"})
+    unsupported = frozenset({"image_url", "input_audio", "file"})
     neutral: ClassVar[NeutralFields] = {"prompt_cache_breakpoint": ANY_VALUE}
 
-    type: Literal["text"]
-    text: Text
+    type: Literal["text", "refusal"]
+
+
+class ChatCalledFunction(OpenAIRequest):
+    """The name and the arguments of a call."""
+
+    # The package puts the arguments, as objects of the program, beside them.
+    neutral: ClassVar[NeutralFields] = {"parsed_arguments": ANY_VALUE}
+
+    name: FunctionName
+    arguments: Arguments
+
+
+class ChatCall(OpenAIRequest):
+    """A call in an earlier turn of the assistant."""
+
+    # Programs that put streamed pieces together keep the place of a call.
+    neutral: ClassVar[NeutralFields] = {"index": ANY_VALUE}
+
+    id: CallId
+    type: Literal["function"]
+    function: ChatCalledFunction
 
 
 class ChatMessage(OpenAIRequest):
-    """One turn of a conversation. `developer` is another name of `system`."""
+    """One turn of a conversation, or the message of an earlier answer. `developer` is another name of `system`."""
 
-    unsupported = frozenset({"name", "function_call", "audio", "refusal"})
+    # Templates show none of them.
+    neutral: ClassVar[NeutralFields] = {
+        "name": ANY_VALUE,
+        "annotations": ANY_VALUE,
+        "reasoning": ANY_VALUE,
+        "reasoning_content": ANY_VALUE,
+        "parsed": ANY_VALUE,
+    }
+    unsupported = frozenset({"function_call", "audio"})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         str | Annotated[list[ChatPart], Field(min_length=1)] | None,
-        Field(
-            description="May be empty or absent beside `tool_calls`, and empty in a tool's turn."
-        ),
+        Field(description="May be empty; null only in an assistant's turn."),
+    ] = None
+    refusal: Annotated[
+        str | None, Field(description="What an assistant has said in place of a content.")
     ] = None
     tool_calls: Annotated[
-        list[TurnCall] | None,
-        Field(min_length=1, max_length=MAXIMUM_CALLS, description="Calls of an assistant's turn."),
+        list[ChatCall] | None,
+        Field(max_length=MAXIMUM_CALLS, description="Calls of an assistant's turn."),
     ] = None
     tool_call_id: Annotated[
         CallId | None,
         Field(description="The call whose result a tool's turn is, which needs it."),
     ] = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: Any) -> Any:
+        """Answers without text have the content null; a turn that lacks it is a mistake."""
+        if not isinstance(value, dict):
+            return value
+        sent = cast("dict[str, Any]", value)
+        if sent.get("role") == "assistant" and sent.get("content", "") is None:
+            sent = {**sent, "content": ""}
+        return {name: one for name, one in sent.items() if (name, one) != ("tool_calls", [])}
+
     @model_validator(mode="after")
     def _fields_of_its_role(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
             raise PydanticCustomError("missing", "is required", {"below": ".tool_call_id"})
-        check_turn(self.role, self.content, self.tool_calls, self.tool_call_id)
+        if self.role != "assistant" and self.refusal is not None:
+            text = "belongs to the role assistant"
+            raise PydanticCustomError("conflict", text, {"below": ".refusal"})
+        content = self.refusal if self.content is None else self.content
+        check_turn(self.role, content, self.tool_calls, self.tool_call_id)
         return self
 
     @property
@@ -87,8 +132,8 @@ class ChatMessage(OpenAIRequest):
         """The turn as the main API takes it."""
         return {
             "role": self.role,
-            "content": text_of_parts(self.content),
-            "tool_calls": self.tool_calls,
+            "content": text_of_parts(self.content) or self.refusal or "",
+            "tool_calls": self.tool_calls and [call.model_dump() for call in self.tool_calls],
             "tool_call_id": self.tool_call_id,
         }
 
@@ -134,6 +179,7 @@ class ChatResponseFormat(OpenAIRequest):
 
     type: FormatType
     json_schema: NamedSchema | None = None
+    whitespace_flexible: WhitespaceFlexible = False
 
     @model_validator(mode="after")
     def _schema_with_its_type(self) -> Self:
@@ -143,7 +189,8 @@ class ChatResponseFormat(OpenAIRequest):
     @property
     def for_the_main_api(self) -> dict[str, Any]:
         """The same as the main API takes it."""
-        return main_format(self.type, self.json_schema and self.json_schema.json_schema)
+        schema = self.json_schema and self.json_schema.json_schema
+        return main_format(self.type, schema, is_flexible=self.whitespace_flexible)
 
 
 class ChatCompletionCreate(SampledRequest):
@@ -193,8 +240,8 @@ class ChatCompletionCreate(SampledRequest):
         Field(description="`none`: the model does not see the functions."),
     ] = None
     parallel_tool_calls: bool = True
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     @property
     def chosen(self) -> ChosenTools:
@@ -294,11 +341,16 @@ class ChatChunkChoice(Reply):
 
 
 class ChatChunk(Answered):
-    """One piece of a streamed answer; with `include_usage`, the last one has no choices but the usage."""
+    """One piece of a streamed answer."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
-    usage: Annotated[CompletionUsage | None, Field(exclude_if=absent)] = None
+
+
+class CountedChatChunk(ChatChunk):
+    """One piece of a streamed answer with `include_usage`; the last one has no choices but the usage."""
+
+    usage: CompletionUsage | None = None
 
 
 # Examples of the OpenAPI document.

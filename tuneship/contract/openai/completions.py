@@ -86,6 +86,12 @@ class TextCompletion(Answered):
     usage: Annotated[CompletionUsage | None, Field(exclude_if=absent)] = None
 
 
+class CountedTextPiece(TextCompletion):
+    """One piece of a streamed answer with `include_usage`; the last one has no choices but the usage."""
+
+    usage: CompletionUsage | None = None
+
+
 @openai_operation(
     "POST",
     "completions",

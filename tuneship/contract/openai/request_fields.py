@@ -48,6 +48,9 @@ class OpenAIRequest(Request):
             )
         for name in cls.neutral.keys() & sent.keys():
             values, given = cls.neutral[name], sent.pop(name)
+            if isinstance(given, dict):
+                fields = cast("dict[str, Any]", given)
+                given = {key: one for key, one in fields.items() if one is not None}
             # A flag is no number, and yet `True == 1` in Python.
             is_neutral = values is ANY_VALUE or any(
                 given == one and isinstance(given, bool) == isinstance(one, bool) for one in values

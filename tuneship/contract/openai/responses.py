@@ -13,13 +13,14 @@ from tuneship.contract.generation import (
     FormatType,
     SchemaOfAnswer,
     ToolMode,
+    WhitespaceFlexible,
 )
 from tuneship.contract.openai.answer_parts import (
     AskedModel,
     AskingUser,
     SchemaDescription,
     SchemaName,
-    Text,
+    TextPart,
     main_format,
     refuse_other_fields,
     text_of_parts,
@@ -47,20 +48,18 @@ Metadata = Annotated[
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
-class InputPart(OpenAIRequest):
+class InputPart(TextPart):
     """One part of a turn: text that a person wrote, or that an earlier response holds."""
 
-    unsupported = frozenset(
-        {"image_url", "file_id", "file_data", "file_url", "filename", "detail", "refusal"}
-    )
+    unsupported = frozenset({"image_url", "file_id", "file_data", "file_url", "filename", "detail"})
     neutral: ClassVar[NeutralFields] = {
         "prompt_cache_breakpoint": ANY_VALUE,
         "annotations": ANY_VALUE,
         "logprobs": ANY_VALUE,
+        "parsed": ANY_VALUE,
     }
 
-    type: Literal["input_text", "output_text"]
-    text: Text
+    type: Literal["input_text", "output_text", "refusal"]
 
 
 class InputMessage(OpenAIRequest):
@@ -74,7 +73,7 @@ class InputMessage(OpenAIRequest):
     }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[InputPart], Field(min_length=1)]
+    content: str | Annotated[list[InputPart], Field(min_length=1)]
 
     @property
     def turn(self) -> dict[str, Any]:
@@ -88,6 +87,7 @@ class InputCall(OpenAIRequest):
     neutral: ClassVar[NeutralFields] = {
         "type": ("function_call",),
         "id": ANY_VALUE,
+        "parsed_arguments": ANY_VALUE,
         "status": ANY_VALUE,
     }
     unsupported = frozenset({"async", "caller", "namespace"})
@@ -127,9 +127,23 @@ class InputResult(OpenAIRequest):
         }
 
 
+class InputReasoning(OpenAIRequest):
+    """The reasoning of an earlier response of another service, which no model here reads."""
+
+    neutral: ClassVar[NeutralFields] = {
+        "type": ("reasoning",),
+        "id": ANY_VALUE,
+        "summary": ANY_VALUE,
+        "content": ANY_VALUE,
+        "encrypted_content": ANY_VALUE,
+        "status": ANY_VALUE,
+    }
+
+
 def _kind_of_item(item: Any) -> str:
     kind: object = cast("dict[str, Any]", item).get("type") if isinstance(item, dict) else None
-    return f"~{kind}" if kind in ("function_call", "function_call_output") else "~message"
+    is_other = kind in ("function_call", "function_call_output", "reasoning")
+    return f"~{kind}" if is_other else "~message"
 
 
 # The kind of an item is chosen before it is read, so that it is refused for what it lacks, and not for what it is not.
@@ -137,11 +151,12 @@ def _kind_of_item(item: Any) -> str:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("~message")]
     | Annotated[InputCall, Tag("~function_call")]
-    | Annotated[InputResult, Tag("~function_call_output")],
+    | Annotated[InputResult, Tag("~function_call_output")]
+    | Annotated[InputReasoning, Tag("~reasoning")],
     Discriminator(_kind_of_item),
 ]
 Input = Annotated[
-    Annotated[Text, Tag("~text")]
+    Annotated[str, Tag("~text")]
     | Annotated[list[InputItem], Field(min_length=1, max_length=MAXIMUM_TURNS), Tag("~items")],
     Discriminator(lambda sent: "~items" if isinstance(sent, list) else "~text"),
 ]
@@ -196,6 +211,7 @@ class TextFormat(OpenAIRequest):
     description: SchemaDescription = None
     json_schema: Annotated[SchemaOfAnswer | None, Field(alias="schema")] = None
     strict: Strict = None
+    whitespace_flexible: WhitespaceFlexible = False
 
     @model_validator(mode="after")
     def _schema_with_its_type(self) -> Self:
@@ -211,7 +227,7 @@ class TextFormat(OpenAIRequest):
     @property
     def for_the_main_api(self) -> dict[str, Any]:
         """The same as the main API takes it."""
-        return main_format(self.type, self.json_schema)
+        return main_format(self.type, self.json_schema, is_flexible=self.whitespace_flexible)
 
 
 class TextOptions(OpenAIRequest):
@@ -263,11 +279,11 @@ class ResponseCreate(OpenAIRequest):
     model: AskedModel
     input: Input
     instructions: Annotated[
-        Text | None, Field(description="Stands before the conversation, as its system turn.")
+        str | None, Field(description="Stands before the conversation, as its system turn.")
     ] = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
     text: TextOptions | None = None
     tools: Annotated[
         list[ResponseTool] | None,
@@ -284,8 +300,8 @@ class ResponseCreate(OpenAIRequest):
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[Metadata | None, Field(description="Is returned with the answer.")] = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     user: AskingUser = None
 
     @property

@@ -20,7 +20,7 @@ _is_usable = lru_cache(REMEMBERED)(is_usable)
 
 def answer_grammar(form: ResponseFormat) -> str:
     """The grammar of answers in this form, which is no free text. Raises `ValidationRefused`."""
-    return check_schema(schema_of(form), FIELD)
+    return check_schema(schema_of(form), FIELD, is_flexible=form.whitespace_flexible)
 
 
 def schema_of(form: ResponseFormat) -> AnswerSchema:
@@ -28,10 +28,10 @@ def schema_of(form: ResponseFormat) -> AnswerSchema:
     return read_schema({"type": "object"} if form.json_schema is None else form.json_schema)
 
 
-def check_schema(read: AnswerSchema, field: str) -> str:
+def check_schema(read: AnswerSchema, field: str, *, is_flexible: bool = False) -> str:
     """The grammar of the texts that fit a schema. Raises `ValidationRefused` on `field` if nothing can follow it."""
     try:
-        grammar = grammar_of(read.schema)
+        grammar = grammar_of(read.schema, is_flexible=is_flexible)
     except ValueError:  # a number or a text that JSON holds in no portable way
         raise refused(field, "holds a value that is not supported") from None
     if _is_usable(grammar):

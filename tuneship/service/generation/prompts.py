@@ -161,6 +161,7 @@ class PromptTooLong(ValidationRefused):
         details = [ErrorDetail(param, "out_of_range", message)]
         super().__init__(f"{param} {message}", param=param, details=details)
         self.tokens = tokens
+        self.is_conversation = param == "messages"
         self.context_length = context_length
 
 

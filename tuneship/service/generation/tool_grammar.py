@@ -50,10 +50,11 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
     needs_call = request.tool_choice == "required"
     is_text = not needs_call and (form is None or form.type == "text")
     otherwise: Any = "text" if is_text else None
+    is_flexible = form is not None and form.whitespace_flexible
     text_grammar: str | None = None
     if not is_text and not needs_call and form is not None:
         read = schema_of(form)
-        otherwise, text_grammar = read.schema, check_schema(read, FIELD)
+        otherwise, text_grammar = read.schema, check_schema(read, FIELD, is_flexible=is_flexible)
         if not syntax.marker:
             text = "is not supported beside tools for this model, which marks its calls by their beginning alone"
             raise refused("response_format", text, "unsupported_value")
@@ -69,6 +70,7 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
         specials,
         otherwise=otherwise,
         is_parallel=request.parallel_tool_calls,
+        is_flexible=is_flexible,
     )
     hidden = frozenset(specials.values()) - shown
     return CallPlan(syntax, grammar, needs_call, is_text, text_grammar, hidden)

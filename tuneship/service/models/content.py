@@ -1,7 +1,6 @@
 """Handlers that hand a tuned model out and take one in: its content as an archive, and an adapter from elsewhere."""
 
 import asyncio
-import shutil
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -29,7 +28,12 @@ from tuneship.service.models.exports import (
     refuse_hipaa,
 )
 from tuneship.service.models.handlers import TUNED, base_of, model_id, own_model, tuned_item
-from tuneship.service.models.received_adapter import AdapterFault, named_base, unpack
+from tuneship.service.models.received_adapter import (
+    AdapterFault,
+    named_base,
+    settle_template,
+    unpack,
+)
 from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.blobs import BlobsAway, StagedFile
@@ -148,12 +152,12 @@ def _check(parts: Parts, base: CataloguedModel, adapter: Path, stage: Path) -> N
         raise AdapterFault(f"was trained for the base model {named}")
     if not base.engine.is_own:
         raise AdapterFault(f"is for a base model that {base.runtime} serves, which is not checked")
-    base.text_format.template.save(stage)
-    for name in ("chat_template.jinja", "special_tokens_map.json"):
-        # Without a template of its own it is asked as its base model is.
-        if not (adapter / name).exists():
-            shutil.move(stage / name, adapter / name)
-    order = ImportOrder(str(base.path.absolute()), str(adapter.absolute()))
+    tokenizer = stage / "tokenizer"
+    tokenizer.mkdir(mode=0o700)
+    settle_template(adapter, base.path, base.text_format.template, tokenizer)
+    order = ImportOrder(
+        str(base.path.absolute()), str(adapter.absolute()), str(tokenizer.absolute())
+    )
     try:
         report = parts.convert(
             order, ImportReport, stage, (base.path.absolute(),), parts.halted.is_set

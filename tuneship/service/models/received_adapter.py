@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, cast
 
 from tuneship.parity import PARITY_FILE
 from tuneship.template import (
+    NAMED_TEMPLATES_FOLDER,
     SPECIAL_TOKENS_FILE,
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -16,11 +17,13 @@ from tuneship.template import (
 )
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# Of the tokenizer that the adapter was trained with: compared with that of the base model, and not kept.
+TOKENIZER_FILES = (TOKENIZER_CONFIG_FILE, "tokenizer.json", "added_tokens.json")
 # What is taken; other files, e.g. a README, are passed over.
-KEPT = (CONFIG, WEIGHTS, PARITY_FILE, TEMPLATE_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE)
+KEPT = (CONFIG, WEIGHTS, PARITY_FILE, TEMPLATE_FILE, SPECIAL_TOKENS_FILE, *TOKENIZER_FILES)
 PICKLE = "adapter_model.bin"
-# The files beside the weights are read as a whole.
-MAX_TEXT_BYTES = 16 << 20
+# The files beside the weights are read as a whole. The largest are tokenizers.
+MAX_TEXT_BYTES = 64 << 20
 
 
 class AdapterFault(Exception):
@@ -33,10 +36,13 @@ def unpack(file: BinaryIO, folder: Path) -> None:
     try:
         with tarfile.open(fileobj=file, mode="r|") as archive:
             for entry in archive:
-                name = PurePosixPath(entry.name).name
-                seen.add(name)
-                if name in KEPT:
-                    _write(archive, entry, folder / name)
+                path = PurePosixPath(entry.name)
+                seen.add(path.name)
+                if path.name in KEPT:
+                    _write(archive, entry, folder / path.name)
+                elif path.parent.name == NAMED_TEMPLATES_FOLDER and path.suffix == ".jinja":
+                    (folder / NAMED_TEMPLATES_FOLDER).mkdir(exist_ok=True)
+                    _write(archive, entry, folder / NAMED_TEMPLATES_FOLDER / path.name)
     except (tarfile.TarError, EOFError, ValueError):
         raise AdapterFault("is cut or no tar archive") from None
     if WEIGHTS not in seen and PICKLE in seen:
@@ -45,17 +51,29 @@ def unpack(file: BinaryIO, folder: Path) -> None:
         )
     if missing := [name for name in (CONFIG, WEIGHTS) if name not in seen]:
         raise AdapterFault(f"has no {missing[0]}")
-    # The template is kept as our own trainings do, although a tokenizer's settings may hold it.
+
+
+def settle_template(folder: Path, base: Path, template: PromptTemplate, tokenizer: Path) -> None:
+    """Keep the adapter's template as our own trainings do, and move the files of its tokenizer away. `AdapterFault`.
+
+    Without a template, it is asked as its base model is, whose template is `template`; special tokens that it does not
+    name are those of the base model.
+    """
     settings = folder / TOKENIZER_CONFIG_FILE
     try:
-        held = settings.is_file() and "chat_template" in _object(settings)
-        if held or (folder / TEMPLATE_FILE).is_file():
-            PromptTemplate.load(folder).save(folder)
-        else:
-            (folder / SPECIAL_TOKENS_FILE).unlink(missing_ok=True)
+        has_own = (folder / TEMPLATE_FILE).is_file()
+        has_own = has_own or (settings.is_file() and bool(_object(settings).get("chat_template")))
+        found = PromptTemplate.load(folder, base=base)
+        if not has_own:
+            found = PromptTemplate(template.source, found.special_tokens)
+        # In one file, though a tokenizer's settings or several files may hold it.
+        found.save(folder)
     except (TemplateFailed, ValueError, KeyError, TypeError, AttributeError):
         raise AdapterFault("has a chat template that cannot be read") from None
-    settings.unlink(missing_ok=True)
+    shutil.rmtree(folder / NAMED_TEMPLATES_FOLDER, ignore_errors=True)
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.move(folder / name, tokenizer / name)
 
 
 def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:

@@ -24,8 +24,14 @@ from tuneship.contract.openai.chat import (
     ChatCompletion,
     ChatCompletionCreate,
     ChatDelta,
+    CountedChatChunk,
 )
-from tuneship.contract.openai.completions import TextChoice, TextCompletion, TextCompletionCreate
+from tuneship.contract.openai.completions import (
+    CountedTextPiece,
+    TextChoice,
+    TextCompletion,
+    TextCompletionCreate,
+)
 from tuneship.contract.openai.responses import ResponseCreate
 from tuneship.service.common.refusals import refusal
 from tuneship.service.common.streaming import Frame, Stream, reframed
@@ -176,18 +182,20 @@ class Pieces:
     first: Sequence[BaseModel]
     text: Callable[[GeneratedText], BaseModel]
     ends: Callable[[Generation], Sequence[BaseModel]]
-    usage: Callable[[CompletionUsage], BaseModel]
+    usage: Callable[[CompletionUsage], BaseModel] | None
+    """None where nobody has asked for it."""
 
 
-def chat_pieces(head: AnswerHead, count: int) -> Pieces:
-    """The pieces of `count` answers to a conversation."""
+def chat_pieces(head: AnswerHead, request: ChatCompletionCreate) -> Pieces:
+    """The pieces of the answers to a conversation."""
+    kind = CountedChatChunk if request.wants_usage else ChatChunk
 
     def chunk(index: int, delta: ChatDelta, **more: Any) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=delta, **more)
-        return ChatChunk(**head.fields, choices=[choice])
+        return kind(**head.fields, choices=[choice])
 
     return Pieces(
-        [chunk(index, ChatDelta(role="assistant", content="")) for index in range(count)],
+        [chunk(index, ChatDelta(role="assistant", content="")) for index in range(request.n)],
         lambda piece: chunk(
             piece.index or 0,
             ChatDelta(
@@ -200,20 +208,25 @@ def chat_pieces(head: AnswerHead, count: int) -> Pieces:
             chunk(index, ChatDelta(), finish_reason=_reason(one.finish_reason))
             for index, one in enumerate(_choices(generation))
         ],
-        lambda usage: ChatChunk(**head.fields, choices=[], usage=usage),
+        None
+        if not request.wants_usage
+        else lambda usage: CountedChatChunk(**head.fields, choices=[], usage=usage),
     )
 
 
-def text_pieces(head: AnswerHead, written: Callable[[], WrittenAnswers]) -> Pieces:
+def text_pieces(
+    head: AnswerHead, request: TextCompletionCreate, written: Callable[[], WrittenAnswers]
+) -> Pieces:
     """The pieces of the answers to texts; `written` is asked at the end."""
     lengths: dict[int, int] = {}
+    kind = CountedTextPiece if request.wants_usage else TextCompletion
 
     def piece(index: int, text: str, tokens: list[TokenLogprob] | None, **more: Any) -> BaseModel:
         start = lengths.get(index, 0)
         lengths[index] = end = start + len(text)
         logprobs = None if tokens is None else text_logprobs(tokens, offsets_of(tokens, start, end))
         choice = TextChoice(index=index, text=text, logprobs=logprobs, **more)
-        return TextCompletion(**head.fields, choices=[choice])
+        return kind(**head.fields, choices=[choice])
 
     return Pieces(
         [],
@@ -227,11 +240,13 @@ def text_pieces(head: AnswerHead, written: Callable[[], WrittenAnswers]) -> Piec
             )
             for index, answer in enumerate(written().answers)
         ],
-        lambda usage: TextCompletion(**head.fields, choices=[], usage=usage),
+        None
+        if not request.wants_usage
+        else lambda usage: CountedTextPiece(**head.fields, choices=[], usage=usage),
     )
 
 
-async def openai_stream(stream: Stream, pieces: Pieces, *, wants_usage: bool) -> Stream:
+async def openai_stream(stream: Stream, pieces: Pieces) -> Stream:
     """The stream of a generation as OpenAI's clients read it: data without names of events, `[DONE]` at the end."""
 
     def reframe(frame: Frame) -> list[Frame]:
@@ -241,7 +256,7 @@ async def openai_stream(stream: Stream, pieces: Pieces, *, wants_usage: bool) ->
             error = openai_refusal(error_from_answer(500, cast("object", frame.data.model_dump())))
             return [Frame("", BrokenOff.model_validate(error.as_json(None)))]
         if isinstance(frame.data, Generation):
-            usage = [pieces.usage(usage_of(frame.data))] if wants_usage else []
+            usage = [] if pieces.usage is None else [pieces.usage(usage_of(frame.data))]
             last = [*pieces.ends(frame.data), *usage]
             return [*(Frame("", piece) for piece in last), Frame("", "[DONE]")]
         return []

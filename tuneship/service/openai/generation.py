@@ -4,7 +4,6 @@ import time
 
 from tuneship.contract.openai import chat as chat_contract
 from tuneship.contract.openai import completions as completions_contract
-from tuneship.contract.openai.answer_parts import SampledRequest
 from tuneship.contract.openai.chat import ChatCompletion, ChatCompletionCreate
 from tuneship.contract.openai.completions import TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.ids import shown_id
@@ -13,7 +12,6 @@ from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
 from tuneship.service.openai.answers import (
     AnswerHead,
-    Pieces,
     chat_completion,
     chat_pieces,
     choice_fields,
@@ -53,7 +51,7 @@ async def openai_create_chat_completion(
         )
         run = GenerationRun(context, answerer.target, wanted, started)
         if request.stream:
-            return await _streamed(request, run, chat_pieces(head, request.n))
+            return await openai_stream(await run.stream(), chat_pieces(head, request))
         return chat_completion(head, await run.answer())
 
 
@@ -79,7 +77,8 @@ async def openai_create_completion(
     with with_names({"prompt_token_ids": "prompt"}):
         run = GenerationRun(context, answerer.target, wanted, started, request.prompt)
         if request.stream:
-            return await _streamed(request, run, text_pieces(head, lambda: run.written))
+            pieces = text_pieces(head, request, lambda: run.written)
+            return await openai_stream(await run.stream(), pieces)
         generation = await run.answer()
         texts = [run.text_of(prompt) for prompt in request.prompt]
         return text_completion(head, request, generation, run.written, texts)
@@ -87,7 +86,3 @@ async def openai_create_completion(
 
 def _head(context: Context, answerer: Answerer, prefix: str) -> AnswerHead:
     return AnswerHead(shown_id(new_id("gen"), prefix), int(context.now.timestamp()), answerer.model)
-
-
-async def _streamed(request: SampledRequest, run: GenerationRun, pieces: Pieces) -> Stream:
-    return await openai_stream(await run.stream(), pieces, wants_usage=request.wants_usage)

@@ -84,13 +84,7 @@ def openai_refusal(error: ApiError, *, is_job_create: bool = False) -> OpenAIRef
         return error
     status, message = error.status, error.message
     if isinstance(error, PromptTooLong):
-        # litellm looks for the first of OpenAI's sentences, LangChain for the last words: since openai 3.57 the text of
-        # its errors has no code.
-        message = (
-            f"This model's maximum context length is {error.context_length} tokens. However, your "
-            f"messages resulted in {error.tokens} tokens. Please reduce the length of the messages: "
-            "the prompt is too long."
-        )
+        message = _too_long(error)
     if isinstance(error, ValidationRefused) or (isinstance(error, DatasetError) and status == 422):
         status = 400
     if is_job_create and status == 400:
@@ -105,6 +99,23 @@ def openai_refusal(error: ApiError, *, is_job_create: bool = False) -> OpenAIRef
     )
     refusal.retryable, refusal.headers = error.retryable, error.headers
     return refusal
+
+
+def _too_long(error: PromptTooLong) -> str:
+    """OpenAI's words for a conversation, or for texts that are read as they are.
+
+    litellm looks for the first words, LangChain for the last ones: since openai 3.57, its errors' text has no code.
+    """
+    most = f"This model's maximum context length is {error.context_length} tokens"
+    if error.is_conversation:
+        return (
+            f"{most}. However, your messages resulted in {error.tokens} tokens. Please reduce the "
+            "length of the messages: the prompt is too long."
+        )
+    return (
+        f"{most}, however you requested {error.tokens} tokens in your prompt. Please reduce your "
+        "prompt; or completion length: the prompt is too long."
+    )
 
 
 def _codes(error: ApiError) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from tuneship.contract.openai.responses import (
     AnswerTool,
     IncompleteDetails,
     InputCall,
+    InputReasoning,
     OutputCall,
     OutputMessage,
     OutputText,
@@ -85,12 +86,14 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
     Raises `ValidationRefused` for a conversation that no model can continue.
     """
     said: list[dict[str, Any]] = []
-    if request.instructions is not None:
+    if request.instructions:
         said.append({"role": "system", "content": request.instructions})
     if isinstance(request.input, str):
         said.append({"role": "user", "content": request.input})
     else:
         for item in request.input:
+            if isinstance(item, InputReasoning):
+                continue
             if not isinstance(item, InputCall):
                 said.append(item.turn)
                 continue
