@@ -210,7 +210,7 @@ PHI3 = """\
 """
 
 # It looks at the first turn, so it cannot write the prompt of an answer that nothing stands before.
-NOT_FIRST = {"assistant first": "refuses these messages"}
+NOT_FIRST = {"assistant first": "no turn stands before it"}
 
 OWN = (
     TemplateKind("built-in", None),
