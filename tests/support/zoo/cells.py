@@ -52,23 +52,38 @@ VARIANTS = tuple(_variants())
 
 def texts_table(results: Mapping[tuple[str, str], Texts]) -> str:
     """The cells of tokenizers and templates, a line for each template."""
-    names = {tokenizer: None for tokenizer, _ in results}
-    lines = ["| template | right with | refused with | and why |", "|---|---|---|---|"]
+    lines = ["| template | right | refused | with, and why |", "|---|---|---|---|"]
+    served = [kind.name for kind in _TOKENIZERS if kind.refused is None]
     for template in dict.fromkeys(template for _, template in results):
-        cells = {name: results[name, template] for name in names if (name, template) in results}
+        cells = {name: results[name, template] for name in served}
         refused = [name for name, cell in cells.items() if cell.is_refused]
-        right = len(cells) - len(refused) - sum(bool(cell.faults) for cell in cells.values())
-        # WordPiece is refused everywhere, and says so in the other table.
-        reasons = {
-            reason: None
-            for name, cell in cells.items()
+        right = [name for name, cell in cells.items() if not (cell.is_refused or cell.faults)]
+        shown = ", ".join(refused)
+        if len(refused) > len(right):
+            shown = f"all but {', '.join(right)}" if right else "all"
+        whys = {
+            f"{', '.join([shown] * cell.is_refused) or 'some rows'}: {reason}": None
+            for cell in cells.values()
             for reason in cell.refusals
-            if tokenizer_kinds.BY_NAME[name].refused is None
         }
-        lines.append(
-            f"| {template} | {right} | {', '.join(refused) or '-'} | {'; '.join(reasons) or '-'} |"
-        )
+        lines.append(f"| {template} | {len(right)} | {len(refused)} | {_cell('; '.join(whys))} |")
+    lines.append("")
+    for kind in _TOKENIZERS:
+        if kind.refused is not None:
+            reasons = {
+                reason: None
+                for (name, _), cell in results.items()
+                if name == kind.name
+                for reason in cell.refusals
+            }
+            lines.append(
+                f"Refused with every template is the tokenizer {kind.name}: {'; '.join(reasons)}."
+            )
     return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def lives_table(results: Mapping[str, Life]) -> str:
@@ -78,7 +93,7 @@ def lives_table(results: Mapping[str, Life]) -> str:
 
     def shown(text: str | None) -> str:
         if text is None:
-            return ""
+            return "-"
         kind, _, reason = text.partition(": ")
         if kind == "refused":
             return f"refused ({reasons.setdefault(reason, len(reasons) + 1)})"

@@ -21,7 +21,9 @@ from tests.support.zoo.tokenizer_kinds import TokenizerKind
 # More than any tokenizer of the zoo has.
 VOCABULARY = 1024
 # Where a refusal says which line is meant.
-PLACE = re.compile(r"^[\w ]+\.jsonl: lines? [\d, ]+( and \d+ more)?: ")
+PLACE = re.compile(
+    r"^([\w ]+\.jsonl: lines? [\d, ]+( and \d+ more)?|the base model cannot be used): "
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Texts:
     refusals: tuple[str, ...]
     """The reasons of refusals, without the places in files."""
     is_refused: bool
-    """Whether no conversation is learnt that transformers renders."""
+    """Whether no conversation is learnt."""
 
 
 class NoSuchPrompt(Exception):
@@ -148,6 +150,8 @@ def check_texts(
     judge, ours = judge_of(folder, template), Ours(folder, rows)
     faults: list[str] = []
     reasons: list[str] = []
+    # Of conversations that transformers refuses too.
+    unasked: list[str] = []
     learnt = False
     for name in CONVERSATIONS:
         whole, turns = _rendered(judge, name)
@@ -155,8 +159,7 @@ def check_texts(
             problems = [*_problems(judge, ours, name, whole, turns)]
         except Refused as refusal:
             reason = PLACE.sub("", str(refusal))
-            # transformers gives no reason that anybody could act on.
-            reasons += [reason] if whole else []
+            (reasons if whole else unasked).append(reason)
             expected = tokenizer.refused or template.refused.get(name, template.refused.get(""))
             allowed = MAY_BE_REFUSED.get(name)
             # Where a prompt does not begin the whole conversation, no answer can be learnt as it is asked for.
@@ -174,7 +177,8 @@ def check_texts(
         faults += [f"{name}: {problem}" for problem in problems]
     if tokenizer.refused is None:
         faults += [f"raw prompt: {problem}" for problem in _wrong_raw_prompts(judge, ours)]
-    return Texts(tuple(faults), tuple(dict.fromkeys(reasons)), bool(reasons) and not learnt)
+    shown = reasons if learnt else reasons + unasked
+    return Texts(tuple(faults), tuple(dict.fromkeys(shown)), not learnt)
 
 
 def _wrong_raw_prompts(judge: Judge, ours: Ours) -> Iterator[str]:
