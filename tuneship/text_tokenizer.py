@@ -5,6 +5,7 @@ Knows no template. Next: `text_format.py` (how an answer begins and ends).
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +37,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     tokenizer.no_padding()
     # Tokens are found by the characters that they stand for: their spaces are some of them.
     steps: Any = tokenizer.post_processor
-    for step in [steps[place] for place in range(len(steps))] if _is_sequence(steps) else [steps]:
+    for step in _steps_of(steps):
         if getattr(step, "trim_offsets", False):
             step.trim_offsets = False
     if steps is not None:
@@ -44,8 +45,16 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def _is_sequence(post_processor: object) -> bool:
-    return isinstance(post_processor, processors.Sequence)
+def _steps_of(post_processor: Any) -> list[Any]:
+    """The single steps of a post-processor: a sequence of them does not say how many it has."""
+    if not isinstance(post_processor, processors.Sequence):
+        return [post_processor]
+    steps: list[Any] = []
+    untyped: Any = post_processor
+    with suppress(IndexError):
+        while True:
+            steps.append(untyped[len(steps)])
+    return steps
 
 
 def check_kind(tokenizer: Tokenizer) -> None:
