@@ -140,7 +140,7 @@ CHECKPOINTS = (
     _row("named templates", "qwen2", "marks-in-config", "named", "template"),
     _row("stored limits", "qwen2", "stored-limits", "ChatML", "list"),
     _row("Unigram", "llama", "unigram", "ChatML", "template", refused=no_gguf(TOKENIZER)),
-    _row("T5 tokenizer", "llama", "cleans-up", "Zephyr", "config", refused=no_gguf(TOKENIZER)),
+    _row("cleaned-up spaces", "llama", "cleans-up", "Zephyr", "config", refused=no_gguf(TOKENIZER)),
     _row("WordPiece", "llama", "wordpiece", "ChatML", "template", refused={"added": "WordPiece"}),
     _row("opens think", "qwen2", "qwen2", "opens think", "template", refused={"loss": "reasoning"}),
     _row("trailing space", "llama", "llama3", "trailing space", "config", refused={"loss": "space"}),
