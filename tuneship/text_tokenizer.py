@@ -4,8 +4,8 @@ Knows no template. Next: `text_format.py` (how an answer begins and ends).
 """
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,25 +36,27 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # Tokens are found by the characters that they stand for: their spaces are some of them.
-    steps: Any = tokenizer.post_processor
-    for step in _steps_of(steps):
+    last_step: Any = tokenizer.post_processor
+    for step in _steps_of(last_step):
         if getattr(step, "trim_offsets", False):
             step.trim_offsets = False
-    if steps is not None:
-        tokenizer.post_processor = steps
+    if last_step is not None:
+        tokenizer.post_processor = last_step
     return tokenizer
 
 
-def _steps_of(post_processor: Any) -> list[Any]:
-    """The single steps of a post-processor: a sequence of them does not say how many it has."""
+def _steps_of(post_processor: Any) -> Iterator[Any]:
+    """Yield a post-processor, or the parts of one that is a sequence, which has no length."""
     if not isinstance(post_processor, processors.Sequence):
-        return [post_processor]
-    steps: list[Any] = []
+        yield post_processor
+        return
     untyped: Any = post_processor
-    with suppress(IndexError):
-        while True:
-            steps.append(untyped[len(steps)])
-    return steps
+    for place in count():
+        try:
+            step = untyped[place]
+        except IndexError:
+            return
+        yield step
 
 
 def check_kind(tokenizer: Tokenizer) -> None:
