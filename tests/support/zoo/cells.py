@@ -29,21 +29,24 @@ OTHERS = CHECKPOINTS[4:]
 
 
 def _variants() -> list[Checkpoint]:
-    """Every tokenizer with one template, and every template with one tokenizer that has its tokens."""
+    """Every tokenizer with one template, and every template with one tokenizer that has its tokens.
+
+    What of them is refused, and whether rightly, the other table says.
+    """
     ends: tuple[End, ...] = ("template", "list", "generation", "config", "tokenizer")
+    may_be_refused = dict.fromkeys(("added", "loss", "GGUF"), "")
     found: list[Checkpoint] = []
-    chatml, llama3 = template_kinds.BY_NAME["ChatML"], tokenizer_kinds.BY_NAME["llama3"]
     for number, tokenizer in enumerate(_TOKENIZERS):
-        refused = {} if tokenizer.refused is None else {"added": tokenizer.refused}
-        family = tokenizer.model_type
-        name = f"tokenizer {tokenizer.name}"
+        # A template whose marks are no tokens ends an answer by a text, at which no other program stops.
+        has_marks = tokenizer.marks is not None and not tokenizer.marks.get("normalized")
+        template = template_kinds.BY_NAME["ChatML" if has_marks else "Zephyr"]
+        name, family = f"tokenizer {tokenizer.name}", tokenizer.model_type
         end = ends[number % len(ends)]
-        found.append(
-            Checkpoint(name, family, tokenizer, chatml, end, refused={"GGUF": "", **refused})
-        )
+        found.append(Checkpoint(name, family, tokenizer, template, end, refused=may_be_refused))
+    llama3 = tokenizer_kinds.BY_NAME["llama3"]
     for number, template in enumerate(_TEMPLATES):
         name, end = f"template {template.name}", ends[number % len(ends)]
-        found.append(Checkpoint(name, "llama", llama3, template, end))
+        found.append(Checkpoint(name, "llama", llama3, template, end, refused=may_be_refused))
     return found
 
 
