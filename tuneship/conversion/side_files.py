@@ -20,7 +20,7 @@ from tuneship.template import (
     TOKENIZER_CONFIG_FILE,
     PromptTemplate,
 )
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import TOKENIZER_FILE, encode, load_tokenizer
 from tuneship.training.tokenizer_check import difference_from, load_as_transformers
 
@@ -87,9 +87,9 @@ def portable_source(template: PromptTemplate) -> str:
     return "".join(f"{{%- set {name} = '' -%}}{{{{ '' }}}}" for name in used) + source
 
 
-def text_format(base: Path, template: PromptTemplate) -> TextFormat:
+def text_format(base: Path, template: PromptTemplate) -> ModelTextFormat:
     """How a model with this template reads and writes conversations, and where its answers end."""
-    return TextFormat.of_base(base, load_tokenizer(base)).with_template(template)
+    return ModelTextFormat.of_base(base, load_tokenizer(base)).with_template(template)
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _write(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _reads_alike(folder: Path, talks: Sequence[Talk], every: TextFormat | None = None) -> bool:
+def _reads_alike(folder: Path, talks: Sequence[Talk], every: ModelTextFormat | None = None) -> bool:
     """Whether `AutoTokenizer` loads the folder and reads conversations, or `every` text, as we do."""
     try:
         tokenizer = load_as_transformers(folder)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tuneship.template import PromptTemplate
-from tuneship.text_format import TextFormat, token_at
+from tuneship.text_format import ModelTextFormat, token_at
 
 # Prompts that end alike are tokenised once: most do, from the last special token on.
 REMEMBERED_PROMPTS = 4096
@@ -105,7 +105,7 @@ class _Asked(NamedTuple):
 class Encoder:
     """Turns text into tokens for one base model."""
 
-    format: TextFormat
+    format: ModelTextFormat
     # Tokens.
     context_length: int
     # The number of tokens that the model knows: ids from 0 below it.
