@@ -1,4 +1,4 @@
-"""What is exported is loaded by transformers, peft and llama.cpp, and answers and stops there as in the engine."""
+"""Exports are loaded by transformers, peft and llama.cpp, and answer and stop there as in the engine."""
 
 import json
 from collections.abc import Callable
