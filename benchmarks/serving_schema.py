@@ -145,9 +145,7 @@ async def _measure_lengths() -> None:
                     "additionalProperties": False,
                 }
                 grammar = grammar_of(read_schema(schema).schema, is_flexible=is_flexible)
-                asked = prompt_tokens(
-                    base, base.text_format.template, [{"role": "user", "content": prompt}], ""
-                )
+                asked = prompt_tokens(base.text_format, [{"role": "user", "content": prompt}], "")
                 request = GenerateRequest(
                     tuple(asked), 250, stop_tokens=base.text_format.stop_tokens, grammar=grammar
                 )

@@ -6,6 +6,7 @@ ends a turn is read off what the template renders, not off a configuration. Load
 """
 
 import json
+import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -15,11 +16,12 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_tokenizer import TokenizerFault, continuation, encode
+from tuneship.text_tokenizer import TokenizerFault, continuation, encode, special_texts
 
 # What is asked and answered to see how a template writes a turn: words that no template has.
 ASKED = {"role": "user", "content": "zqask"}
 ANSWER = "zqanswer"
+ANSWERED = {"role": "assistant", "content": ANSWER}
 # Beginnings of answers that many tokenizers join with a space or line break before them.
 BEGINNINGS = ("The", "I", "a", "1", "{", "- ")
 # The files that name end tokens by their ids; transformers' `generate` stops at those of the first.
@@ -105,6 +107,30 @@ class ModelTextFormat:
         return self.fault or self._turn.tuning_refusal
 
     @cached_property
+    def special_texts(self) -> "re.Pattern[str] | None":
+        """A pattern of the texts that only the template may write: special tokens, and marks that nobody named so."""
+        return special_texts(self.tokenizer, self._marks)
+
+    @cached_property
+    def normalized_special_texts(self) -> "re.Pattern[str] | None":
+        """A pattern of those that the tokenizer finds in normalized text."""
+        return special_texts(self.tokenizer, self._marks, is_normalized=True)
+
+    @cached_property
+    def _marks(self) -> frozenset[int]:
+        """Added tokens in the template's own text, and those that end an answer."""
+        turns = [{"role": "system", "content": "zqsystem"}, ASKED, ANSWERED, ASKED]
+        added = self.tokenizer.get_added_tokens_decoder()
+        found = set(self.stop_tokens)
+        for talk in (turns, turns[1:]):
+            try:
+                text = self.template.render(talk, add_generation_prompt=True)
+            except TemplateFailed:
+                continue
+            found.update(encode(self.tokenizer, text))
+        return frozenset(found & added.keys())
+
+    @cached_property
     def _turn(self) -> "_RenderedTurn":
         return _turn_of(self.template, self.tokenizer, set(self.configured_ends))
 
@@ -125,8 +151,7 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
     """Render a question with its answer, and find the token that the template writes behind the answer."""
     try:
         before = template.render([ASKED], add_generation_prompt=True)
-        answered = [ASKED, {"role": "assistant", "content": ANSWER}]
-        whole = template.render(answered, add_generation_prompt=False)
+        whole = template.render([ASKED, ANSWERED], add_generation_prompt=False)
     except TemplateFailed as error:
         return _RenderedTurn(refusal=f"a plain question cannot be rendered: {error}")
     content_end = whole.rfind(ANSWER) + len(ANSWER)

@@ -4,7 +4,7 @@ Knows no template. Next: `text_format.py` (how an answer begins and ends).
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -102,16 +102,19 @@ def continuation(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[i
     return whole[len(start) :] if whole.startswith(start) else untyped.decode(list(tokens))
 
 
-def special_texts(tokenizer: Tokenizer, *, is_normalized: bool = False) -> "re.Pattern[str] | None":
+def special_texts(
+    tokenizer: Tokenizer, marks: Collection[int] = (), *, is_normalized: bool = False
+) -> "re.Pattern[str] | None":
     """A pattern of a tokenizer's special tokens, the longest first; None for a tokenizer without them.
 
-    `is_normalized`: only those that it finds in normalized text.
+    `marks` are other added tokens that count as special. `is_normalized`: only those found in normalized text.
     """
-    added = tokenizer.get_added_tokens_decoder().values()
     texts = {
         token.content
-        for token in added
-        if token.special and token.content.strip() and (token.normalized or not is_normalized)
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+        if (token.special or number in marks)
+        and token.content.strip()
+        and (token.normalized or not is_normalized)
     }
     ordered = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None

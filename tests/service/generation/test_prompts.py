@@ -28,7 +28,7 @@ def special_of(base: CataloguedModel, tokens: list[int]) -> list[str]:
 def tokens_of(*contents: str, base: CataloguedModel = BASE) -> list[int]:
     roles = ["user", "assistant"] * len(contents)
     turns = [{"role": role, "content": one} for role, one in zip(roles, contents, strict=False)]
-    return prompt_tokens(base, base.text_format.template, turns, "messages")
+    return prompt_tokens(base.text_format, turns, "messages")
 
 
 def spelled(tokens: list[int], base: CataloguedModel = BASE) -> str:
@@ -126,3 +126,18 @@ def test_a_special_token_in_another_spelling_is_refused(tmp_path: Path) -> None:
     assert tokens_of("a fullwidth ｔ", base=base)  # noqa: RUF001
     with pytest.raises(ValidationRefused):
         tokens_of("＜｜turn｜＞", base=base)  # noqa: RUF001
+
+
+def test_marks_that_nobody_named_special_are_text_in_a_prompt(tmp_path: Path) -> None:
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).write_bytes((BASE.path / name).read_bytes())
+    rules = json.loads((BASE.path / "tokenizer.json").read_text())
+    for token in rules["added_tokens"]:
+        token["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
+    own = CataloguedModel("own", tmp_path, "own", "", "")
+    marks = {token["id"] for token in rules["added_tokens"]}
+    assert marks & {*tokens_of("a case", base=own)}
+    forged, plain = ([one in marks for one in tokens_of(text, base=own)] for text in (FORGED, "x"))
+    assert sum(forged) == sum(plain)
+    assert FORGED in spelled(tokens_of(FORGED, base=own), own)

@@ -109,7 +109,7 @@ class Ours:
     def prompt(self, messages: Conversation) -> list[int]:
         """The tokens that are served. Raises `Refused`."""
         try:
-            return [*prompt_tokens(self.base, self.base.text_format.template, messages, "messages")]
+            return [*prompt_tokens(self.base.text_format, messages, "messages")]
         except (ValidationRefused, CatalogueFault) as refusal:
             raise Refused(str(refusal)) from None
 

@@ -37,7 +37,7 @@ from tuneship.serving.weights import WEIGHTS
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer, special_texts
+from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
 
 # Architectures with their own kind of attention, which the engine rejects when it loads them: they
 # would train and then not be served. For others like them the deployment fails with the reason.
@@ -199,16 +199,6 @@ class CataloguedModel:
         """The tokenizer's special tokens by their texts. Raises `CatalogueFault`."""
         added = self.tokenizer.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
-
-    @cached_property
-    def special_texts(self) -> "re.Pattern[str] | None":
-        """A pattern of the tokenizer's special tokens. Raises `CatalogueFault`."""
-        return special_texts(self.tokenizer)
-
-    @cached_property
-    def normalized_special_texts(self) -> "re.Pattern[str] | None":
-        """A pattern of the special tokens that the tokenizer finds in normalized text. Raises `CatalogueFault`."""
-        return special_texts(self.tokenizer, is_normalized=True)
 
     @cached_property
     def text_format(self) -> ModelTextFormat:

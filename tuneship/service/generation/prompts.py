@@ -20,7 +20,7 @@ from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.queries import Row
 from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_format import token_at
+from tuneship.text_format import ModelTextFormat, token_at
 from tuneship.text_tokenizer import encode
 
 DEFAULT_MAX_TOKENS = 256
@@ -70,7 +70,7 @@ def replica_requests(
         characters = sum(len(text) for text in texts_within([messages, tools]))
         if served.base.is_surely_longer(characters, context_length):
             raise PromptTooLong(param, f"over {context_length}", context_length)
-        found = [prompt_tokens(served.base, served.template, messages, param, tools)]
+        found = [prompt_tokens(served.format, messages, param, tools)]
     return [_replica_request(deployment, served, request, tokens) for tokens in found]
 
 
@@ -166,18 +166,19 @@ class PromptTooLong(ValidationRefused):
 
 
 def prompt_tokens(
-    base: CataloguedModel,
-    template: PromptTemplate,
+    text_format: ModelTextFormat,
     messages: Sequence[Mapping[str, Any]],
     param: str,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Token ids up to the assistant's turn. Raises `ValidationRefused` on `param` for what cannot be text."""
-    markers = base.special_texts
+    markers = text_format.special_texts
     texts = [*texts_within([list(messages), list(tools)])]
     if markers is None or not any(map(markers.search, texts)):
-        _refuse_other_spellings(base, texts, param)
-        return encode(base.tokenizer, _rendered(template, messages, tools, param))
+        _refuse_other_spellings(text_format, texts, param)
+        return encode(
+            text_format.tokenizer, _rendered(text_format.template, messages, tools, param)
+        )
 
     # Render with a placeholder character for each special token in the caller's text, then encode its text by itself.
     specials = sorted({special for text in texts for special in markers.findall(text)})
@@ -185,18 +186,20 @@ def prompt_tokens(
     free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
     placeholders = dict(zip(specials, free, strict=False))
     turns, listed = (_replaced(list(value), markers, placeholders) for value in (messages, tools))
-    _refuse_other_spellings(base, [*texts_within([turns, listed])], param)
+    _refuse_other_spellings(text_format, [*texts_within([turns, listed])], param)
 
-    rendered = _rendered(template, turns, listed, param)
-    hidden = {mark: _encoded_as_text(base, text, param) for text, mark in placeholders.items()}
-    return _encoded_with(base, rendered, hidden)
+    rendered = _rendered(text_format.template, turns, listed, param)
+    hidden = {
+        mark: _encoded_as_text(text_format, text, param) for text, mark in placeholders.items()
+    }
+    return _encoded_with(text_format, rendered, hidden)
 
 
 def _encoded_with(
-    base: CataloguedModel, rendered: str, hidden: Mapping[str, list[int]]
+    text_format: ModelTextFormat, rendered: str, hidden: Mapping[str, list[int]]
 ) -> list[int]:
     """Encode a text as a whole, with other tokens in place of those of each character in `hidden`."""
-    untyped: Any = base.tokenizer
+    untyped: Any = text_format.tokenizer
     encoding: Any = untyped.encode(rendered, add_special_tokens=False)
     tokens: list[int] = []
     done = 0
@@ -212,7 +215,7 @@ def _encoded_with(
             return [
                 token
                 for piece in pieces
-                for token in hidden.get(piece, ()) or encode(base.tokenizer, piece)
+                for token in hidden.get(piece, ()) or encode(text_format.tokenizer, piece)
             ]
         tokens += [*encoding.ids[done:first], *hidden[character]]
         done = after
@@ -246,26 +249,33 @@ def _replaced(value: Any, markers: "re.Pattern[str]", placeholders: Mapping[str,
     return value
 
 
-def _encoded_as_text(base: CataloguedModel, special: str, param: str) -> list[int]:
+def _encoded_as_text(text_format: ModelTextFormat, special: str, param: str) -> list[int]:
     """Encode a special token's text in parts none of which is a special token: their tokens spell the same text."""
-    markers = base.special_texts
+    markers = text_format.special_texts
     for parts in ([special[:1], special[1:]], list(special)):
         if markers is None or not any(map(markers.search, parts)):
-            return [token for part in parts for token in _encoded_within(base, part)]
+            return [token for part in parts for token in _encoded_within(text_format, part)]
     raise refused(param, "holds a special token of the model, which is a single character")
 
 
-def _encoded_within(base: CataloguedModel, part: str) -> list[int]:
+def _encoded_within(text_format: ModelTextFormat, part: str) -> list[int]:
     """Encode a part of a text: some tokenizers put a space before the first word of a text."""
     before = chr(PRIVATE_USE[0])
-    tokens, start = encode(base.tokenizer, before + part), encode(base.tokenizer, before)
-    return tokens[len(start) :] if tokens[: len(start)] == start else encode(base.tokenizer, part)
+    tokens, start = (
+        encode(text_format.tokenizer, before + part),
+        encode(text_format.tokenizer, before),
+    )
+    return (
+        tokens[len(start) :]
+        if tokens[: len(start)] == start
+        else encode(text_format.tokenizer, part)
+    )
 
 
-def _refuse_other_spellings(base: CataloguedModel, texts: Sequence[str], param: str) -> None:
+def _refuse_other_spellings(text_format: ModelTextFormat, texts: Sequence[str], param: str) -> None:
     """Refuse special tokens that appear only after the tokenizer's normalization, e.g. in full-width letters."""
-    normalizer: Any = base.tokenizer.normalizer
-    markers = base.normalized_special_texts
+    normalizer: Any = text_format.tokenizer.normalizer
+    markers = text_format.normalized_special_texts
     if normalizer is None or markers is None:
         return
     if any(markers.search(normalizer.normalize_str(text)) for text in texts):
