@@ -96,7 +96,7 @@ def _tune(
     if release.data is None:
         return run.use_model(str(release.model))
     data = resolve(release.data)
-    validate_files(data)
+    validate_files(data, release.base_model)
     prepared = upload_and_merge(data, release.model_name, run.key)
     record_dataset(prepared)
     if refused := run.refuse_if_rolled_back(prepared.content):

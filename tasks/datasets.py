@@ -32,11 +32,13 @@ class DatasetNotProcessed(Exception):
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="validate-{path.name}")
-def validate_dataset(path: Path, dataset_format: DatasetFormat) -> DatasetValidation:
-    """Let the service check every line of a file; a bad file is an answer, not an error."""
+def validate_dataset(
+    path: Path, dataset_format: DatasetFormat, base_model: str | None = None
+) -> DatasetValidation:
+    """Let the service check every line of a file for a base model; a bad file is an answer, not an error."""
     with path.open("rb") as file:
         return api(UPLOAD_DEADLINE_S).datasets.validate(
-            DatasetValidate(format=dataset_format), file
+            DatasetValidate(format=dataset_format, base_model=base_model), file
         )
 
 

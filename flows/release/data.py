@@ -74,15 +74,15 @@ def is_tagged(dataset_id: str, data: TrainingData) -> bool:
     return bool(wanted) and not dataset.source_datasets and wanted <= dataset.tags.items()
 
 
-def validate_files(data: TrainingData) -> None:
-    """Let the service check every file. Raises `BadInput` with line, field and code of each error."""
+def validate_files(data: TrainingData, base_model: str) -> None:
+    """Let the service check every file for a base model. Raises `BadInput` with line, field and code of each error."""
     files = [Path(file) for file in (*data.files, data.validation_file) if file]
     for file in files:
         if not file.is_file():
             raise BadInput(f"{file}: no such file")
     bad: list[str] = []
     for file in files:
-        verdict = validate_dataset(file, data.format)
+        verdict = validate_dataset(file, data.format, base_model)
         wrong = verdict.error_count or len(verdict.errors)
         get_run_logger().info(
             "%s: %d examples, %d tokens, %s",
