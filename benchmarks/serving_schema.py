@@ -146,10 +146,10 @@ async def _measure_lengths() -> None:
                 }
                 grammar = grammar_of(read_schema(schema).schema, is_flexible=is_flexible)
                 asked = prompt_tokens(
-                    base, base.template, [{"role": "user", "content": prompt}], ""
+                    base, base.text_format.template, [{"role": "user", "content": prompt}], ""
                 )
                 request = GenerateRequest(
-                    tuple(asked), 250, stop_tokens=base.stop_tokens, grammar=grammar
+                    tuple(asked), 250, stop_tokens=base.text_format.stop_tokens, grammar=grammar
                 )
                 written = await line.generate(request).read_all()
                 value = json.loads(tokenizer.decode(written))

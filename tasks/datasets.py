@@ -35,11 +35,10 @@ class DatasetNotProcessed(Exception):
 def validate_dataset(
     path: Path, dataset_format: DatasetFormat, base_model: str | None = None
 ) -> DatasetValidation:
-    """Let the service check every line of a file for a base model; a bad file is an answer, not an error."""
+    """Let the service check every line of a file; a bad file is an answer, not an error."""
+    form = DatasetValidate(format=dataset_format, base_model=base_model)
     with path.open("rb") as file:
-        return api(UPLOAD_DEADLINE_S).datasets.validate(
-            DatasetValidate(format=dataset_format, base_model=base_model), file
-        )
+        return api(UPLOAD_DEADLINE_S).datasets.validate(form, file)
 
 
 list_datasets = task_of_pages(Datasets.iterate)

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from tuneship.security.sealed_files import read_plain, write_sealed
@@ -34,6 +35,7 @@ GREEDY_TOKENS = 20
 # have nothing to do with the expected ones differ by 3 to 4 standard deviations of the logits: such an answer is
 # noticed in float32, bfloat16 and the formats of exports; in int8 and int4 the first token's logits alone are.
 CHOICE_TOLERANCES = 10
+ANY_DAY = datetime(2024, 7, 26)  # noqa: DTZ001 - a local date, as templates write it
 # Role and content of each turn. Fixed texts, so that no text of a dataset is stored beside the adapter.
 TALKS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("user", "Which of these comes first: 17, 4 or 256?"),),
@@ -145,8 +147,11 @@ def prompt_tokens(
     encode: Callable[[str], list[int]],
     messages: Sequence[Mapping[str, object]],
 ) -> list[int]:
-    """The token ids of the prompt that ends where the assistant's answer begins. Raises TemplateFailed."""
-    return encode(template.render(messages, add_generation_prompt=True))
+    """The token ids of the prompt that ends where the assistant's answer begins. Raises TemplateFailed.
+
+    A template with a date writes that of no day in particular, so that the tokens are the same at any time.
+    """
+    return encode(template.dated(ANY_DAY).render(messages, add_generation_prompt=True))
 
 
 def reads_alike(

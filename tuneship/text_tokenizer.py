@@ -4,7 +4,8 @@ Knows no template. Next: `text_format.py` (how an answer begins and ends).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,17 +36,27 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # Tokens are found by the characters that they stand for: their spaces are some of them.
-    steps: Any = tokenizer.post_processor
-    for step in [steps[place] for place in range(len(steps))] if _is_sequence(steps) else [steps]:
+    last_step: Any = tokenizer.post_processor
+    for step in _steps_of(last_step):
         if getattr(step, "trim_offsets", False):
             step.trim_offsets = False
-    if steps is not None:
-        tokenizer.post_processor = steps
+    if last_step is not None:
+        tokenizer.post_processor = last_step
     return tokenizer
 
 
-def _is_sequence(post_processor: object) -> bool:
-    return isinstance(post_processor, processors.Sequence)
+def _steps_of(post_processor: Any) -> Iterator[Any]:
+    """Yield a post-processor, or the parts of one that is a sequence, which has no length."""
+    if not isinstance(post_processor, processors.Sequence):
+        yield post_processor
+        return
+    untyped: Any = post_processor
+    for place in count():
+        try:
+            step = untyped[place]
+        except IndexError:
+            return
+        yield step
 
 
 def check_kind(tokenizer: Tokenizer) -> None:

@@ -74,7 +74,7 @@ def is_tagged(dataset_id: str, data: TrainingData) -> bool:
     return bool(wanted) and not dataset.source_datasets and wanted <= dataset.tags.items()
 
 
-def validate_files(data: TrainingData, base_model: str) -> None:
+def validate_files(data: TrainingData, base_model: str | None) -> None:
     """Let the service check every file for a base model. Raises `BadInput` with line, field and code of each error."""
     files = [Path(file) for file in (*data.files, data.validation_file) if file]
     for file in files:
@@ -91,6 +91,8 @@ def validate_files(data: TrainingData, base_model: str) -> None:
             verdict.total_tokens,
             "valid" if verdict.is_valid else f"{wrong} bad lines",
         )
+        for suggestion in verdict.suggestions:
+            get_run_logger().info("%s: %s", file.name, suggestion)
         if verdict.is_valid:
             continue
         for problem in verdict.errors:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flows.shared.errors import BadInput
 from tuneship.contract.dataset_lines import (
+    BYTE_ORDER_MARK,
     DatasetFormat,
     ExampleProblem,
     Message,
@@ -66,10 +67,11 @@ def overlap(
 
 def _rows(file: Path, dataset_format: DatasetFormat) -> Iterator[list[Message]]:
     with file.open("rb") as stream:
-        for line in stream:
-            if line.strip():
+        for number, line in enumerate(stream):
+            text = line.removeprefix(BYTE_ORDER_MARK) if number == 0 else line
+            if text.strip():
                 try:
-                    yield parse_line(line.strip(), dataset_format)
+                    yield parse_line(text.strip(), dataset_format)
                 except ExampleProblem:
                     continue  # the service's verdict on the file counts, and it came first
 

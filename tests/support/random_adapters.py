@@ -36,7 +36,7 @@ def random_adapter(folder: Path, seed: int) -> Path:
     save_file(tensors, folder / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": "all-linear"}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
-    BASE.template.save(folder)
+    BASE.text_format.template.save(folder)
     return folder
 
 
@@ -44,7 +44,7 @@ def texts_of(adapters: Mapping[str, Path], prompt: str, max_tokens: int) -> dict
     """Generate here, one after the other, what the base model writes with each adapter; returns the texts by name."""
     engine = Engine(load_model(BASE.path), EngineLimits(slots=1))
     messages = [{"role": "user", "content": prompt}]
-    tokens = tuple(prompt_tokens(BASE, BASE.template, messages, "prompt"))
+    tokens = tuple(prompt_tokens(BASE, BASE.text_format.template, messages, "prompt"))
     texts: dict[str, str] = {}
     for name, folder in adapters.items():
         engine.load(name, folder)

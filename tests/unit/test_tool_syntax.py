@@ -14,7 +14,7 @@ from tuneship.contract.tool_lines import tools_of
 from tuneship.serving.grammar import accepts, grammar_of_calls
 from tuneship.template import BUILT_IN_TEMPLATE, PromptTemplate, TemplateFailed
 from tuneship.tool_syntax import CallSyntax
-from tuneship.training.objective import conversation_rows
+from tuneship.training.conversation_rows import conversation_rows
 
 TINY = Path(__file__).parents[2] / "tuneship" / "base_models" / "tuneship-tiny"
 TEMPLATES = Path(__file__).parents[1] / "support" / "templates"

@@ -193,11 +193,16 @@ def _flattened(value: Row, prefix: str = "") -> Iterable[tuple[str, Any]]:
         name = f"{prefix}{key}"
         if isinstance(inner, dict) and inner:
             yield from _flattened(cast("Row", inner), f"{name}.")
-        elif isinstance(inner, list) and any(isinstance(one, dict) for one in inner):
+        elif isinstance(inner, list) and any(_needs_a_line(one) for one in inner):
             for number, entry in enumerate(cast("list[Any]", inner)):
                 yield f"{name}.{number}", entry
         else:
             yield name, inner
+
+
+def _needs_a_line(value: Any) -> bool:
+    """Whether an element of a list is an object or a sentence, and so no part of one line."""
+    return isinstance(value, dict) or (isinstance(value, str) and value.endswith("."))
 
 
 def _arrays(flat: Row) -> dict[str, dict[str, list[Any]]]:

@@ -1,8 +1,9 @@
 """Rows of a dataset from what people have: CSV, Parquet, pandas frames, Hugging Face datasets, iterables of mappings.
 
 Each source has a function that yields its rows as JSON objects and holds a few of them at a time. A missing value (an
-empty cell of a CSV file, NaN, null) is left out of its row. Errors name the place and never a cell, nor the name of a
-column that the caller did not give: without a header, the first line of a file is data.
+empty cell of a CSV file, NaN, null) is left out of its row, and in tables out of the objects of a row, too. Errors name
+the place and never a cell, nor the name of a column that the caller did not give: without a header, the first line of a
+file is data.
 """
 
 import csv
@@ -12,25 +13,24 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 from tuneship.contract import strict_json
-from tuneship.contract.dataset_lines import (
-    ALIASES,
-    BYTE_ORDER_MARK,
-    FIELDS,
-    LINE_LIMIT_BYTES,
-    STRUCTURED_FIELDS,
-    decode_line,
-)
+from tuneship.contract.dataset_lines import BYTE_ORDER_MARK, LINE_LIMIT_BYTES, decode_line
 from tuneship.contract.errors import SourceError
 from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.line_fields import ALIASES, FIELDS, STRUCTURED_FIELDS
 from tuneship.contract.verbs import Columns, Source
 
 Record = dict[str, Any]
 # Rows in memory at a time, where a source hands out several. A row may have megabytes.
 ROWS_AT_A_TIME = 100
 PARQUET_BUFFER_BYTES = 1 << 20
+# Fields that may hold the turns of a conversation.
+TURNS = ("messages", "conversations", "prompt", "completion")
+# Parts of a table's columns that hold JSON, as it is written or read already.
+JSON_TEXT, JSON_VALUE = "json text", "json value"
 
 
 class _Unfit(Exception):
@@ -59,13 +59,19 @@ def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
     if isinstance(given, Mapping):
         message = "a mapping is not rows; of a DatasetDict choose one split, as in data['train']"
         raise SourceError(message)
+    if hasattr(given, "to_batches"):
+        chosen = _chosen("the table", list(given.column_names), columns)
+        batches = given.to_batches(max_chunksize=ROWS_AT_A_TIME)
+        return _from_arrow("the table", chosen, given.schema, batches)
     if getattr(given, "column_names", None) is not None:
         chosen = _chosen("the dataset", list(given.column_names), columns)
         # Neither arrays of another library nor, for columns that nobody asked for, decoded pictures.
         plain = given.with_format(None).select_columns([*set(chosen.values())])
         batches = plain.iter(batch_size=ROWS_AT_A_TIME)
         cells = ([batch[column] for column in chosen.values()] for batch in batches)
-        return _from_columns("the dataset", chosen, cells)
+        known: Any = getattr(given, "features", None) or {}
+        kinds = {field: _kind_of_feature(known.get(column)) for field, column in chosen.items()}
+        return _from_columns("the dataset", chosen, cells, kinds)
     if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
         return _from_mappings(cast("Iterable[object]", given), columns)
     kinds = "a path, an open file, a frame, a dataset or an iterable of mappings"
@@ -194,25 +200,39 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
     try:
         for cells in reader:
             where, start = f"{name}, line {start}", reader.line_num + 1
+            found = _without_padding(cells, width)
+            if places is None and reader.line_num == 1 and found in (["sep="], ["sep=,"]):
+                continue  # a word to Excel
             if places is None:
-                if len(cells) == 1 and any(mark in cells[0] for mark in ";\t|"):
+                if len(found) == 1 and any(mark in found[0] for mark in ";\t|"):
                     raise SourceError(f"{where}: cells must be separated by commas")
-                found, width = [cell.strip() for cell in cells], len(cells)
+                found, width = [cell.strip() for cell in found], len(found)
                 chosen = _chosen(f"{where} (the names of the columns)", found, columns)
                 places = {field: found.index(column) for field, column in chosen.items()}
-            elif cells and len(cells) != width:
+            elif found and len(found) != width:
                 raise SourceError(f"{where}: has {len(cells)} cells, and the first line {width}")
-            elif cells:  # a blank line is no row
-                yield _record(where, [(field, cells[at] or None) for field, at in places.items()])
+            elif any(found):  # a blank line is no row
+                yield _record(where, [(field, found[at] or None) for field, at in places.items()])
     except csv.Error as error:
-        fault = "a double quote is missing or out of place"
-        if "limit" in str(error):
-            fault = "a field is longer than 8 MiB, or its double quote is never closed"
-        elif "new-line" in str(error):
-            fault = "has a carriage return that is neither in double quotes nor before a line feed"
-        raise SourceError(f"{name}, line {start}: {fault}") from None
+        raise SourceError(f"{name}, line {start}: {_csv_fault(str(error))}") from None
     if places is None:
         raise SourceError(f"{name}: is empty; its first line must name the columns")
+
+
+def _csv_fault(error: str) -> str:
+    if "limit" in error:
+        return "a field is longer than 8 MiB, or its double quote is never closed"
+    if "new-line" in error:
+        return "has a carriage return that is neither in double quotes nor before a line feed"
+    return "a double quote is missing or out of place"
+
+
+def _without_padding(cells: list[str], width: int) -> list[str]:
+    """The cells without the empty ones that spreadsheets add beyond the last column."""
+    most = max(width, 1)
+    while len(cells) > most and not cells[-1].strip():
+        cells = cells[:-1]
+    return cells
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
@@ -236,23 +256,61 @@ def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterato
         table = parquet.ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)
         chosen = _chosen(name, table.schema_arrow.names, columns)
         batches = table.iter_batches(ROWS_AT_A_TIME, columns=[*set(chosen.values())])
-        yield from _from_columns(
-            name,
-            chosen,
-            ([batch.column(column).to_pylist() for column in chosen.values()] for batch in batches),
-        )
+        yield from _from_arrow(name, chosen, table.schema_arrow, batches)
     except (pyarrow.ArrowException, OSError, ValueError):
         # Its messages quote what they found.
         raise SourceError(f"{name}: cannot be read as Parquet") from None
 
 
-def _from_columns(
-    name: str, fields: Iterable[str], batches: Iterable[Sequence[Iterable[object]]]
+def _from_arrow(
+    name: str, chosen: Columns, schema: Any, batches: Iterable[Any]
 ) -> Iterator[Record]:
-    """The records of a table of which each batch has one column for each field."""
+    def cells(batch: Any) -> list[list[object]]:
+        try:
+            return [
+                batch.column(column).to_pylist(maps_as_pydicts="strict")
+                for column in chosen.values()
+            ]
+        except KeyError:
+            raise SourceError(f"{name}: a map holds one key twice") from None
+
+    kinds = {field: _kind_of_arrow(schema.field(column).type) for field, column in chosen.items()}
+    return _from_columns(name, chosen, map(cells, batches), kinds)
+
+
+def _kind_of_arrow(given: Any) -> Any:
+    """`JSON_TEXT` for a type that is JSON, an object or a list of one for a type with parts, and None for any other."""
+    if getattr(given, "extension_name", "") == "arrow.json":
+        return JSON_TEXT
+    if hasattr(given, "value_type"):
+        return [_kind_of_arrow(given.value_type)]
+    if hasattr(given, "fields"):
+        return {one.name: _kind_of_arrow(one.type) for one in given.fields}
+    return None
+
+
+def _kind_of_feature(given: Any) -> Any:
+    """`JSON_VALUE` for a Hugging Face feature that is JSON, which is read already; else as `_kind_of_arrow`."""
+    if type(given).__name__ == "Json":
+        return JSON_VALUE
+    if isinstance(given, dict):
+        members = cast("dict[str, Any]", given).items()
+        return {name: _kind_of_feature(one) for name, one in members}
+    if isinstance(given, list):
+        return [_kind_of_feature(one) for one in cast("list[Any]", given)]
+    return [_kind_of_feature(given.feature)] if hasattr(given, "feature") else None
+
+
+def _from_columns(
+    name: str,
+    fields: Iterable[str],
+    batches: Iterable[Sequence[Iterable[object]]],
+    kinds: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[Record]:
+    """The records of a table of which each batch has one column for each field; `kinds` say where a column has JSON."""
     rows = (row for batch in batches for row in zip(*batch, strict=True))
     for number, row in enumerate(rows, 1):
-        yield _record(f"{name}, row {number}", zip(fields, row, strict=True))
+        yield _record(f"{name}, row {number}", zip(fields, row, strict=True), kinds)
 
 
 def _chosen(name: str, found: Sequence[object], columns: Columns | None) -> Columns:
@@ -290,14 +348,19 @@ def _check_extra(name: str, found: Sequence[object]) -> None:
             raise SourceError(f"{name}: {message}; say with columns which one to take")
 
 
-def _record(where: str, cells: Iterable[tuple[str, object]]) -> Record:
-    """One row without its missing values, in types of JSON."""
+def _record(
+    where: str, cells: Iterable[tuple[str, object]], kinds: Mapping[str, Any] | None = None
+) -> Record:
+    """One row without its missing values, in types of JSON; `kinds` are those of a table's columns."""
     record: Record = {}
     for field, cell in cells:
         try:
             value = _plain(cell)
             if isinstance(value, str) and field in STRUCTURED_FIELDS:
-                value = strict_json.parse(value.encode(), strict_json.MAXIMUM_VALUES_OF_LINE)
+                # Here nulls are as somebody wrote them.
+                value = _from_json(value) if value.strip() else None
+            elif kinds is not None:
+                value = _without_missing(value, kinds.get(field), keeps_turns=field in TURNS)
         except (_Unfit, strict_json.JsonRefused) as reason:
             raise SourceError(f"{where}, {field}: {reason}") from None
         except RecursionError:
@@ -305,6 +368,44 @@ def _record(where: str, cells: Iterable[tuple[str, object]]) -> Record:
         if value is not None:
             record[field] = value
     return record
+
+
+def _from_json(text: str) -> object:
+    return strict_json.parse(text.encode(), strict_json.MAXIMUM_VALUES_OF_LINE)
+
+
+def _without_missing(value: Any, kind: Any, *, keeps_turns: bool = False) -> Any:
+    """A cell without the nulls that its objects have because objects of other rows have the key.
+
+    JSON in it keeps its nulls, and so do turns: to the service their own nulls are missing, while those of a call or a
+    part would be text to learn.
+    """
+    if kind == JSON_TEXT:
+        return _from_json(value) if isinstance(value, str) else value
+    if kind == JSON_VALUE:
+        return value
+    if isinstance(value, list):
+        element: Any = cast("list[Any]", kind)[0] if isinstance(kind, list) and kind else None
+        return [
+            _of_turn(cast("Record", one), element)
+            if keeps_turns and isinstance(one, dict) and element != JSON_VALUE
+            else _without_missing(one, element)
+            for one in cast("list[Any]", value)
+        ]
+    if isinstance(value, dict):
+        members = cast("Record", value).items()
+        return {
+            key: _without_missing(one, _part(kind, key)) for key, one in members if one is not None
+        }
+    return value
+
+
+def _of_turn(turn: Record, kind: Any) -> Record:
+    return {key: _without_missing(one, _part(kind, key)) for key, one in turn.items()}
+
+
+def _part(kind: Any, key: str) -> Any:
+    return cast("Record", kind).get(key) if isinstance(kind, dict) else None
 
 
 def _plain(value: object) -> object:

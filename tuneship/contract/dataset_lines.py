@@ -5,32 +5,35 @@ field and a code, never the text: it may be a patient's.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, cast
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypedDict, cast
 
 from tuneship.contract import strict_json
 from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.line_fields import (
+    ALIASES,
+    CALL_ROLES,
+    ROLE_NAMES,
+    DatasetFormat,
+    chosen_alias,
+)
+from tuneship.contract.line_fields import (
+    other_names as other_names,  # noqa: PLC0414 - callers know it from here
+)
+from tuneship.contract.row_values import from_text, structured, without_nulls
 from tuneship.contract.tool_lines import (
     call_id,
     calls_of,
+    calls_of_text,
     check_calls,
-    tools_of,
+    comes_from_arrow,
+    read_tools,
 )
 
-DatasetFormat = Literal["instruction", "conversation"]
 ROLES = ("system", "user", "assistant", "tool")
-# What other tools call these fields: their files need no conversion.
-ALIASES = {
-    "instruction": ("instruction", "prompt", "question"),
-    "response": ("response", "completion", "output", "answer"),
-}
-# Fields whose values are no text but lists or objects.
-STRUCTURED_FIELDS = ("messages", "conversations", "tools", "metadata")
-# Every field that a line may have; others are ignored.
-FIELDS = (*ALIASES["instruction"], *ALIASES["response"], "system", "input", *STRUCTURED_FIELDS)
 LINE_LIMIT_BYTES = 8 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 
 
 class _MoreOfATurn(TypedDict, total=False):
@@ -71,26 +74,50 @@ def decode_line(line: bytes) -> Mapping[str, Any]:
 
 def parse_example(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[Message]:
     """Normalise one decoded line into messages; `tools_of` has its functions. Raises `ExampleProblem`."""
-    if dataset_format == "conversation":
-        return _conversation(line)
-    if "messages" in line or "conversations" in line:
+    return [turn.message for turn in _turns(line, dataset_format)]
+
+
+def text_places(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[str]:
+    """The field of each message's text in a good line."""
+    return [turn.text_place for turn in _turns(line, dataset_format)]
+
+
+class _Turn(NamedTuple):
+    message: Message
+    place: str
+    text_place: str
+
+
+def _turns(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[_Turn]:
+    return _conversation(line) if dataset_format == "conversation" else _instruction(line)
+
+
+def _instruction(line: Mapping[str, Any]) -> list[_Turn]:
+    if any(name in line and line[name] is not None for name in ("messages", "conversations")):
         raise ExampleProblem("mixed_format", "messages", "belongs to the format conversation")
     instruction = _required(line, "instruction")
     response = _required(line, "response")
     system = _optional(line, "system")
     context = _optional(line, "input")
-    if not isinstance(line.get("metadata", {}), dict):
-        raise ExampleProblem("wrong_type", "metadata", "must be an object")
-    turns = instruction_messages(instruction, system=system, context=context)
-    return [*turns, {"role": "assistant", "content": response}]
+    structured(line.get("metadata"), "metadata", dict)
+    first, *rest = instruction_messages(instruction, system=system, context=context)
+    turns = [_Turn(first, "system", "system")] if rest else []
+    turns += _history(line)
+    turns.append(_Turn(rest[0] if rest else first, "instruction", "instruction"))
+    return [*turns, _Turn({"role": "assistant", "content": response}, "response", "response")]
 
 
-def other_names(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[str]:
-    """Names that a good line uses instead of the format's own, e.g. `prompt` for `instruction`."""
-    if dataset_format == "conversation":
-        return ["conversations"] if "conversations" in line else []
-    chosen = (next(name for name in names if name in line) for names in ALIASES.values())
-    return [name for name in chosen if name not in ALIASES]
+def _history(line: Mapping[str, Any]) -> Iterator[_Turn]:
+    """Alpaca's earlier turns: a list of pairs of question and answer."""
+    pairs: list[object] = structured(line.get("history"), "history", list) or []
+    for number, pair in enumerate(pairs):
+        place = f"history[{number}]"
+        texts = cast("Sequence[object]", pair) if isinstance(pair, list | tuple) else ()
+        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+            raise ExampleProblem("wrong_type", place, "must be a question and its answer, as texts")
+        for at, role in enumerate(("user", "assistant")):
+            message: Message = {"role": role, "content": cast("str", texts[at])}
+            yield _Turn(message, f"{place}[{at}]", f"{place}[{at}]")
 
 
 def instruction_messages(instruction: str, *, system: str = "", context: str = "") -> list[Message]:
@@ -101,11 +128,12 @@ def instruction_messages(instruction: str, *, system: str = "", context: str = "
 
 
 def _required(line: Mapping[str, Any], field: str) -> str:
-    name = (
-        field if field in line else next((alias for alias in ALIASES[field] if alias in line), None)
-    )
+    name = chosen_alias(line, field)
     if name is None:
         raise ExampleProblem("missing_field", field, "is required")
+    if name == "prompt" and isinstance(line[name], list):
+        text = "is a list of turns, and so belongs to the format conversation"
+        raise ExampleProblem("mixed_format", name, text)
     return _text(line[name], name)
 
 
@@ -126,59 +154,123 @@ def _text(value: object, field: str) -> str:
     return value
 
 
-def _conversation(line: Mapping[str, Any]) -> list[Message]:
-    if "conversations" in line:
-        turns, field, role_key, text_key = line["conversations"], "conversations", "from", "value"
-    elif "messages" in line:
-        turns, field, role_key, text_key = line["messages"], "messages", "role", "content"
+def _conversation(line: Mapping[str, Any]) -> list[_Turn]:
+    field, listed = _listed_turns(line)
+    tools = read_tools(line)
+    last = len(listed) - 1
+    turns = [
+        _turn(turn, place, is_last=number == last) for number, (turn, place) in enumerate(listed)
+    ]
+    if field == "prompt":
+        # Only the completion is learnt, as other trainers have it.
+        for turn in turns:
+            if turn.place.startswith("prompt") and turn.message["role"] == "assistant":
+                turn.message["weight"] = 0
+    _check_turns(turns, field)
+    check_calls([turn.message for turn in turns], tools, [turn.place for turn in turns])
+    if comes_from_arrow(tools):
+        for turn in turns:
+            if "tool_calls" in turn.message:
+                turn.message["tool_calls"] = without_nulls(turn.message["tool_calls"])
+    return _with_system(turns, _optional(line, "system"))
+
+
+def _listed_turns(line: Mapping[str, Any]) -> tuple[str, list[tuple[object, str]]]:
+    """The field that has the turns, and each turn with its place."""
+    field = next((name for name in ("conversations", "messages") if line.get(name) is not None), "")
+    if not field and isinstance(line.get("prompt"), list):
+        parts: dict[str, Any] = {name: line.get(name) for name in ("prompt", "completion")}
+        if isinstance(parts["completion"], str):
+            parts["completion"] = [{"role": "assistant", "content": parts["completion"]}]
+    elif field or "messages" in line or "conversations" in line:
+        field = field or ("messages" if "messages" in line else "conversations")
+        parts = {field: line[field]}
     elif any(alias in line for alias in ALIASES["instruction"]):
         raise ExampleProblem("mixed_format", "instruction", "belongs to the format instruction")
     else:
         raise ExampleProblem("missing_field", "messages", "is required")
-    if not isinstance(turns, list) or not turns:
-        raise ExampleProblem("wrong_type", field, "must be a non-empty list")
-    tools = tools_of(line)
-    messages = [
-        _message(turn, f"{field}[{index}]", role_key, text_key)
-        for index, turn in enumerate(cast("list[object]", turns))
-    ]
+    listed: list[tuple[object, str]] = []
+    for name, value in parts.items():
+        turns: list[object] | None = structured(value, name, list)
+        if not turns:
+            raise ExampleProblem("wrong_type", name, "must be a non-empty list")
+        listed += [
+            (from_text(turn) if isinstance(turn, str) else turn, f"{name}[{number}]")
+            for number, turn in enumerate(turns)
+        ]
+    return field or "prompt", listed
 
-    roles = [message["role"] for message in messages]
-    # Chat templates know a system turn at the front only, and several fail on one elsewhere.
-    if "system" in roles[1:]:
-        index = roles.index("system", 1)
-        raise ExampleProblem("invalid_role", f"{field}[{index}].role", "system stands only first")
+
+def _check_turns(turns: Sequence[_Turn], field: str) -> None:
+    """Raise `ExampleProblem` for turns that are no conversation to learn from."""
+    roles = [turn.message["role"] for turn in turns]
+    first = next((number for number, role in enumerate(roles) if role != "system"), 0)
+    for number in range(first, len(roles)):
+        # Between a question and its answer nothing but calls and their results may stand.
+        if roles[number] == "system" and roles[number + 1 : number + 2] not in (
+            ["user"],
+            ["system"],
+        ):
+            key = "from" if turns[number].text_place.endswith("value") else "role"
+            text = "system stands first, or before a turn of the user"
+            raise ExampleProblem("invalid_role", f"{turns[number].place}.{key}", text)
     if "user" not in roles:
         raise ExampleProblem("missing_field", field, "needs at least one user turn")
     if roles[-1] != "assistant":
         raise ExampleProblem("no_assistant", field, "must end with an assistant turn")
+    answers = [turn.message for turn in turns if turn.message["role"] == "assistant"]
     # Such an example has no token to learn from, and its loss would be 0 / 0.
-    if all(turn.get("weight", 1) == 0 for turn in messages if turn["role"] == "assistant"):
+    if all(answer.get("weight", 1) == 0 for answer in answers):
         raise ExampleProblem("no_assistant", field, "every assistant turn has weight 0")
-    check_calls(messages, tools, field)
-    return messages
+    for before, turn in pairwise(turns):
+        if "tool_calls" not in before.message or turn.message["role"] != "user":
+            continue
+        # A result with the wrong role, rather than a user who said nothing.
+        if not turn.message["content"].strip():
+            raise ExampleProblem("empty_value", turn.text_place, "must not be empty behind a call")
 
 
-def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
+def _with_system(turns: Sequence[_Turn], system: str) -> list[_Turn]:
+    """The turns with the field `system` of ShareGPT first. The system turns at the front are one, as in requests."""
+    first = next(number for number, turn in enumerate(turns) if turn.message["role"] != "system")
+    own = "\n\n".join(turn.message["content"] for turn in turns[:first])
+    if system.strip() and own.strip() and own != system:
+        text = "differs from the system turn of the conversation"
+        raise ExampleProblem("invalid_role", "system", text)
+    if first == 1:
+        return [*turns]
+    if not first and not system.strip():
+        return [*turns]
+    place = turns[0].text_place if first else "system"
+    made = _Turn({"role": "system", "content": own if first else system}, place, place)
+    return [made, *turns[first:]]
+
+
+def _turn(turn: object, field: str, *, is_last: bool) -> _Turn:
     if not isinstance(turn, dict):
         raise ExampleProblem("wrong_type", field, "must be an object")
     fields = cast("dict[str, Any]", turn)
+    is_sharegpt = field.startswith("conversations")
+    # Some files have either list with the keys of the other.
+    if fields.get("from") is not None or fields.get("role") is not None:
+        is_sharegpt = fields.get("from") is not None
+    role_key, text_key = ("from", "value") if is_sharegpt else ("role", "content")
     if role_key not in fields:
         raise ExampleProblem("missing_field", f"{field}.{role_key}", "is required")
-    role: object = fields[role_key]
-    # ShareGPT's own words, beside which many files use the usual ones.
-    if role_key == "from" and isinstance(role, str):
-        role = SHAREGPT_ROLES.get(role, role)
+    place = f"{field}.{text_key}"
+    named: object = fields[role_key]
+    if named in CALL_ROLES and isinstance(fields.get(text_key), str):
+        calls = calls_of_text(fields[text_key], place)
+        return _Turn({"role": "assistant", "content": "", "tool_calls": calls}, field, place)
+    role = ROLE_NAMES.get(named, named) if isinstance(named, str) else named
     if role not in ROLES:
         raise ExampleProblem("invalid_role", f"{field}.{role_key}", f"must be one of {ROLES}")
     calls = calls_of(fields, field) if role == "assistant" else []
-    is_result = role == "tool"
-    place = f"{field}.{text_key}"
-    content = _content(fields, place, text_key, has_calls=bool(calls), is_result=is_result)
+    content = _content(fields, place, text_key, has_calls=bool(calls), is_last=is_last)
     message: Message = {"role": cast("str", role), "content": content}
     if calls:
         message["tool_calls"] = calls
-    if is_result:
+    if role == "tool":
         message |= _result(fields, field)
     weight = fields.get("weight")
     if weight is not None:
@@ -186,20 +278,35 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
         if type(weight) is not int or weight not in (0, 1):
             raise ExampleProblem("wrong_type", f"{field}.weight", "must be 0 or 1")
         message["weight"] = weight
-    return message
+    return _Turn(message, field, place)
 
 
 def _content(
-    fields: Mapping[str, Any], field: str, key: str, *, has_calls: bool, is_result: bool
+    fields: Mapping[str, Any], field: str, key: str, *, has_calls: bool, is_last: bool
 ) -> str:
-    """The text of a turn. Beside calls there may be none, and a function's result may be empty."""
-    if has_calls and fields.get(key) is None:
+    """The text of a turn. Beside calls there may be none, and only the last turn must not be empty."""
+    value = fields.get(key)
+    if has_calls and value is None:
         return ""
     if key not in fields:
         raise ExampleProblem("missing_field", field, "is required")
-    if fields[key] == "" and (has_calls or is_result):
-        return ""
-    return _text(fields[key], field)
+    if isinstance(value, list):
+        value = _joined(cast("list[object]", value), field)
+    if isinstance(value, str) and (has_calls or not is_last):
+        return value
+    return _text(value, field)
+
+
+def _joined(parts: Sequence[object], field: str) -> str:
+    """The text of a content in parts, as a request may have it."""
+    texts: list[str] = []
+    for number, part in enumerate(parts):
+        fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+        if fields.get("type") != "text" or not isinstance(fields.get("text"), str):
+            text = "must be a part of type text"
+            raise ExampleProblem("wrong_type", f"{field}[{number}]", text)
+        texts.append(fields["text"])
+    return "".join(texts)
 
 
 def _result(fields: Mapping[str, Any], field: str) -> Message:

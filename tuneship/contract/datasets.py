@@ -62,7 +62,10 @@ Description = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul
 
 
 class DatasetValidate(CreateRequest):
-    """The form of validate, beside its `file`. `base_model` chooses the tokenizer that counts (additive)."""
+    """The form of validate, beside its `file`. `base_model` chooses the tokenizer that counts (additive).
+
+    Its chat template then renders every example: a line that it refuses is an error.
+    """
 
     format: UploadFormat
     base_model: ModelId | None = None
@@ -130,6 +133,13 @@ class DatasetCreated(DatasetSummary):
         Field(
             exclude_if=absent,
             description="Examples of a merged dataset that repeat an earlier one; all are kept (additive).",
+        ),
+    ] = None
+    suggestions: Annotated[
+        list[str] | None,
+        Field(
+            exclude_if=absent,
+            description="What validate would suggest: fields read by another name or ignored, and more (additive).",
         ),
     ] = None
 

@@ -17,6 +17,7 @@ MAXIMUM_DEPTH = 32
 MAXIMUM_VALUES = 10_000
 # Values of a line of a dataset, which may have 8 MiB.
 MAXIMUM_VALUES_OF_LINE = 100_000
+NO_JSON_NUMBER = "NaN and Infinity are not JSON"
 Fault = Literal["invalid_utf8", "invalid_json", "duplicate_key", "nul"]
 
 
@@ -74,7 +75,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(_name: str) -> NoReturn:
-    raise JsonRefused("invalid_json", "NaN and Infinity are not JSON")
+    raise JsonRefused("invalid_json", NO_JSON_NUMBER)
 
 
 def _float(text: str) -> float:

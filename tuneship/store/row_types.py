@@ -51,6 +51,7 @@ class DatasetRow(ResourceRow):
     duplicate_examples: int | None
     came_safely: bool
     error: dict[str, Any] | None
+    suggestions: list[str] | None
 
 
 class BatchRow(ResourceRow):

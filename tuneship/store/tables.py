@@ -95,6 +95,7 @@ datasets: "TypedTable[DatasetRow]" = _resource(
     sa.Column("duplicate_examples", sa.BigInteger),  # counted by merge; null otherwise
     sa.Column("came_safely", sa.Boolean, nullable=False, server_default=sa.false()),  # `hipaa.py`
     _json("error", optional=True),
+    _json("suggestions", optional=True),  # null where there are none
     sa.Index("ix_datasets_status", "status"),
 )
 

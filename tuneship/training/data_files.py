@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import orjson
 
+from tuneship.contract import strict_json
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.example_problem import ExampleProblem
 from tuneship.security.sealed_files import open_plain
@@ -196,14 +196,15 @@ def _read_examples(
                 if not text.strip():
                     continue
                 try:
-                    yield number, objective.rows(orjson.loads(text), dataset_format, template)
+                    example = strict_json.parse(text, strict_json.MAXIMUM_VALUES_OF_LINE)
+                    yield number, objective.rows(example, dataset_format, template)
                 except TemplateFailed as error:
                     raise _unreadable(path, f"line {number}: {error}") from error
                 except ExampleProblem as error:
                     problem = f"{error.code} {error.field or ''}".strip()
                     raise _unreadable(path, f"line {number}: {problem}") from None
-                except (ValueError, AttributeError, TypeError):
-                    # The message of a JSON error quotes the line: only the place is reported.
+                except (strict_json.JsonRefused, AttributeError, TypeError):
+                    # Only the place is reported: the service has said more.
                     raise _unreadable(path, f"line {number}: invalid_json") from None
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error

@@ -6,7 +6,7 @@ The loop, the model and the files are the same for every method.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tuneship.contract.dataset_lines import DatasetFormat, Message, parse_example
+from tuneship.contract.dataset_lines import DatasetFormat, parse_example
 from tuneship.contract.tool_lines import tools_of
-from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.template import PromptTemplate
 from tuneship.training.batches import Indices, PaddedBatch
+from tuneship.training.conversation_rows import conversation_rows
 from tuneship.training.tokenized_examples import Segment, TokenizedExamples
 
 # Sums over the tokens or rows of an evaluation, by name; micro-batches and worker ranks add theirs up.
@@ -164,49 +165,3 @@ def _count_ends(ends: AnswerEnds, batch: PaddedBatch, guesses: Tensor) -> Totals
 def add_totals(total: Mapping[str, float], part: Mapping[str, float]) -> Totals:
     """Both together; a name that `total` lacks counts as 0."""
     return {**total, **{name: total.get(name, 0) + value for name, value in part.items()}}
-
-
-def conversation_rows(
-    messages: Sequence[Message],
-    template: PromptTemplate,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> list[list[Segment]]:
-    """The rendered conversation as one row, cut where the assistant's turns begin and end.
-
-    A template that renders an earlier turn differently once later ones follow (some drop its reasoning, or put another
-    end behind the last turn) gives a row for each learnt turn, with the text before it as generation asks for it. The text after the last target turn is left
-    out, since no target follows from it. Raises TemplateFailed where the prompt for a turn does not stand before it.
-    """
-    if any("tool_calls" in message for message in messages):
-        template = template.with_tools  # also for the turns before the first call
-
-    def render(turns: Sequence[Message], *, asks: bool) -> str:
-        return template.render(turns, add_generation_prompt=asks, tools=tools)
-
-    whole = render(messages, asks=False)
-    row: list[Segment] = []
-    rows: list[list[Segment]] = []
-    position = 0
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant" or message.get("weight", 1) == 0:
-            continue
-        try:
-            before = render(messages[:number], asks=True)
-        except TemplateFailed:
-            if number > 0:
-                raise
-            raise TemplateFailed(
-                "the chat template of the base model cannot ask for turn 1, since no turn stands before it"
-            ) from None
-        until = whole if number == len(messages) - 1 else render(messages[: number + 1], asks=False)
-        if not until.startswith(before):
-            raise TemplateFailed(
-                f"the chat template of the base model renders turn {number + 1} differently alone "
-                "and within the conversation, so the learnt text cannot be separated from the prompt"
-            )
-        target = Segment(until[len(before) :], is_target=True)
-        rows.append([Segment(before, is_target=False), target])
-        if whole.startswith(until) and position <= len(before):
-            row += [Segment(whole[position : len(before)], is_target=False), target]
-            position = len(until)
-    return [row] if len(row) == 2 * len(rows) else rows

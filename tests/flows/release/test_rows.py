@@ -41,7 +41,10 @@ def test_overlap_counts_validation_rows_that_are_trained_on(tmp_path: Path) -> N
             {"instruction": "b", "response": "another answer"},
         ],
     )
+    marked = tmp_path / "m.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + trained.read_bytes().splitlines()[0])
     assert overlap(held_out, [trained], "instruction") == 1
+    assert overlap(held_out, [marked], "instruction") == 1
 
 
 def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:

@@ -502,3 +502,12 @@ def test_the_lines_of_a_refused_file_are_named(place: Place, tmp_path: Path) -> 
     assert (report["is_valid"], report["errors"][0]["line"]) == (False, 2)
     assert checked.exit_code == 1
     assert "secret" not in place.run("datasets", "validate", str(file), *words[2:]).output
+
+
+def test_each_suggestion_stands_on_a_line_of_its_own(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "alpaca.jsonl"
+    file.write_text('{"instruction": "a", "output": "b", "text": "c"}\n' * 2)
+    for words in (("validate",), ("upload", "--name", "n")):
+        done = place.run("datasets", words[0], str(file), "--format", "instruction", *words[1:])
+        assert "suggestions.0\tThe field output is read as response.\n" in done.output
+        assert "suggestions.1\t`text` in 2 lines is ignored.\n" in done.output

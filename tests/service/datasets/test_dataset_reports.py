@@ -49,6 +49,74 @@ def test_other_names_are_reported(shared: Service) -> None:
     ]
 
 
+def test_a_field_that_nobody_reads_is_named_with_its_count(shared: Service) -> None:
+    turn = {"role": "user", "content": "a", "name": "Bob"}
+    answers = [{"role": "assistant", "content": str(n), "refusal": None} for n in range(1200)]
+    lines = [{"messages": [turn, one], "parallel_tool_calls": True} for one in answers]
+    report = shared.validate(jsonl(*lines, TALK), format="conversation")
+    named = [
+        "`messages[].name` in 1,200 lines is ignored.",
+        "`parallel_tool_calls` in 1,200 lines is ignored.",
+    ]
+    assert report["suggestions"] == named
+    form = {"name": "n", "format": "conversation"}
+    made = shared.call("POST", "/v1/datasets", data=form, files={"file": jsonl(*lines, TALK)})
+    assert made.json()["suggestions"] == named
+    found = shared.call("GET", f"/v1/datasets/{made.json()['id']}").json()
+    assert found["suggestions"] == named
+    assert "suggestions" not in shared.call("GET", f"/v1/datasets/{shared.dataset()}").json()
+
+
+def test_few_names_of_fields_are_reported_and_none_that_may_be_a_text(shared: Service) -> None:
+    long = "x" * 100_000
+    lines = [
+        {**LINES[0], "instruction": str(n), f"key_{n}": 1, SECRET: 2, long: 3} for n in range(40)
+    ]
+    found = shared.validate(jsonl(*lines))["suggestions"]
+    assert found[-1] == "Fields of other names in 40 lines are ignored."
+    assert found[:-1] == [f"`key_{n}` in 1 line is ignored." for n in range(10)]
+
+
+def test_every_conversion_is_said_in_one_line(shared: Service) -> None:
+    call = json.dumps({"name": "f", "arguments": {}})
+    turns = [("human", "a"), ("tool_call", call), ("tool_response", "b"), ("gpt", "c")]
+    conversation = [{"from": role, "value": text} for role, text in turns]
+    older = {"role": "assistant", "function_call": json.loads(call)}
+    lines = [
+        {"conversations": conversation, "system": "s", "tools": "[]"},
+        {"messages": [TALK["messages"][0], older], "functions": [{"name": "f"}]},
+        {"prompt": [{"role": "developer", "content": "s"}, *TALK["messages"]], "completion": "d"},
+    ]
+    lines[2]["prompt"].append(TALK["messages"][0])
+    assert shared.validate(jsonl(*lines), format="conversation")["suggestions"] == [
+        "The field conversations (with from and value) is read as messages (with role and content).",
+        "The field system is read as the first turn.",
+        "The field functions is read as tools.",
+        "The field function_call is read as tool_calls.",
+        "The turns of prompt and completion are read as messages; only those of completion are learnt.",
+        "The role tool_call is read as assistant, and its text as calls.",
+        "The role developer is read as system.",
+        "The role tool_response is read as tool.",
+    ]
+    alpaca = [{"instruction": "a", "output": str(n), "history": [["b", ""]]} for n in range(2)]
+    assert shared.validate(jsonl(*alpaca))["suggestions"] == [
+        "The field output is read as response.",
+        "The field history is read as earlier turns, whose answers are learnt, too.",
+        'Examples in which the assistant says nothing, and learns it: 2. "weight": 0 keeps a turn from being learnt.',
+    ]
+
+
+def test_a_warning_names_the_field_where_the_text_stands(shared: Service) -> None:
+    phone = "call 555-123-4567"
+    talk = {"conversations": [{"from": "human", "value": phone}, {"from": "gpt", "value": "b"}]}
+    talk["system"] = phone
+    alpaca = {"instruction": "a", "output": phone, "history": [["b", phone]], "system": "s"}
+    found = shared.validate(jsonl(talk), format="conversation")["warnings"]
+    found += shared.validate(jsonl(alpaca))["warnings"]
+    fields = ["system", "conversations[0].value", "history[0][1]", "response"]
+    assert [one["field"] for one in found] == fields
+
+
 def with_call(code: str, description: str = "d") -> dict[str, Any]:
     """An example with a function and a call of it."""
     function = {"name": "look_up", "arguments": json.dumps({"code": code})}
@@ -115,13 +183,22 @@ def test_a_bad_function_is_refused_by_its_place_in_every_way(
         (b"\x1f\x8b\x08", "unpack"),
         (jsonl(TALK, TALK), "format=conversation"),
         (jsonl(LINES[0]), "at least 2 examples"),
+        (jsonl(*LINES).decode().encode("utf-16-le"), "UTF-16"),
+        (jsonl(*LINES).replace(b"\n", b"\r"), "carriage returns alone"),
+        (b'{"instruction": "a", "response": NaN}\n', "NaN and Infinity are no JSON"),
+        (json.dumps(LINES).encode(), "JSON array"),
+        (b"{'instruction': 'a', 'response': 'b'}\n", "each line must look like"),
+        (b"PAR1....", "is Parquet"),
+        (jsonl({"prompt": TALK["messages"][:1], "completion": "b"}), "format=conversation"),
+        (jsonl({"text": "a"}), "text alone"),
+        (jsonl({"prompt": "a", "chosen": "b", "rejected": "c"}), "are preferences"),
     ],
 )
 def test_a_file_of_another_kind_is_answered_with_what_to_do(
     shared: Service, content: bytes, hint: str
 ) -> None:
-    suggestions = shared.validate(content)["suggestions"]
-    assert any(hint in one for one in suggestions), suggestions
+    (suggestion,) = shared.validate(content)["suggestions"]
+    assert hint in suggestion
 
 
 def test_warnings_name_line_field_and_code_but_never_the_text(shared: Service) -> None:

@@ -210,7 +210,8 @@ def test_a_full_disk_is_503_for_whatever_would_fill_it(service: Service) -> None
 def test_a_big_file_is_processed_after_the_answer(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
     service.rest()
-    dataset = service.dataset()
+    content = jsonl({**LINES[0], "note": "x"}, *LINES[1:])
+    dataset = service.dataset(content=content)
     record = get(service, dataset)
     assert (record["status"], record["num_examples"], record["total_tokens"]) == (
         "processing",
@@ -227,6 +228,7 @@ def test_a_big_file_is_processed_after_the_answer(start: Start) -> None:
     assert (record["status"], record["num_examples"]) == ("processed", len(LINES))
     assert record["token_distribution"] == report["token_distribution"]
     assert "error" not in record
+    assert record["suggestions"] == ["`note` in 1 line is ignored."]
     assert dataset_events(service, dataset) == ["dataset.uploaded", "dataset.processed"]
     assert service.call("POST", "/v1/fine-tuning/jobs", json=body).status_code == 201
 
@@ -343,6 +345,36 @@ def test_the_tokenizer_of_another_base_model_counts_where_it_is_named(
     merged = merge(service, letters, usual).json()
     assert merged["tokenizer"] == "letters"
     assert merged["total_tokens"] == 2 * records[letters]["total_tokens"]
+
+
+def test_lines_that_the_template_of_a_named_base_model_refuses_are_errors(
+    shared: Service, start: Start, tmp_path: Path
+) -> None:
+    catalogue = other_catalogue(shared, tmp_path)
+    # As SmolLM2's it asks for the first turn, which an answer at the very beginning has not before it.
+    strict = """{%- if messages[0]['role'] != 'system' -%}be kind{%- endif -%}
+        {%- for message in messages -%}
+        {%- if message.role == 'system' and not loop.first -%}{{ raise_exception(message.content) }}{%- endif -%}
+        {{ message.content + '|' }}
+        {%- endfor -%}"""
+    (tmp_path / "letters" / "chat_template.jinja").write_text(strict)
+    service = start(model_catalogue=catalogue)
+    user, answer = TALK["messages"]
+    lines = [
+        TALK,
+        {"messages": [answer, user, answer]},
+        {"messages": [user, answer, {"role": "system", "content": SECRET}, user, answer]},
+    ]
+    report = service.validate(jsonl(*lines), format="conversation", base_model="letters")
+    found = [(one["line"], one["field"], one["code"]) for one in report["errors"]]
+    assert found == [(2, None, "template_refuses"), (3, None, "template_refuses")]
+    reasons = [one["message"] for one in report["errors"]]
+    assert "UndefinedError" in reasons[0]
+    assert "TemplateError" in reasons[1]
+    assert report["suggestions"] == ["The chat template of letters refuses 2 lines."]
+    assert report["num_examples"] == 1
+    assert SECRET not in json.dumps(report)
+    assert service.validate(jsonl(*lines), format="conversation")["is_valid"]
 
 
 def test_a_damaged_source_is_not_merged(service: Service) -> None:

@@ -81,3 +81,25 @@ def test_a_beginning_that_stays_one_is_given_at_the_end() -> None:
 def test_the_first_of_two_stop_texts_in_one_token_counts(stops: list[str]) -> None:
     completion = Completion(lambda tokens: "xab" * len(tokens), AnswerText(stops=stops))
     assert completion.take(1) == "x"
+
+
+AROUND = st.text(" \nab", max_size=3)
+
+
+@given(lead=AROUND, pad=AROUND, text=st.text(" \nab é", max_size=12), has_ended=st.booleans())
+def test_what_the_template_puts_around_an_answer_is_left_out(
+    lead: str, pad: str, text: str, has_ended: bool
+) -> None:
+    whole = lead + text + pad
+    cut = AnswerText(tokens_of("x:"), lead, pad)
+    completion = Completion(TOKENIZER.decode, cut)
+    pieces = [completion.take(token) for token in tokens_of("x:" + whole)[len(cut.before) :]]
+    pieces.append(completion.finish(has_ended=has_ended))
+    assert "".join(pieces) == completion.text == (text if has_ended else text + pad)
+    assert completion.left_out == len(lead)
+
+
+def test_an_answer_that_ends_within_the_lead_is_given() -> None:
+    completion = Completion(TOKENIZER.decode, AnswerText(lead="<think>"))
+    assert [completion.take(token) for token in tokens_of("<th")][-1] == ""
+    assert completion.finish(has_ended=True) == "<th"

@@ -48,6 +48,26 @@ def test_a_file_is_a_dataset(client: openai.OpenAI, answering: Service) -> None:
         client.files.retrieve(made.id)
 
 
+@pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"\n\r\n \n", b"\xef\xbb\xbf\r\n\t", b" "])
+@pytest.mark.parametrize(
+    ("line", "layout"),
+    [
+        ({"prompt": "a", "completion": "b"}, "instruction"),
+        ({"instruction": "a", "output": "b", "history": []}, "instruction"),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "conversation"),
+        ({"prompt": TALKS[0]["messages"][:1], "completion": "b"}, "conversation"),
+    ],
+)  # fmt: skip
+def test_a_format_is_that_of_the_first_object_whatever_bytes_stand_before_it(
+    client: openai.OpenAI, answering: Service, line: dict[str, Any], layout: str, start: bytes
+) -> None:
+    content = start + jsonl(line, line).replace(b"\n", b"\r\n")
+    made = client.files.create(file=("x.jsonl", io.BytesIO(content)), purpose="fine-tune")
+    stored = answering.call("GET", f"/v1/datasets/{made.id.replace('file-', 'ds_')}").json()
+    assert (stored["format"], stored["num_examples"]) == (layout, 2)
+    assert made.status_details == " ".join(stored["suggestions"])
+
+
 def test_pages_of_files_go_on_behind_the_last_one_in_both_orders(client: openai.OpenAI) -> None:
     made = [upload(client).id for _ in range(3)]
     for order, expected in (("desc", made[::-1]), ("asc", made)):

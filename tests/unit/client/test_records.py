@@ -20,6 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuneship.client import SourceError, parse_columns, records
+from tuneship.contract.dataset_lines import parse_example
+from tuneship.contract.tool_lines import tools_of
 from tuneship.contract.verbs import Columns
 
 with warnings.catch_warnings():
@@ -153,6 +155,21 @@ def test_csv_with_a_byte_order_mark_carriage_returns_and_blank_lines(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "sep=,\r\ninstruction,response\r\na,b\r\nc,\r\n",
+        '"sep=,"\ninstruction,response\na,b\nc,\n',
+        "instruction,response,,\na,b,,\nc,,\n,,,\n",
+        "instruction,response\na,b,,\nc,,,\n",
+        "sep=,,,\ninstruction,response, ,\na,b\nc,\n",
+    ],
+)
+def test_csv_as_spreadsheets_write_it(text: str, tmp_path: Path) -> None:
+    rows = [{"instruction": "a", "response": "b"}, {"instruction": "c"}]
+    assert list(records(written(tmp_path, text))) == rows
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "notes.csv: is empty; its first line must name the columns"),
@@ -172,6 +189,9 @@ def test_csv_with_a_byte_order_mark_carriage_returns_and_blank_lines(tmp_path: P
         (f'messages\n"{SECRET}"\n', "notes.csv, line 2, messages: is not valid JSON"),
         ("instruction,instruction,response\n", "several columns are read as instruction"),
         ("instruction,response,input,input\n", "there are several columns input"),
+        ("sep=;\ninstruction;response\n", "line 1: cells must be separated by commas"),
+        (f"instruction,response,,\na,b,,{SECRET}\n", "line 2: has 4 cells, and the first line 2"),
+        (f"instruction,,response\na,{SECRET},b\n", "column 2 is no field"),
     ],
 )
 def test_bad_csv_is_refused_with_its_line(
@@ -235,6 +255,97 @@ def test_fields_that_only_some_objects_have_come_out_of_parquet_as_missing(tmp_p
     turns = [TURNS[0], {**TURNS[1], "weight": 1}]
     found = list(records(parquet_file(tmp_path, [{"messages": turns}])))
     assert found[0]["messages"][0] == {**TURNS[0], "weight": None}
+
+
+def function(name: str, parameters: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": parameters, **more}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def talk(name: str, arguments: Mapping[str, Any], tool: dict[str, Any]) -> dict[str, Any]:
+    """A conversation with one call."""
+    call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "b", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "c"},
+    ]
+    return {"messages": turns, "tools": [tool], "metadata": {name: 1}}
+
+
+NESTED = {"type": "object", "properties": {"at": {"type": "array", "items": {"type": "number"}}}}
+TALKS = [
+    talk(
+        "weather",
+        {"city": "Rome"},
+        function("weather", {"city": {"type": "string", "enum": ["Rome"]}}, required=["city"]),
+    ),
+    talk("add", {"a": 1, "b": {"at": [2.5]}}, function("add", {"a": {"type": "integer"}, "b": NESTED})),
+    talk("list", {"all": [{"x": 1}, {"y": None, "z": [None]}]}, function("list", {})),
+]  # fmt: skip
+# Arrow cannot tell this null from a key that is missing.
+WITHOUT_NULLS = [*TALKS[:2], talk("list", {"all": [{"x": 1}, {"z": [None]}]}, function("list", {}))]
+IN_ARROW: dict[str, MakeSource] = {
+    name: SOURCES[name] for name in ("parquet", "dataset", "streamed dataset")
+} | {
+    "table": lambda _, rows: pa.Table.from_pylist(rows),
+    "frame of Parquet": lambda folder, rows: pd.read_parquet(parquet_file(folder, rows)),
+}
+
+
+def examples(rows: list[dict[str, Any]]) -> list[Any]:
+    return [(parse_example(row, "conversation"), tools_of(row)) for row in rows]
+
+
+@pytest.mark.parametrize("kind", IN_ARROW)
+def test_functions_of_other_rows_leave_no_nulls(kind: str, tmp_path: Path) -> None:
+    found = list(records(IN_ARROW[kind](tmp_path, TALKS)))
+    assert examples(found) == examples(WITHOUT_NULLS)
+    assert [row["metadata"] for row in found] == [row["metadata"] for row in TALKS]
+
+
+def test_rows_that_arrow_has_unified_are_known_by_their_functions() -> None:
+    """As JSON Lines and as dictionaries, too, where other nulls are kept."""
+    rows = pa.Table.from_pylist(TALKS).to_pylist()
+    assert examples(rows) == examples(WITHOUT_NULLS)
+    assert examples(list(records(rows))) == examples(WITHOUT_NULLS)
+    assert examples(list(records(TALKS))) == examples(TALKS)
+
+
+@pytest.mark.parametrize("kind", ["csv", *IN_ARROW])
+def test_nulls_and_long_numbers_in_json_text_are_kept(kind: str, tmp_path: Path) -> None:
+    arguments = {"a": None, "b": 2**64 + 1, "c": 10**30}
+    row = talk("add", arguments, function("add", {"a": {"type": "integer"}}))
+    sources = SOURCES | IN_ARROW
+    texts = {name: json.dumps(value) for name, value in row.items()}
+    assert list(records(sources[kind](tmp_path, [texts]))) == [row]
+
+
+@pytest.mark.parametrize("kind", ["dataset", "table", "Parquet"])
+def test_json_columns_of_hugging_face_keep_their_nulls(kind: str, tmp_path: Path) -> None:
+    mixed = talk("find", {"x": "text", "y": [{"z": None}], "w": None}, function("find", {}))
+    number = talk("find", {"x": 1}, function("find", {"x": {"type": "integer"}}))
+    data = datasets.Dataset.from_list([mixed, number], on_mixed_types="use_json")
+    assert "Json" in str(data.features)
+    data.to_parquet(tmp_path / "rows.parquet")
+    table = pq.read_table(tmp_path / "rows.parquet")
+    source = {"dataset": data, "table": table, "Parquet": tmp_path / "rows.parquet"}[kind]
+    found = list(records(source))
+    assert [turns for turns, _ in examples(found)] == [
+        turns for turns, _ in examples([mixed, number])
+    ]
+
+
+def test_a_map_of_arrow_is_an_object(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.int64())
+    cells = [[("a", 1)], [("a", 1), ("a", 2)]]
+    for number, cell in enumerate(cells):
+        metadata = pa.array([cell], kind)
+        table = pa.table({"instruction": ["a"], "response": ["b"], "metadata": metadata})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    assert next(records(tmp_path / "0.parquet"))["metadata"] == {"a": 1}
+    assert refusal(tmp_path / "1.parquet").endswith("a map holds one key twice")
 
 
 # Frames and values.

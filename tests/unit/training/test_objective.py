@@ -4,18 +4,21 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.template import PromptTemplate
 from tuneship.text_format import TextFormat
 from tuneship.training.base_model import load_base, load_encoder
+from tuneship.training.batches import collate
 from tuneship.training.data_files import read_data, read_rows
 from tuneship.training.learner import Learner
-from tuneship.training.objective import ExampleRows, SupervisedFineTuning, add_totals
+from tuneship.training.objective import AnswerEnds, ExampleRows, SupervisedFineTuning, add_totals
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.tokenized_examples import Encoder, Segment
+from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
 from tuneship.training.training_loop import Standing, TrainingLoop
 
 if TYPE_CHECKING:
@@ -91,6 +94,33 @@ def test_rows_of_one_example_stay_together_and_are_dropped_together(
     ]
     assert texts == ["abcde", "abcfgh", "xyz", "xzzzzzzz"]
     assert (read.truncated, read.dropped) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("ends", "context_length", "expected"),
+    [
+        ((7,), 9, 1 / 3),
+        ((7, 8), 9, 2 / 3),
+        ((5,), 9, 0.0),
+        ((), 9, 1 / 3),
+        ((7,), 4, 0.5),
+        ((7,), 2, None),
+    ],
+)
+def test_ends_are_learnt_where_the_end_is_the_likeliest_token_behind_the_answer(
+    ends: tuple[int, ...], context_length: int, expected: float | None
+) -> None:
+    """Rows of 3, 2 and 4 tokens, whose last targets are 7, 8 and 9; the model ranks 7, 7 and 7 first."""
+    rows = TokenizedExamples(
+        np.array([1, 2, 7, 1, 8, 1, 2, 3, 9], dtype=np.int32),
+        np.array([0, 1, 1, 0, 1, 0, 0, 1, 1], dtype=np.bool_),
+        np.array([0, 3, 5, 9]),
+    )
+    batch = collate(rows, rows.all_indices)
+    logits = torch.zeros(len(batch.targets), 10)
+    logits[:, 7] = 1.0
+    objective = SupervisedFineTuning(AnswerEnds(ends, context_length))
+    assert objective.measures(objective.evaluate(logits, batch)).get("ends_learnt") == expected
 
 
 def test_perplexity_of_a_huge_loss_is_still_a_number() -> None:

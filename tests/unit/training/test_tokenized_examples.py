@@ -13,8 +13,9 @@ from tuneship.contract.dataset_lines import Message
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.text_format import TextFormat
 from tuneship.text_tokenizer import load_tokenizer
+from tuneship.training.conversation_rows import conversation_rows
 from tuneship.training.data_files import carve_out, read_rows
-from tuneship.training.objective import SupervisedFineTuning, conversation_rows
+from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import TrainingFailed
 from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
 
@@ -86,6 +87,18 @@ def test_nothing_after_the_end_token_is_learnt(encoder: Encoder) -> None:
 def write(path: Path, *lines: Mapping[str, object]) -> Path:
     path.write_text("\ufeff" + "\n\n".join(json.dumps(line) for line in lines))
     return path
+
+
+def test_numbers_are_learnt_as_pythons_json_writes_them(encoder: Encoder, tmp_path: Path) -> None:
+    numbers = '{"x": 12345678901234567890123456789, "y": 0.1234567890123456789}'
+    function = f'{{"name": "f", "arguments": {numbers}}}'
+    call = f'{{"role": "assistant", "tool_calls": [{{"function": {function}}}]}}'
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"messages": [{{"role": "user", "content": "a"}}, {call}]}}\n')
+    long = replace(encoder, context_length=4096)
+    rows = read_rows(path, "conversation", long, SupervisedFineTuning()).rows
+    learnt = long.tokenizer.decode(rows.tokens[rows.loss_mask].tolist())
+    assert json.dumps(json.loads(numbers)) in learnt
 
 
 def test_it_is_known_whether_examples_have_functions(encoder: Encoder, tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ UNCOUNTED: dict[str, int] = dict.fromkeys(COUNTS, 0)
 def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Read the file and report its problems; nothing is stored."""
     base = _counting_model(context, form.base_model)
-    reading = read_now(context, _staged(file), form.format, base)
+    is_rendered = form.base_model is not None
+    reading = read_now(context, _staged(file), form.format, base, is_rendered=is_rendered)
     return DatasetValidation(
         is_valid=reading.error_count == 0,
         num_examples=reading.num_examples,
@@ -93,6 +94,7 @@ def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> Dat
         reading = read_now(context, staged, form.format, base)
         refuse_errors(reading)
         row |= {"status": DatasetStatus.PROCESSED, **counts(reading)}
+        row["suggestions"] = suggestions(reading) or None
     return DatasetCreated(**store(context, row, staged))
 
 
@@ -101,7 +103,7 @@ def _counting_model(context: Context, identifier: str | None) -> CataloguedModel
         return context.parts.catalogue.default
     base = base_of(context.parts, identifier, "base_model")
     try:
-        _ = base.tokenizer
+        _ = base.tokenizer, base.text_format.template
     except CatalogueFault as fault:
         text = f"base_model names a base model whose files cannot be used: {fault}"
         raise ModelNotFound(text, param="base_model") from None
@@ -124,9 +126,11 @@ def read_now(
     staged: StagedFile,
     dataset_format: DatasetFormat,
     base: CataloguedModel | None,
+    *,
+    is_rendered: bool = False,
 ) -> DatasetReading:
     """Read a file while its caller waits. Raises `InternalError` (503) when the service shuts down meanwhile."""
-    plan = Plan(dataset_format, base, context.parts.halted.is_set)
+    plan = Plan(dataset_format, base, context.parts.halted.is_set, is_rendered=is_rendered)
     try:
         with staged.open() as file:
             return read_dataset(file, staged.size, plan)

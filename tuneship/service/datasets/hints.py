@@ -6,11 +6,11 @@ spellings and prove nothing about a file without a hit. Knows neither files nor 
 
 import mmap
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from tuneship.contract.dataset_lines import DatasetFormat, Message, text_of
+from tuneship.contract.dataset_lines import Message, text_of
 from tuneship.contract.datasets import LineProblem
 from tuneship.text_tokenizer import special_texts
 
@@ -23,7 +23,6 @@ TELEPHONE = re.compile(
 )
 # Contained in both kinds of numbers and in hardly any other text, so most texts need one search.
 NUMBER_PART = re.compile(r"[0-9]{2}[-. ][0-9]{4}")
-INSTRUCTION_FIELDS = {"system": "system", "user": "instruction", "assistant": "response"}
 
 
 class SeenExamples:
@@ -75,34 +74,43 @@ class SeenExamples:
 class TextHints:
     """Finds special tokens and possible patient data in texts."""
 
-    def __init__(self, dataset_format: DatasetFormat, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         """`tokenizer`: the one whose special tokens are searched for; None: no search."""
-        self._format = dataset_format
         self._markers = None if tokenizer is None else special_texts(tokenizer)
 
     def warnings(
-        self, line: int, messages: Sequence[Message], tools: str = ""
+        self,
+        line: int,
+        messages: Sequence[Message],
+        places: Callable[[], Sequence[str]],
+        tools: str = "",
     ) -> Iterator[LineProblem]:
-        """Yield a warning for each special token and each suspicion in one example."""
-        for field, text in self._texts(messages, tools):
-            if self._markers is not None and self._markers.search(text):
-                reason = "holds a special token of the tokenizer as text"
-                yield LineProblem(line=line, field=field, code="special_token", message=reason)
-            for suspicion in _suspicions(text):
-                reason = f"may hold {suspicion}"
-                yield LineProblem(line=line, field=field, code="suspected_phi", message=reason)
+        """Yield a warning for each special token and each suspicion in one example.
 
-    def _texts(self, messages: Sequence[Message], tools: str) -> Iterator[tuple[str, str]]:
-        """Yield each text with its field."""
+        `places` finds the field of each turn's text, which few examples need.
+        """
+        fields: Sequence[str] = ()
         for index, message in enumerate(messages):
-            if self._format == "instruction":
-                yield INSTRUCTION_FIELDS[message["role"]], message["content"]
-                continue
-            yield f"messages[{index}].content", message["content"]
-            if "tool_calls" in message:
-                yield f"messages[{index}].tool_calls", text_of(message)[len(message["content"]) :]
-        if tools:
-            yield "tools", tools
+            content = message["content"]
+            for code, reason in self._reasons(content):
+                fields = fields or places()
+                yield _warning(line, fields[index], code, reason)
+            for code, reason in self._reasons(text_of(message)[len(content) :]):
+                fields = fields or places()
+                turn = fields[index].rpartition(".")[0]
+                yield _warning(line, f"{turn}.tool_calls", code, reason)
+        for code, reason in self._reasons(tools):
+            yield _warning(line, "tools", code, reason)
+
+    def _reasons(self, text: str) -> Iterator[tuple[str, str]]:
+        if self._markers is not None and self._markers.search(text):
+            yield "special_token", "holds a special token of the tokenizer as text"
+        for suspicion in _suspicions(text):
+            yield "suspected_phi", f"may hold {suspicion}"
+
+
+def _warning(line: int, field: str, code: str, reason: str) -> LineProblem:
+    return LineProblem(line=line, field=field, code=code, message=reason)
 
 
 def _suspicions(text: str) -> Iterator[str]:

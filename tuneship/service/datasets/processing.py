@@ -16,6 +16,7 @@ from tuneship.security.sealed_files import open_plain
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
+from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.store import dataset_records, tables
@@ -94,6 +95,8 @@ class DatasetProcessing:
                 values |= counts(reading)
             if row["source_datasets"]:
                 values["duplicate_examples"] = reading.codes["duplicate_example"]
+            else:
+                values["suggestions"] = suggestions(reading) or None
             self._end(row, values)
 
     def _read(self, row: DatasetRow) -> DatasetReading:

@@ -6,8 +6,9 @@ no database. Next: `hints.py` (warnings), `advice.py` (suggestions), `token_coun
 """
 
 import json
+import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
@@ -18,15 +19,17 @@ from tuneship.contract.dataset_lines import (
     DatasetFormat,
     Message,
     decode_line,
-    other_names,
     parse_example,
     text_of,
+    text_places,
 )
 from tuneship.contract.datasets import LineProblem
 from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.line_fields import other_names, unused_fields
 from tuneship.contract.tool_lines import tools_of
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.datasets.hints import SeenExamples, TextHints
+from tuneship.service.datasets.rendering import check_rendering
 from tuneship.service.datasets.token_counting import CHARACTERS_AT_ONCE, TokenCounter
 from tuneship.template import TemplateFailed
 
@@ -42,6 +45,13 @@ LINES_AT_ONCE = 2048
 EXPECTED_LINE_BYTES = 256
 # Stands for the functions of an example where only what a template adds to them is counted.
 NO_TOOL: list[dict[str, Any]] = [{"type": "function", "function": {"name": ""}}]
+# Fields that nobody reads are named in suggestions: so many, and by such names. Others may be somebody's text.
+NAMED_FIELDS = 10
+NAME = re.compile(
+    r"(?:(?:messages|conversations|prompt|completion)\[\]\.)?[A-Za-z_][A-Za-z0-9_]{0,31}"
+)
+# Fields of lines that no training here can use, each for a reason of its own (`advice.py`).
+OTHER_SHAPES = ("text", "chosen", "preferred_output", "input_ids")
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
@@ -72,6 +82,8 @@ class Plan:
     is_halted: Callable[[], bool]
     """Called between batches; True raises `ReadingStopped`."""
     lines_limit: int = LINES_LIMIT
+    is_rendered: bool = False
+    """Whether the base model's chat template must take every example."""
 
 
 @dataclass
@@ -87,7 +99,17 @@ class DatasetReading:
     has_instructions: bool = False
     head: bytes = b""
     """The first bytes, for suggestions on a file that is not JSON Lines."""
+    tail: bytes = b""
+    """The end of the first line without its line break."""
+    has_lone_returns: bool = False
+    """Whether the first line holds carriage returns, as where they alone end lines."""
     other_names: set[str] = field(default_factory=set[str])
+    unused_fields: "Counter[str]" = field(default_factory=Counter[str])
+    """Number of examples with each field that nobody reads; "" stands for all that are not named."""
+    other_shapes: set[str] = field(default_factory=set[str])
+    """Those of `OTHER_SHAPES` that refused lines have."""
+    empty_answers: int = 0
+    """Examples in which the assistant says nothing and learns it."""
     error_count: int = 0
     errors: list[LineProblem] = field(default_factory=list[LineProblem])
     warning_count: int = 0
@@ -101,6 +123,25 @@ class DatasetReading:
         self.codes[problem.code] += 1
         if len(self.errors) < REPORTED_PROBLEMS:
             self.errors.append(_problem(line, problem.field, problem.code, problem.message))
+
+    def note(self, fields: Mapping[str, Any], messages: list[Message]) -> None:
+        """Count what is worth a suggestion in a good line."""
+        self.other_names.update(other_names(fields, self.plan.format))
+        named: set[str] = set()
+        for name in unused_fields(fields, self.plan.format):
+            has_room = len(self.unused_fields) - ("" in self.unused_fields) < NAMED_FIELDS
+            is_named = name in self.unused_fields or (has_room and NAME.fullmatch(name))
+            named.add(name if is_named else "")
+            if is_named:
+                self.unused_fields[name] += 0  # the next field has less room
+        self.unused_fields.update(named)
+        self.empty_answers += any(
+            message["role"] == "assistant"
+            and not message["content"].strip()
+            and "tool_calls" not in message
+            and message.get("weight", 1) != 0
+            for message in messages
+        )
 
     def warn(self, warning: LineProblem) -> None:
         """Count a warning; the first thousand are listed."""
@@ -150,27 +191,34 @@ def _examples(
 ) -> Iterator[ReadExample | None]:
     """Yield the example of each line, None for a line without one."""
     plan = reading.plan
-    hints = TextHints(plan.format, plan.base.tokenizer if plan.base else None)
+    hints = TextHints(plan.base.tokenizer if plan.base else None)
     for number, line in _numbered(file, reading):
         if line.isspace():
             reading.blank_lines += 1
             yield None
             continue
+        fields: Mapping[str, Any] = {}
         try:
             fields = decode_line(line)
             messages = parse_example(fields, plan.format)
             tools = tools_of(fields) if plan.format == "conversation" else []
+            if plan.is_rendered and plan.base is not None:
+                check_rendering(plan.base.text_format.template, messages, tools)
         except ExampleProblem as problem:
             reading.refuse(number, problem)
             # Such a line has user turns, only no answer.
             reading.has_instructions |= problem.code == "no_assistant"
+            if problem.code == "missing_field":
+                reading.other_shapes.update(name for name in OTHER_SHAPES if name in fields)
             yield None
             continue
 
-        reading.other_names.update(other_names(fields, plan.format))
+        reading.note(fields, messages)
         listed = json.dumps(tools, ensure_ascii=False) if tools else ""
         example = ReadExample(number, messages, listed)
-        for warning in hints.warnings(number, messages, listed):
+        for warning in hints.warnings(
+            number, messages, lambda fields=fields: text_places(fields, plan.format), listed
+        ):
             reading.warn(warning)
         if seen.add(messages, listed):
             message = "repeats an earlier example"
@@ -189,6 +237,8 @@ def _numbered(file: BinaryIO, reading: DatasetReading) -> Iterator[tuple[int, by
         number += 1
         if number == 1:
             reading.head = line[:64]
+            first = line.rstrip(b"\r\n")
+            reading.tail, reading.has_lone_returns = first[-64:], b"\r" in first
             if line.startswith(COMPRESSED):  # nothing is ever decompressed
                 reading.refuse(None, ExampleProblem("compressed_file", None, "is compressed"))
                 return
@@ -205,6 +255,17 @@ def _numbered(file: BinaryIO, reading: DatasetReading) -> Iterator[tuple[int, by
                 line = file.readline(1 << 16)
             continue
         yield number, line
+
+
+def first_object(file: BinaryIO) -> tuple[int, Mapping[str, Any]]:
+    """The number and the fields of a file's first line that is a JSON object; without one, 1 and no field."""
+    for number, line in _numbered(file, DatasetReading(Plan("instruction", None, lambda: False))):
+        if not line.isspace():
+            try:
+                return number, decode_line(line)
+            except ExampleProblem:
+                continue
+    return 1, {}
 
 
 class _Tally:

@@ -3,9 +3,9 @@
 import re
 from typing import BinaryIO, Literal, cast
 
-from tuneship.contract import strict_json
 from tuneship.contract.datasets import DatasetStatus, DatasetUpload
 from tuneship.contract.errors import DatasetError, ErrorDetail, PermissionDenied, ResourceNotFound
+from tuneship.contract.line_fields import format_of
 from tuneship.contract.openai import files as contract
 from tuneship.contract.openai.files import (
     FileDeleted,
@@ -23,6 +23,7 @@ from tuneship.contract.openai.ids import (
 from tuneship.service.common.downloads import Download
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import handlers as datasets
+from tuneship.service.datasets.reading import first_object
 from tuneship.service.jobs.handlers import own_job
 from tuneship.service.openai.batch_files import (
     batch_file_content,
@@ -40,8 +41,6 @@ from tuneship.store.blobs import StagedFile
 from tuneship.store.list_counters import DATASETS, JOBS
 from tuneship.store.row_types import DatasetRow, JobRow
 
-# More of a line says no more about its format.
-LONGEST_LINE_BYTES = 8 << 20
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9 ._-]")
 STATES: dict[str, Literal["uploaded", "processed", "error"]] = {
     DatasetStatus.PROCESSING: "uploaded",
@@ -62,22 +61,15 @@ def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> Fi
         context.headers["Location"] = f"/openai/v1/files/{shown_id(row['id'])}"
         return shown_file(row)
 
-    # The first line says in which format the file is.
+    # The first line says in which format the file is; bad ones are refused later, with their places.
     with cast("StagedFile", file).open() as opened:
-        line = opened.readline(LONGEST_LINE_BYTES)
-    try:
-        fields = strict_json.parse(line, strict_json.MAXIMUM_VALUES_OF_LINE)
-    except strict_json.JsonRefused:
-        fields = None  # the line is refused later, with its place
-    names = set(cast("dict[str, object]", fields)) if isinstance(fields, dict) else set[str]()
-    if "preferred_output" in names:
+        number, fields = first_object(opened)
+    if "preferred_output" in fields:
         text = "is not supported: preferences cannot be trained on"
-        details = [ErrorDetail("preferred_output", "unsupported_parameter", text, line=1)]
+        details = [ErrorDetail("preferred_output", "unsupported_parameter", text, line=number)]
         raise DatasetError(f"preferred_output {text}", param="file", details=details)
-    is_conversation = not names or not names.isdisjoint(("messages", "conversations"))
-    form_of_lines = "conversation" if is_conversation else "instruction"
-
-    made = datasets.upload_dataset(context, DatasetUpload(name=name, format=form_of_lines), file)
+    form_of_lines = DatasetUpload(name=name, format=format_of(fields))
+    made = datasets.upload_dataset(context, form_of_lines, file)
     # The main API's answer to a create names what was made; the record of a repeated request needs it.
     context.audit_facts.created_id = made.id
     context.headers["Location"] = f"/v1/datasets/{made.id}"
@@ -161,7 +153,7 @@ def _job_with_results(context: Context, file_id: str) -> JobRow | None:
 
 
 def _shown(row: DatasetRow) -> FileObject:
-    error = row["error"]
+    details = row["error"]["message"] if row["error"] else " ".join(row["suggestions"] or ())
     return FileObject(
         id=shown_id(row["id"]),
         bytes=row["bytes"],
@@ -169,5 +161,5 @@ def _shown(row: DatasetRow) -> FileObject:
         filename=row["name"],
         purpose="fine-tune",
         status=STATES[row["status"]],
-        status_details=None if error is None else error["message"],
+        status_details=details or None,
     )
