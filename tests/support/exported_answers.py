@@ -33,7 +33,8 @@ def by_service(client: OpenAI, model: str, questions: Sequence[str]) -> list[Gre
             logprobs=True,
         )
         choice = completion.choices[0]
-        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
         assert choice.finish_reason in ("stop", "length")
         tokens = tuple(one.token for one in choice.logprobs.content)
         answers.append(GreedyAnswer(tokens, choice.finish_reason))
