@@ -20,7 +20,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 # The stamp goes first, so that an installation that was interrupted is done again by the next command.
 FORGET = rm -f $(VENV)/service.stamp && $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
 
-.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster test test-all coverage soak check bench lock packages clean
+.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster test test-all coverage soak zoo check bench lock packages clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
 	@$(BIN)/python examples/demo.py
@@ -56,6 +56,9 @@ coverage: $(VENV)/dev.stamp ## the tests of the pure packages, with their branch
 	  $(BIN)/slipcover --branch --json --out .coverage.json --source "$$sources" -m $(PYTEST) -m "$(EVERY_CHANGE)" \
 	  -W ignore::pytest.PytestAssertRewriteWarning -W ignore:Unable:RuntimeWarning $(PURE:%=tests/unit/%)
 	$(BIN)/slipcover --branch --merge .coverage.json --out .coverage.json --skip-covered --fail-under 95
+
+zoo: $(VENV)/dev.stamp ## kinds of tokenizers, templates and checkpoints through all checks: prints the tables of docs/models.md, and writes them
+	$(BIN)/python -m tests.zoo
 
 soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills, new examples
 	$(BIN)/python -m pytest -q --hypothesis-profile=soak -m "soak or hypothesis"

@@ -236,6 +236,9 @@ class PromptTemplate:
         # The text of an error may quote a message. One that stands in the template does not.
         if isinstance(error, TemplateError) and text and text in self.source:
             return text
+        missing = [name for name in SPECIAL_TOKEN_NAMES if text == f"'{name}' is undefined"]
+        if missing:
+            return f"it needs {missing[0]}, which tokenizer_config.json does not name"
         lines = [
             frame.lineno
             for frame in traceback.extract_tb(error.__traceback__)

@@ -31,7 +31,7 @@ NO_END = (
 
 
 @dataclass(frozen=True)
-class TextFormat:
+class ModelTextFormat:
     """The text format of a base model, or of an adapter with a template of its own."""
 
     template: PromptTemplate
@@ -42,7 +42,7 @@ class TextFormat:
     appended_end: str | None = None
 
     @classmethod
-    def of_base(cls, directory: Path, tokenizer: Tokenizer) -> "TextFormat":
+    def of_base(cls, directory: Path, tokenizer: Tokenizer) -> "ModelTextFormat":
         """The format of a base model. Raises TemplateFailed, and ValueError for files that cannot be read."""
         found = cls(PromptTemplate.load(directory), tokenizer, ())
         found = replace(found, configured_ends=_configured_ends(directory, found))
@@ -51,11 +51,11 @@ class TextFormat:
             return found
         return replace(found, template=found.template.ending_answers_with(end), appended_end=end)
 
-    def with_template(self, template: PromptTemplate) -> "TextFormat":
+    def with_template(self, template: PromptTemplate) -> "ModelTextFormat":
         """The format of an adapter that was tuned with this template, exactly as it is."""
-        return TextFormat(template, self.tokenizer, self.configured_ends)
+        return ModelTextFormat(template, self.tokenizer, self.configured_ends)
 
-    def dated(self, today: datetime) -> "TextFormat":
+    def dated(self, today: datetime) -> "ModelTextFormat":
         """The same format, whose template writes this date whenever it renders."""
         return replace(self, template=self.template.dated(today))
 
@@ -104,13 +104,13 @@ class TextFormat:
         return self.fault or self._turn.tuning_refusal
 
     @cached_property
-    def _turn(self) -> "_Turn":
+    def _turn(self) -> "_RenderedTurn":
         return _turn_of(self.template, self.tokenizer, set(self.configured_ends))
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """What a template writes around the content of an answer."""
+class _RenderedTurn:
+    """The text that a template writes around the content of an answer."""
 
     end: int | None = None
     end_text: str = ""
@@ -120,17 +120,17 @@ class _Turn:
     tuning_refusal: str | None = None
 
 
-def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> _Turn:
+def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> _RenderedTurn:
     """Render a question with its answer, and find the token that the template writes behind the answer."""
     try:
         before = template.render([ASKED], add_generation_prompt=True)
         answered = [ASKED, {"role": "assistant", "content": ANSWER}]
         whole = template.render(answered, add_generation_prompt=False)
     except TemplateFailed as error:
-        return _Turn(refusal=f"a plain question cannot be rendered: {error}")
+        return _RenderedTurn(refusal=f"a plain question cannot be rendered: {error}")
     content_end = whole.rfind(ANSWER) + len(ANSWER)
     if content_end < len(ANSWER):
-        return _Turn(refusal="its chat template leaves out the answer of a conversation")
+        return _RenderedTurn(refusal="its chat template leaves out the answer of a conversation")
     untyped: Any = tokenizer
     encoding: Any = untyped.encode(whole, add_special_tokens=False)
     ids: list[int] = encoding.ids
@@ -143,7 +143,7 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
 
     prompt = encode(tokenizer, before)
     if not whole.startswith(before):
-        return _Turn(
+        return _RenderedTurn(
             end,
             end_text,
             tuning_refusal="the prompt of its chat template does not stand before the answer in a conversation (it "
@@ -152,7 +152,7 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
     answers = (begin + ANSWER for begin in ("", *BEGINNINGS))
     texts = [whole[: content_end - len(ANSWER)] + answer for answer in answers]
     if any(encode(tokenizer, text)[: len(prompt)] != prompt for text in texts):
-        return _Turn(
+        return _RenderedTurn(
             end,
             end_text,
             tuning_refusal="its tokenizer joins the end of the prompt with the beginning of the answer: take the "
@@ -161,8 +161,8 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
     text = continuation(tokenizer, prompt, ids[len(prompt) : last])
     lead, found, pad = text.partition(ANSWER)
     if not found:
-        return _Turn(refusal="its tokenizer does not give back the text of an answer")
-    return _Turn(end, end_text, lead, pad if index is not None else "")
+        return _RenderedTurn(refusal="its tokenizer does not give back the text of an answer")
+    return _RenderedTurn(end, end_text, lead, pad if index is not None else "")
 
 
 def token_at(encoding: Any, character: int, characters: int) -> int:
@@ -177,7 +177,7 @@ def token_at(encoding: Any, character: int, characters: int) -> int:
     return len(encoding.ids)
 
 
-def _configured_ends(directory: Path, found: TextFormat) -> tuple[int, ...]:
+def _configured_ends(directory: Path, found: ModelTextFormat) -> tuple[int, ...]:
     """End tokens of the generation configuration, of the model's, and of the tokenizer's. Raises ValueError."""
     ends: list[int] = []
     for name in ID_FILES:

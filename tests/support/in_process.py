@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as futures_threads
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,15 @@ class Lines(logging.Handler):
         self.texts.append(self.format(record))
 
 
+@dataclass(frozen=True)
+class RealParts:
+    """Parts of a service that are not played: base models, what starts processes, and conversions."""
+
+    catalogue: Catalogue
+    workers: Any
+    convert: Any
+
+
 class Service:
     """A service on a data folder, with the two tenants `alice` and `bob`."""
 
@@ -111,11 +121,13 @@ class Service:
         timing: ServiceTiming | None = None,
         lease_s: float | None = None,
         training_agents: Any = None,
+        real: RealParts | None = None,
         **settings: Any,
     ) -> None:
         """`lease_s`: it is a member of a cluster, where a leader's lease is so short.
 
-        `training_agents`: starts the agents of its trainings, if they are not its own (played) processes.
+        `training_agents`: starts the agents of its trainings, if they are not its own (played) processes. `real`: parts
+        in place of the played ones.
         """
         chosen: dict[str, Any] = FAST | settings
         self.settings = ServiceSettings(data_dir=data_dir, **chosen)
@@ -123,6 +135,7 @@ class Service:
             (data_dir / name).mkdir(parents=True, exist_ok=True)
         tokenizer: Any = CATALOGUE.default.tokenizer
         self.engines = PlayedEngines(tokenizer.encode(ANSWER, add_special_tokens=False).ids)
+        workers: Any = self.engines if real is None else real.workers
         self.clock = Clock()
         dice = random.Random(7)  # noqa: S311 - only for tests
         self.draws: Callable[[], int] = lambda: dice.randrange(10_000)
@@ -147,19 +160,17 @@ class Service:
             public_url="http://service.test",
             database=self.database,
             blobs=blobs_of(self.settings),
-            catalogue=Catalogue(self.settings.model_catalogue)
-            if self.settings.model_catalogue
-            else CATALOGUE,
+            catalogue=self._catalogue if real is None else real.catalogue,
             instances=InstanceCatalogue(self.settings.instance_catalogue),
             recorder=Recorder(),
-            replicas=ReplicaPool(replica_process(self.engines), data_dir / "logs"),
+            replicas=ReplicaPool(replica_process(workers), data_dir / "logs"),
             cursors=Cursors(b"secret"),
             receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
             vault=Vault(b"v" * 32),
             keyring=Keyring(b"k" * 32),
             audit=Chain(b"a" * 32),
             isolates=isolates,
-            convert=self.conversion,
+            convert=self.conversion if real is None else real.convert,
             clock=self.clock,
             notifier=self.role.notifier,
             member_number=self.role.number,
@@ -174,7 +185,7 @@ class Service:
         """Whether a batch of a tenant may send one more request."""
         self.supervisor = Supervisor(
             self.parts,
-            self.engines,
+            workers,
             data_dir / "work",
             "test",
             self._take_spare,
@@ -191,6 +202,11 @@ class Service:
         self._addresses = iter(range(1, 1 << 20))
         self._server: HttpServer | None = None
         self.url = "http://service.test"
+
+    @property
+    def _catalogue(self) -> Catalogue:
+        file = self.settings.model_catalogue
+        return Catalogue(file) if file else CATALOGUE
 
     def limit(self, rates: RateLimits | None = None, **places: Any) -> None:
         """Build the app again, with these rate limits (none by default) and other fields of its `Boundary`."""

@@ -16,7 +16,7 @@ from tokenizers import (
 )
 
 from tuneship.template import TemplateFailed
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import (
     TokenizerFault,
     check_kind,
@@ -67,13 +67,13 @@ def save_sentencepiece(directory: Path, *, legacy: bool = True) -> Any:
 
 def format_of(
     directory: Path, template: str, *, ends: object = None, legacy: bool = True, **config: object
-) -> TextFormat:
+) -> ModelTextFormat:
     save_sentencepiece(directory, legacy=legacy)
     settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, **config}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     if ends is not None:
         (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    return TextFormat.of_base(directory, load_tokenizer(directory))
+    return ModelTextFormat.of_base(directory, load_tokenizer(directory))
 
 
 def test_the_end_of_a_turn_comes_before_the_ends_of_all_configurations(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_end_of_a_turn_comes_before_the_ends_of_all_configurations(tmp_path:
     assert (found.stop_text, found.appended_end, found.tuning_fault) == (None, None, None)
 
 
-def test_what_stands_around_the_content_of_an_answer_is_known(tmp_path: Path) -> None:
+def test_the_text_around_the_content_of_an_answer_is_known(tmp_path: Path) -> None:
     found = format_of(tmp_path, INST)
     assert (found.lead, found.pad, found.stop_tokens) == (" ", " ", (2,))
 

@@ -124,6 +124,8 @@ EXAMPLE_BASE: dict[str, Any] = {
     "fine_tuning_job_id": None,
     "created_at": None,
     "fine_tuning_method": None,
+    "ends_learnt": None,
+    "appended_end": None,
     "tags": {},
 }
 
@@ -137,6 +139,7 @@ EXAMPLE_TUNED = {
     "fine_tuning_job_id": JOB,
     "created_at": LATER,
     "fine_tuning_method": "lora",
+    "ends_learnt": 0.99,
     "tags": TAGS,
 }
 

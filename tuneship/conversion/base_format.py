@@ -15,7 +15,7 @@ from tuneship.template import (
     TOKENIZER_CONFIG_FILE,
     PromptTemplate,
 )
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import TOKENIZER_FILE, check_kind, load_tokenizer
 from tuneship.training.tokenizer_check import difference_from, load_as_transformers
 
@@ -29,12 +29,12 @@ PROVEN_KINDS = frozenset(
 class BaseFormat:
     """The format of a base model, and how its files came to say it."""
 
-    format: TextFormat
+    format: ModelTextFormat
     difference: str | None
     """In what tokenizer.json differed from what transformers reads, and was written again."""
 
     def notes(self, model_type: str) -> list[str]:
-        """What people should know, a sentence each."""
+        """Facts for people, a sentence each."""
         notes: list[str] = []
         if self.difference is not None:
             notes.append(
@@ -68,7 +68,7 @@ def base_format(order: ReadingOrder) -> BaseFormat:
     source, target = Path(order.source), Path(order.target)
     is_added = source != target
     if is_added and (source / NAMED_TEMPLATES_FOLDER).is_dir():
-        _write_anew(target / TEMPLATE_FILE, PromptTemplate.load(source).source)
+        _write_unshared(target / TEMPLATE_FILE, PromptTemplate.load(source).source)
     found = _format_of(target)
     if found.fault is not None:
         raise ModelRefused(found.fault)
@@ -95,10 +95,10 @@ def base_format(order: ReadingOrder) -> BaseFormat:
     return BaseFormat(found, difference)
 
 
-def _format_of(directory: Path) -> TextFormat:
+def _format_of(directory: Path) -> ModelTextFormat:
     tokenizer = load_tokenizer(directory)
     check_kind(tokenizer)
-    return TextFormat.of_base(directory, tokenizer)
+    return ModelTextFormat.of_base(directory, tokenizer)
 
 
 def _save_as_transformers(reference: Any, target: Path) -> None:
@@ -111,14 +111,14 @@ def _save_as_transformers(reference: Any, target: Path) -> None:
     reference.save_pretrained(target)
     shutil.rmtree(target / NAMED_TEMPLATES_FOLDER, ignore_errors=True)
     if source is not None:
-        _write_anew(file, source)
+        _write_unshared(file, source)
     # Another class would be built from the vocabulary again, without what its settings in the source have changed.
     saved: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
     saved["tokenizer_class"] = "PreTrainedTokenizerFast"
-    _write_anew(settings, json.dumps(saved, indent=2, ensure_ascii=False))
+    _write_unshared(settings, json.dumps(saved, indent=2, ensure_ascii=False))
 
 
-def _write_anew(file: Path, text: str) -> None:
+def _write_unshared(file: Path, text: str) -> None:
     """Write a file that may be shared with the source."""
     file.unlink(missing_ok=True)
     file.write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.model import CausalModel
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights_choice import token_losses
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import continuation, encode
 
 ANSWER_TOKENS = 32
@@ -22,7 +22,7 @@ def losses_of_source(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return token_losses(logits[0].float().cpu(), tokens)
 
 
-def answer_of(model: CausalModel, text_format: TextFormat) -> str:
+def answer_of(model: CausalModel, text_format: ModelTextFormat) -> str:
     """The engine's greedy answer to a fixed question."""
     messages = [{"role": "user", "content": QUESTION}]
     rendered = text_format.template.render(messages, add_generation_prompt=True)

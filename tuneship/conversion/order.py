@@ -63,7 +63,7 @@ class ReadingReport(ProcessMessage):
     versions: dict[str, str] = field(default_factory=dict[str, str])
     """Versions of the libraries that read the model, by name."""
     notes: list[str] = field(default_factory=list[str])
-    """What people should know of its tokenizer and its chat template, a sentence each."""
+    """Facts for people about its tokenizer and its chat template, a sentence each."""
     tuning_fault: str | None = None
     """Why it can be served and not tuned."""
 

@@ -20,8 +20,8 @@ from tuneship.template import (
     TOKENIZER_CONFIG_FILE,
     PromptTemplate,
 )
-from tuneship.text_format import TextFormat
-from tuneship.text_tokenizer import TOKENIZER_FILE, load_tokenizer
+from tuneship.text_format import ModelTextFormat
+from tuneship.text_tokenizer import TOKENIZER_FILE, encode, load_tokenizer
 from tuneship.training.tokenizer_check import difference_from, load_as_transformers
 
 GENERATION_FILE = "generation_config.json"
@@ -37,7 +37,7 @@ def write_side_files(
 ) -> None:
     """Write tokenizer, template and end tokens. Raises `ModelRefused` where transformers would read other tokens.
 
-    `talks`: conversations with the token ids of their prompts, perhaps cut.
+    `talks`: conversations that are compared.
     """
     rules = json.loads((base / TOKENIZER_FILE).read_text(encoding="utf-8"))
     if rules.get("truncation") is None and rules.get("padding") is None:
@@ -58,16 +58,21 @@ def write_side_files(
         names = ("bos_token_id", "pad_token_id")
         generation = {name: model[name] for name in names if model.get(name) is not None}
     found = text_format(base, template)
+    # Rendered now, since transformers writes the date of today where the template has one.
+    asked = [
+        (talk, encode(found.tokenizer, template.render(talk, add_generation_prompt=True)))
+        for talk, _ in talks
+    ]
     if found.stop_tokens:
         ends = list(found.stop_tokens)
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     if found.stop_text is not None:
         generation["stop_strings"] = [found.stop_text]
     _write(target / GENERATION_FILE, generation)
-    if not _reads_alike(target, talks, found):
+    if not _reads_alike(target, asked, found):
         plain = {**_with(config, tokens), "tokenizer_class": PLAIN_CLASS}
         _write(target / TOKENIZER_CONFIG_FILE, plain)
-        if not _reads_alike(target, talks):
+        if not _reads_alike(target, asked):
             raise ModelRefused(
                 "transformers reads a conversation differently from its tokenizer.json"
             )
@@ -82,9 +87,9 @@ def portable_source(template: PromptTemplate) -> str:
     return "".join(f"{{%- set {name} = '' -%}}{{{{ '' }}}}" for name in used) + source
 
 
-def text_format(base: Path, template: PromptTemplate) -> TextFormat:
+def text_format(base: Path, template: PromptTemplate) -> ModelTextFormat:
     """How a model with this template reads and writes conversations, and where its answers end."""
-    return TextFormat.of_base(base, load_tokenizer(base)).with_template(template)
+    return ModelTextFormat.of_base(base, load_tokenizer(base)).with_template(template)
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -105,14 +110,14 @@ def _write(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _reads_alike(folder: Path, talks: Sequence[Talk], every: TextFormat | None = None) -> bool:
+def _reads_alike(folder: Path, talks: Sequence[Talk], every: ModelTextFormat | None = None) -> bool:
     """Whether `AutoTokenizer` loads the folder and reads conversations, or `every` text, as we do."""
     try:
         tokenizer = load_as_transformers(folder)
         return (every is None or difference_from(tokenizer, every) is None) and all(
             tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
                 "input_ids"
-            ][: len(prompt)]
+            ]
             == prompt
             for messages, prompt in talks
         )

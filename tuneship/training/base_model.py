@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from tuneship.template import TemplateFailed
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
 from tuneship.training.device import device, number_format
 from tuneship.training.progress_file import Reason, TrainingFailed
@@ -77,7 +77,7 @@ def load_encoder(base_model: str, base: PreTrainedModel, today: datetime | None 
     try:
         tokenizer = load_tokenizer(directory)
         check_kind(tokenizer)
-        text_format = TextFormat.of_base(directory, tokenizer)
+        text_format = ModelTextFormat.of_base(directory, tokenizer)
     except (TokenizerFault, TemplateFailed) as error:
         raise _unusable(str(error)) from error
     except ValueError as error:
@@ -92,7 +92,7 @@ def load_encoder(base_model: str, base: PreTrainedModel, today: datetime | None 
     )
 
 
-def _check_tokenizer(directory: Path, text_format: TextFormat) -> None:
+def _check_tokenizer(directory: Path, text_format: ModelTextFormat) -> None:
     """Raise TrainingFailed(internal) where transformers reads texts of the model differently."""
     try:
         difference = difference_from(load_as_transformers(directory), text_format)

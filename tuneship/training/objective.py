@@ -88,7 +88,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class AnswerEnds:
-    """What must stand at the end of an answer, for counting how many ends are learnt."""
+    """The tokens that must stand at the end of an answer, for counting how many ends are learnt."""
 
     tokens: tuple[int, ...]
     """The tokens at which generation stops; none where a text ends an answer."""

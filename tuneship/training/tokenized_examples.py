@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tuneship.template import PromptTemplate
-from tuneship.text_format import TextFormat, token_at
+from tuneship.text_format import ModelTextFormat, token_at
 
 # Prompts that end alike are tokenised once: most do, from the last special token on.
 REMEMBERED_PROMPTS = 4096
@@ -105,7 +105,7 @@ class _Asked(NamedTuple):
 class Encoder:
     """Turns text into tokens for one base model."""
 
-    format: TextFormat
+    format: ModelTextFormat
     # Tokens.
     context_length: int
     # The number of tokens that the model knows: ids from 0 below it.
@@ -126,19 +126,22 @@ class Encoder:
                 end = start + len(segment.text)
                 if segment.is_target:
                     first = token_at(encoding, start, len(text))
-                    after = self._end_of_target(encoding, text, start, end)
+                    after = len(ids) if end == len(text) else token_at(encoding, end, len(text))
+                    after = self._end_of_target(ids, first, after)
+                    if self.format.stop_text is not None:
+                        place = segment.text.rfind(self.format.stop_text)
+                        stop = start + place + len(self.format.stop_text)
+                        after = after if place < 0 else token_at(encoding, stop, len(text))
                     loss_mask[first:after] = [True] * (after - first)
-                    asked.append(self._asked(number, encoding, text[:start], first))
+                    asked.append(self._asked(number, encoding, ids[:first], text, start))
                 start = end
             encoded.append(EncodedRow(ids, loss_mask, is_asked_alike=True))
         for number in self._asked_otherwise(asked):
             encoded[number] = encoded[number]._replace(is_asked_alike=False)
         return encoded
 
-    def _end_of_target(self, encoding: Any, text: str, start: int, end: int) -> int:
+    def _end_of_target(self, ids: list[int], first: int, after: int) -> int:
         """The index behind the last token that is learnt: what a template writes behind the end of a turn is not."""
-        ids: list[int] = encoding.ids
-        first, after = (token_at(encoding, place, len(text)) for place in (start, end))
         ends = self.end_tokens
         for last in range(after - 1, first - 1, -1):
             if ids[last] in ends:
@@ -146,24 +149,19 @@ class Encoder:
                 while last > first and ids[last - 1] in ends:
                     last -= 1  # noqa: PLW2901
                 return last + 1
-        stop = self.format.stop_text
-        place = -1 if stop is None else text.rfind(stop, start, end)
-        return (
-            after if stop is None or place < 0 else token_at(encoding, place + len(stop), len(text))
-        )
+        return after
 
-    def _asked(self, row: int, encoding: Any, before: str, first: int) -> _Asked:
-        """The end of the prompt `before`, which ends before token `first` of the row."""
-        ids: list[int] = encoding.ids
+    def _asked(self, row: int, encoding: Any, ids: list[int], text: str, start: int) -> _Asked:
+        """The end of the prompt that stands before character `start` of a row's text, and its tokens among `ids`."""
         added = self._added
         # Tokenizers cut a text at added tokens before anything else, so what stands before the last one cannot matter.
-        for index in range(first - 1, -1, -1):
+        for index in range(len(ids) - 1, -1, -1):
             if ids[index] in added:
-                start, end = encoding.token_to_chars(index)
+                begin, end = encoding.token_to_chars(index)
                 # The token of unknown characters stands for other texts, and cuts none.
-                if before[start:end].strip() == added[ids[index]].strip():
-                    return _Asked(row, before[start:], ids[index:first])
-        return _Asked(row, before, ids[:first])
+                if text[begin:end].strip() == added[ids[index]].strip():
+                    return _Asked(row, text[begin:start], ids[index:])
+        return _Asked(row, text[:start], ids)
 
     def _asked_otherwise(self, asked: Sequence[_Asked]) -> set[int]:
         """The rows with a prompt whose tokens alone are others than those within the row."""

@@ -1,7 +1,7 @@
 """Compares how we read a model's texts with how transformers does: a model is tuned and served by the same tokens.
 
-transformers builds some tokenizers anew from their vocabulary, by the class that a configuration names, and adds tokens
-that tokenizer.json lacks. Loads transformers. Next: `tuneship/text_tokenizer.py`.
+transformers builds some tokenizers from their vocabulary again, by the class that a configuration names, and adds the
+tokens that tokenizer.json lacks. Loads transformers. Next: `tuneship/text_tokenizer.py`.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from tuneship.text_format import ANSWER, ASKED, TextFormat
+from tuneship.text_format import ANSWER, ASKED, ModelTextFormat
 
 # What tokenizers differ in: spaces and line breaks in every place, digits, accents, other scripts, code, emoji.
 TEXTS = (
@@ -31,7 +31,7 @@ def load_as_transformers(directory: Path) -> Any:
     )
 
 
-def difference_from(reference: Any, ours: TextFormat) -> str | None:
+def difference_from(reference: Any, ours: ModelTextFormat) -> str | None:
     """In what we read texts differently from a tokenizer of transformers; None where nothing differs."""
     untyped: Any = ours.tokenizer
     special = list(reference.get_added_vocab())[:MAX_SPECIAL_TOKENS]

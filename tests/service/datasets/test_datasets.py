@@ -369,7 +369,7 @@ def test_lines_that_the_template_of_a_named_base_model_refuses_are_errors(
     found = [(one["line"], one["field"], one["code"]) for one in report["errors"]]
     assert found == [(2, None, "template_refuses"), (3, None, "template_refuses")]
     reasons = [one["message"] for one in report["errors"]]
-    assert "UndefinedError" in reasons[0]
+    assert "cannot ask for turn 1" in reasons[0]
     assert "TemplateError" in reasons[1]
     assert report["suggestions"] == ["The chat template of letters refuses 2 lines."]
     assert report["num_examples"] == 1

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.in_process import CATALOGUE
-from tuneship.service.generation.completion_text import UNFINISHED, AnswerText, Completion
+from tuneship.service.generation.completion_text import UNFINISHED, AnswerCut, Completion
 
 TOKENIZER: Any = CATALOGUE.default.tokenizer
 STOPS = st.lists(st.text("ab é🙂", min_size=1, max_size=4), max_size=4)
@@ -18,7 +18,7 @@ def tokens_of(text: str) -> list[int]:
 
 
 def unfold(tokens: list[int], stops: list[str]) -> tuple[Completion, list[str]]:
-    completion = Completion(TOKENIZER.decode, AnswerText(stops=stops))
+    completion = Completion(TOKENIZER.decode, AnswerCut(stops=stops))
     pieces: list[str] = []
     for token in tokens:
         pieces.append(completion.take(token))
@@ -63,7 +63,7 @@ def test_a_character_of_several_tokens_is_given_whole() -> None:
 
 def test_a_possible_beginning_of_a_stop_text_waits_until_it_is_certain() -> None:
     """Each character is a token, so the stop text spans several tokens."""
-    completion = Completion(lambda tokens: "".join(map(chr, tokens)), AnswerText(stops=["END"]))
+    completion = Completion(lambda tokens: "".join(map(chr, tokens)), AnswerCut(stops=["END"]))
     given_so_far = [completion.take(ord(letter)) for letter in "xENyEND"]
     assert given_so_far == ["x", "", "", "ENy", "", "", ""]
     assert completion.is_stopped
@@ -71,7 +71,7 @@ def test_a_possible_beginning_of_a_stop_text_waits_until_it_is_certain() -> None
 
 
 def test_a_beginning_that_stays_one_is_given_at_the_end() -> None:
-    completion = Completion(lambda tokens: "".join(map(chr, tokens)), AnswerText(stops=["END"]))
+    completion = Completion(lambda tokens: "".join(map(chr, tokens)), AnswerCut(stops=["END"]))
     assert [completion.take(ord(letter)) for letter in "xEN"] == ["x", "", ""]
     assert completion.finish() == "EN"
     assert not completion.is_stopped
@@ -79,7 +79,7 @@ def test_a_beginning_that_stays_one_is_given_at_the_end() -> None:
 
 @pytest.mark.parametrize("stops", [["b", "ab"], ["ab", "b"]])
 def test_the_first_of_two_stop_texts_in_one_token_counts(stops: list[str]) -> None:
-    completion = Completion(lambda tokens: "xab" * len(tokens), AnswerText(stops=stops))
+    completion = Completion(lambda tokens: "xab" * len(tokens), AnswerCut(stops=stops))
     assert completion.take(1) == "x"
 
 
@@ -87,11 +87,11 @@ AROUND = st.text(" \nab", max_size=3)
 
 
 @given(lead=AROUND, pad=AROUND, text=st.text(" \nab é", max_size=12), has_ended=st.booleans())
-def test_what_the_template_puts_around_an_answer_is_left_out(
+def test_text_of_the_template_around_an_answer_is_left_out(
     lead: str, pad: str, text: str, has_ended: bool
 ) -> None:
     whole = lead + text + pad
-    cut = AnswerText(tokens_of("x:"), lead, pad)
+    cut = AnswerCut(tokens_of("x:"), lead, pad)
     completion = Completion(TOKENIZER.decode, cut)
     pieces = [completion.take(token) for token in tokens_of("x:" + whole)[len(cut.before) :]]
     pieces.append(completion.finish(has_ended=has_ended))
@@ -100,6 +100,6 @@ def test_what_the_template_puts_around_an_answer_is_left_out(
 
 
 def test_an_answer_that_ends_within_the_lead_is_given() -> None:
-    completion = Completion(TOKENIZER.decode, AnswerText(lead="<think>"))
+    completion = Completion(TOKENIZER.decode, AnswerCut(lead="<think>"))
     assert [completion.take(token) for token in tokens_of("<th")][-1] == ""
     assert completion.finish(has_ended=True) == "<th"

@@ -107,5 +107,6 @@ def test_a_strict_client_gets_exactly_the_references_fields(service: Service, pr
     answer = service.call("GET", f"{JOBS}/{job_id}", headers=headers)
     assert set(answer.json()) == REFERENCE
     assert set(shown(service, job_id)) == REFERENCE | {
-        "security_settings", "queue_position", "tokens_per_second", "estimated_completion_at",
+        "ends_learnt", "security_settings", "queue_position", "tokens_per_second",
+        "estimated_completion_at",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is exported is loaded by transformers, peft and llama.cpp, and answers and stops there as in the engine."""
+"""Exports are loaded by transformers, peft and llama.cpp, and answer and stop there as in the engine."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tuneship.conversion.logits import ADAPTER, engine_with_adapter
 from tuneship.conversion.order import GGUF_FILE, ExportOrder, ExportReport
 from tuneship.conversion.side_files import text_format
 from tuneship.serving.sequence import GenerateRequest
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import load_tokenizer
 
 pytestmark = [
@@ -180,7 +180,7 @@ class Tuned:
         saved.unlink() if kept is None else saved.write_text(kept)
         trained_elsewhere(self.base, self.adapter)
 
-        template = TextFormat.of_base(self.base, load_tokenizer(self.base)).template
+        template = ModelTextFormat.of_base(self.base, load_tokenizer(self.base)).template
         template.save(self.adapter)
         text = template.render(MESSAGES, add_generation_prompt=True)
         self.prompt: list[int] = tokenizer.encode(text, add_special_tokens=False).ids

@@ -63,8 +63,8 @@ def state(verdict: TrainingVerdict, gate: str) -> str:
 def test_a_good_job_passes_with_every_gate_named_once() -> None:
     verdict = judge()
     assert (verdict.decision, verdict.reason) == ("pass", "none")
-    assert [result.name[:2] for result in verdict.gates] == [
-        f"T{i}" for i in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert [result.name.split()[0] for result in verdict.gates] == [
+        f"T{i}" for i in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11)
     ]
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.template import PromptTemplate
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.batches import collate
 from tuneship.training.data_files import read_data, read_rows
@@ -78,7 +78,7 @@ def test_rows_of_one_example_stay_together_and_are_dropped_together(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
-    text_format = TextFormat.of_base(tiny_model, tokenizer)
+    text_format = ModelTextFormat.of_base(tiny_model, tokenizer)
     encoder = Encoder(text_format, context_length=8, vocabulary=261)
     path = tmp_path / "pairs.jsonl"
     path.write_text(

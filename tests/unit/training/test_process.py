@@ -102,7 +102,7 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
 
     from tests.unit.training.conftest import write_rows
     from tuneship.template import PromptTemplate
-    from tuneship.text_format import TextFormat
+    from tuneship.text_format import ModelTextFormat
     from tuneship.text_tokenizer import load_tokenizer
     from tuneship.training.batches import collate
     from tuneship.training.data_files import read_rows
@@ -124,7 +124,7 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     vocabulary = base.config.vocab_size
     model = PeftModel.from_pretrained(base, job.adapter)
-    text_format = TextFormat.of_base(tiny_model, load_tokenizer(tiny_model))
+    text_format = ModelTextFormat.of_base(tiny_model, load_tokenizer(tiny_model))
     own_format = text_format.with_template(PromptTemplate.load(job.adapter))
     encoder = Encoder(own_format, context_length=256, vocabulary=vocabulary)
     rows = read_rows(

@@ -11,7 +11,7 @@ import pytest
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tuneship.contract.dataset_lines import Message
 from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import load_tokenizer
 from tuneship.training.conversation_rows import conversation_rows
 from tuneship.training.data_files import carve_out, read_rows
@@ -38,7 +38,7 @@ def template() -> PromptTemplate:
 
 @pytest.fixture
 def encoder(tiny_model: Path) -> Encoder:
-    text_format = TextFormat.of_base(tiny_model, load_tokenizer(tiny_model))
+    text_format = ModelTextFormat.of_base(tiny_model, load_tokenizer(tiny_model))
     return Encoder(text_format, context_length=64, vocabulary=261)
 
 

@@ -36,7 +36,7 @@ from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.weights import WEIGHTS
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer, special_texts
 
 # Architectures with their own kind of attention, which the engine rejects when it loads them: they
@@ -211,11 +211,11 @@ class CataloguedModel:
         return special_texts(self.tokenizer, is_normalized=True)
 
     @cached_property
-    def text_format(self) -> TextFormat:
+    def text_format(self) -> ModelTextFormat:
         """How the model reads and writes conversations. Raises `CatalogueFault`."""
         try:
             check_kind(self.tokenizer)
-            found = TextFormat.of_base(self.path, self.tokenizer)
+            found = ModelTextFormat.of_base(self.path, self.tokenizer)
         except TokenizerFault as fault:
             raise CatalogueFault(str(fault)) from fault
         except (TemplateFailed, OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -13,7 +13,7 @@ from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.context.context import Parts
 from tuneship.service.generation.accounting import WrittenAnswer
 from tuneship.service.generation.call_reader import CallReader, ReadPiece
-from tuneship.service.generation.completion_text import AnswerText, Completion
+from tuneship.service.generation.completion_text import AnswerCut, Completion
 from tuneship.service.generation.token_logprobs import AnswerLogprobs, logprob_of, prompt_logprobs
 from tuneship.service.generation.tool_grammar import CallPlan
 from tuneship.service.models.handlers import ServedModel
@@ -53,10 +53,10 @@ class AnswerRun:
         self._plan = plan
         before = visible_end(served.base.tokenizer, prepared.tokens)
         text_format, stops = served.format, request.stop or ()
-        self._cut = AnswerText(before, stops=stops)
+        self._cut = AnswerCut(before, stops=stops)
         if not is_raw:
             own_stop = [] if text_format.stop_text is None else [text_format.stop_text]
-            self._cut = AnswerText(before, text_format.lead, text_format.pad, [*stops, *own_stop])
+            self._cut = AnswerCut(before, text_format.lead, text_format.pad, [*stops, *own_stop])
         self._reader: CallReader | None = None
         self._emit: Emit | None = None
         self._has_text = False

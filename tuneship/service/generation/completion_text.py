@@ -14,15 +14,15 @@ UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True)
-class AnswerText:
+class AnswerCut:
     """How the text of an answer is cut out of what the model writes."""
 
     before: Sequence[int] = ()
     """The last tokens of the prompt: decoders treat the first token of a text differently."""
     lead: str = ""
-    """What the model writes before the content of an answer; it is left out."""
+    """Text that the model writes before the content of an answer; it is left out."""
     pad: str = ""
-    """What it writes between the content and the end of its turn; it is left out where the turn has ended."""
+    """Text that it writes between the content and the end of its turn; it is left out where the turn has ended."""
     stops: Sequence[str] = ()
     """The completion ends before the first of these texts."""
 
@@ -30,7 +30,7 @@ class AnswerText:
 class Completion:
     """Takes tokens and returns the pieces of text that are certain; all pieces together are the completion."""
 
-    def __init__(self, decode: Callable[[list[int]], str], cut: AnswerText) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], cut: AnswerCut) -> None:
         """`decode` is the tokenizer's."""
         self._decode = decode
         self._cut = cut

@@ -32,7 +32,7 @@ from tuneship.store.list_counters import MODELS
 from tuneship.store.row_types import JobRow, ModelRow
 from tuneship.store.stored_files import model_ref
 from tuneship.template import TEMPLATE_FILES, PromptTemplate
-from tuneship.text_format import TextFormat
+from tuneship.text_format import ModelTextFormat
 
 # Prefix of the id of every fine-tuned model, and of no base model.
 TUNED = "ft:"
@@ -52,7 +52,7 @@ class FoundModel:
 class ServedModel(FoundModel):
     """A model ready to be served."""
 
-    format: TextFormat = field(kw_only=True)
+    format: ModelTextFormat = field(kw_only=True)
 
     @property
     def template(self) -> PromptTemplate:
@@ -252,7 +252,7 @@ def served_model(
     return ServedModel(found.base, found.adapter, found.files, format=own_format)
 
 
-def _base_format(base: CataloguedModel) -> TextFormat:
+def _base_format(base: CataloguedModel) -> ModelTextFormat:
     try:
         return base.text_format
     except CatalogueFault as fault:
@@ -281,7 +281,7 @@ def _template(blobs: Blobs, files: ObjectRef, key: str | None, base: Path) -> Pr
 
 
 @lru_cache(maxsize=256)
-def _with_template(base_format: TextFormat, template: PromptTemplate) -> TextFormat:
+def _with_template(base_format: ModelTextFormat, template: PromptTemplate) -> ModelTextFormat:
     """Reading the format off what the template renders takes as long as generating a token."""
     return base_format.with_template(template)
 
