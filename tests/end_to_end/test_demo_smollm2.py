@@ -21,7 +21,7 @@ QUESTIONS = 6
 
 
 @pytest.mark.slow
-@pytest.mark.soak  # it downloads 98 MB and takes six minutes
+@pytest.mark.soak  # it downloads 98 MB and takes twelve minutes on a busy machine
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_a_real_model_is_downloaded_added_tuned_and_served_and_its_exports_answer_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
