@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
 from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_tokenizer import continuation, encode
+from tuneship.text_tokenizer import TokenizerFault, continuation, encode
 
 # What is asked and answered to see how a template writes a turn: words that no template has.
 ASKED = {"role": "user", "content": "zqask"}
@@ -24,6 +24,7 @@ ANSWER = "zqanswer"
 BEGINNINGS = ("The", "I", "a", "1", "{", "- ")
 # The files that name end tokens by their ids; transformers' `generate` stops at those of the first.
 ID_FILES = ("generation_config.json", "config.json")
+MAX_TOKEN_ID = 2**31 - 1
 NO_END = (
     "its chat template writes nothing behind an answer, and its tokenizer names no end token: "
     "name one as eos_token in tokenizer_config.json"
@@ -43,7 +44,7 @@ class ModelTextFormat:
 
     @classmethod
     def of_base(cls, directory: Path, tokenizer: Tokenizer) -> "ModelTextFormat":
-        """The format of a base model. Raises TemplateFailed, and ValueError for files that cannot be read."""
+        """The format of a base model. Raises TemplateFailed, TokenizerFault, and ValueError for a damaged file."""
         found = cls(PromptTemplate.load(directory), tokenizer, ())
         found = replace(found, configured_ends=_configured_ends(directory, found))
         end = found.first_end_text
@@ -178,14 +179,29 @@ def token_at(encoding: Any, character: int, characters: int) -> int:
 
 
 def _configured_ends(directory: Path, found: ModelTextFormat) -> tuple[int, ...]:
-    """End tokens of the generation configuration, of the model's, and of the tokenizer's. Raises ValueError."""
+    """End tokens of the generation configuration, of the model's, and of the tokenizer's. Raises TokenizerFault."""
     ends: list[int] = []
     for name in ID_FILES:
-        file = directory / name
-        settings: Any = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        named = settings.get("eos_token_id")
-        ends += [] if named is None else [named] if isinstance(named, int) else named
+        ends += _ends_in(directory / name)
     untyped: Any = found.tokenizer
     text = found.template.special_tokens.get("eos_token")
     own = untyped.token_to_id(text) if text else None
     return tuple(dict.fromkeys([*ends, *([] if own is None else [own])]))
+
+
+def _ends_in(file: Path) -> list[int]:
+    """The end tokens that a configuration names; none where there is no file. Raises TokenizerFault."""
+    try:
+        settings: object = json.loads(file.read_bytes()) if file.is_file() else {}
+    except ValueError:
+        raise TokenizerFault(f"its {file.name} cannot be read: it is no JSON") from None
+    if not isinstance(settings, dict):
+        raise TokenizerFault(f"its {file.name} is not an object")
+    named = cast("dict[str, Any]", settings).get("eos_token_id")
+    listed: list[Any] = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in listed):
+        raise TokenizerFault(
+            f"the eos_token_id of its {file.name} must be a token id, or a list of them"
+        )
+    # Some old configurations say -1 for none.
+    return [one for one in listed if 0 <= one <= MAX_TOKEN_ID]

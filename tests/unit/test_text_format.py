@@ -107,6 +107,25 @@ def test_without_any_end_the_format_says_what_to_name(tmp_path: Path) -> None:
     assert "name one as eos_token" in str(found.fault)
 
 
+@pytest.mark.parametrize("ends", [[None, 1], ["<|im_end|>"], "</s>", 1.0, True, [[1]], {"a": 1}])
+def test_end_tokens_that_are_no_ids_are_refused_by_the_files_name(
+    tmp_path: Path, ends: object
+) -> None:
+    with pytest.raises(TokenizerFault, match=r"eos_token_id of its generation_config\.json must"):
+        format_of(tmp_path, CHATML, ends=ends)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff\xfe\x00"])
+def test_a_damaged_configuration_is_refused_by_its_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "generation_config.json").write_bytes(content)
+    with pytest.raises(TokenizerFault, match=r"its generation_config\.json"):
+        format_of(tmp_path, CHATML)
+
+
+def test_end_tokens_that_no_model_can_have_are_left_out(tmp_path: Path) -> None:
+    assert format_of(tmp_path, CHATML, ends=[-1, 2**70]).stop_tokens == (4, 2)
+
+
 def test_an_end_that_is_no_token_is_a_stop_text(tmp_path: Path) -> None:
     found = format_of(tmp_path, TEXT_END)
     assert (found.stop_text, found.lead, found.pad) == ("\n### End", "", "")

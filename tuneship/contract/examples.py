@@ -81,6 +81,7 @@ COMPLETED_JOB = {
     "training_loss": 0.24,
     "validation_loss": 0.281,
     "ends_learnt": 1.0,
+    "devices": None,
     "security_settings": SAFEGUARDS,
     "queue_position": None,
     "tokens_per_second": 6400.0,

@@ -222,6 +222,10 @@ class Job(JobCreated):
             "was the likeliest token. A model that has not learnt it goes on until `max_tokens`."
         ),
     ] = None
+    devices: Annotated[
+        list[str] | None,
+        Field(description="The GPUs on which it trains or has trained; null: the processor."),
+    ] = None
     security_settings: dict[str, Any] = Field(default_factory=dict)
     queue_position: Annotated[
         int | None, Field(description="While queued: 1 is the next to start. A forecast.")

@@ -120,6 +120,7 @@ class JobRow(ResourceRow):
     tokens_per_second: float | None
     seconds_per_step: float | None
     ends_learnt: float | None
+    devices: list[str] | None
     error: dict[str, Any] | None
     owner: str | None
     attempt: int

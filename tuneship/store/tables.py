@@ -165,6 +165,7 @@ jobs: "TypedTable[JobRow]" = _resource(
     sa.Column("tokens_per_second", sa.Float),
     sa.Column("seconds_per_step", sa.Float),
     sa.Column("ends_learnt", sa.Float),
+    _json("devices", optional=True),  # the GPUs of its last attempt, as people know them
     _json("error", optional=True),
     sa.Column("owner", sa.Text),
     _whole("attempt"),

@@ -42,9 +42,9 @@ def available_devices(requested: int) -> int:
 
 
 def report_gpus(count: int, spec: TrainingSpec, progress: ProgressFile) -> None:
-    """Have the job's log say on which GPUs it trains: the first `count` that this process sees.
+    """Have the job's record and log name the GPUs on which it trains: the first `count` that this process sees.
 
-    Of a processor it says nothing, unless there are GPUs.
+    Of a processor they say nothing, unless there are GPUs.
     """
     if device().type != "cuda":
         if spec.gpus:
@@ -59,6 +59,7 @@ def report_gpus(count: int, spec: TrainingSpec, progress: ProgressFile) -> None:
         f"GPU {number} ({one.name}, {one.uuid})"
         for number, one in zip(numbers, known, strict=False)
     ]
+    progress.write("devices", devices=names)
     text = f"trains on {' and '.join(names)}"
     if spec.shares_gpus:
         progress.log("warning", f"{text}, beside others: more processes run than there are GPUs")

@@ -101,6 +101,14 @@ class _Asked(NamedTuple):
     tokens: list[int]
 
 
+def _behind(encoding: Any, character: int, characters: int) -> int:
+    """The index of the first token that has nothing of the text before a character."""
+    index = token_at(encoding, character, characters)
+    # A token may hold the end of one part of the text and the beginning of the next, like `>` and a line break.
+    is_across = index < len(encoding.ids) and encoding.token_to_chars(index)[0] < character
+    return index + is_across
+
+
 @dataclass(frozen=True)
 class Encoder:
     """Turns text into tokens for one base model."""
@@ -127,11 +135,11 @@ class Encoder:
                 if segment.is_target:
                     first = token_at(encoding, start, len(text))
                     after = len(ids) if end == len(text) else token_at(encoding, end, len(text))
-                    after = self._end_of_target(ids, first, after)
+                    after = self._end_of_target(encoding, text, first, after)
                     if self.format.stop_text is not None:
                         place = segment.text.rfind(self.format.stop_text)
                         stop = start + place + len(self.format.stop_text)
-                        after = after if place < 0 else token_at(encoding, stop, len(text))
+                        after = after if place < 0 else _behind(encoding, stop, len(text))
                     loss_mask[first:after] = [True] * (after - first)
                     asked.append(self._asked(number, encoding, ids[:first], text, start))
                 start = end
@@ -140,16 +148,21 @@ class Encoder:
             encoded[number] = encoded[number]._replace(is_asked_alike=False)
         return encoded
 
-    def _end_of_target(self, ids: list[int], first: int, after: int) -> int:
+    def _end_of_target(self, encoding: Any, text: str, first: int, after: int) -> int:
         """The index behind the last token that is learnt: what a template writes behind the end of a turn is not."""
-        ends = self.end_tokens
-        for last in range(after - 1, first - 1, -1):
-            if ids[last] in ends:
-                # Some templates end the conversation with another end token: an answer has the first of them.
-                while last > first and ids[last - 1] in ends:
-                    last -= 1  # noqa: PLW2901
-                return last + 1
-        return after
+        ids: list[int] = encoding.ids
+        last = next((i for i in range(after - 1, first - 1, -1) if ids[i] in self.end_tokens), None)
+        if last is None:
+            return after
+        # Some templates end the conversation with another end token, perhaps behind a line break: an answer has the
+        # first of them.
+        for place in range(last - 1, first - 1, -1):
+            begin, end = encoding.token_to_chars(place)
+            if ids[place] in self.end_tokens:
+                last = place
+            elif text[begin:end].strip():
+                break
+        return last + 1
 
     def _asked(self, row: int, encoding: Any, ids: list[int], text: str, start: int) -> _Asked:
         """The end of the prompt that stands before character `start` of a row's text, and its tokens among `ids`."""

@@ -15,7 +15,8 @@ JOB_CREATED = {
 }  # fmt: skip
 JOB = JOB_CREATED | {
     "fine_tuned_model", "started_at", "current_epoch", "total_epochs", "current_step",
-    "total_steps", "training_loss", "validation_loss", "ends_learnt", "security_settings",
+    "total_steps", "training_loss", "validation_loss", "ends_learnt", "devices",
+    "security_settings",
     "queue_position", "tokens_per_second", "estimated_completion_at",
 }  # fmt: skip
 DATASET_ITEM = {

@@ -33,6 +33,14 @@ def pace(trainer: Any, seconds_per_step: float, tokens_per_second: float = 1000.
     )
 
 
+def test_a_job_names_the_gpus_that_it_trains_on(service: Service) -> None:
+    job_id = service.job()
+    trainer = service.trainer_of(job_id)
+    assert shown(service, job_id)["devices"] is None
+    trainer.say({"kind": "devices", "devices": ["GPU 1 (Tesla T4, 3f2a)"]})
+    service.until(lambda: shown(service, job_id)["devices"] == ["GPU 1 (Tesla T4, 3f2a)"])
+
+
 def test_tenants_take_turns_and_each_job_shows_its_place(start: Start) -> None:
     service = start(concurrent_jobs=1)
     first = service.job()
@@ -107,6 +115,6 @@ def test_a_strict_client_gets_exactly_the_references_fields(service: Service, pr
     answer = service.call("GET", f"{JOBS}/{job_id}", headers=headers)
     assert set(answer.json()) == REFERENCE
     assert set(shown(service, job_id)) == REFERENCE | {
-        "ends_learnt", "security_settings", "queue_position", "tokens_per_second",
+        "ends_learnt", "devices", "security_settings", "queue_position", "tokens_per_second",
         "estimated_completion_at",
     }  # fmt: skip

@@ -272,7 +272,7 @@ def _wrong_row(
     for start, end in runs:
         text = judge.tokenizer.decode(row.ids[start:end])
         if row.ids[end - 1] != eos and not any(
-            one and text.endswith(one) for one in ours.end_texts
+            one and (text.endswith(one) or text.rstrip().endswith(one)) for one in ours.end_texts
         ):
             yield "the answer's end is not learnt"
 

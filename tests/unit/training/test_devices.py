@@ -91,6 +91,8 @@ def test_a_jobs_log_says_on_which_gpus_it_trains(
         ("info", two),
         ("warning", f"{two}, beside others: more processes run than there are GPUs"),
     ]
+    named = [line["devices"] for line in job.of_kind("devices")]
+    assert named[:2] == [["GPU 0 (Tesla T4, 3f2a)"], two.removeprefix("trains on ").split(" and ")]
 
 
 def test_a_jobs_log_says_that_torch_cannot_use_the_gpus_of_the_machine(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.tiny_model import CHAT_TEMPLATE
+from tests.support.zoo.tokenizer_kinds import BY_NAME as TOKENIZERS
 from tuneship.contract.dataset_lines import Message
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.text_format import ModelTextFormat
@@ -19,6 +20,7 @@ from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import TrainingFailed
 from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
 
+QWEN2 = TOKENIZERS["qwen2"]
 TALK: list[Message] = [
     {"role": "user", "content": "colour?"},
     {"role": "assistant", "content": "red"},
@@ -82,6 +84,30 @@ def test_a_prompt_that_does_not_stand_before_its_answer_is_refused() -> None:
 def test_nothing_after_the_end_token_is_learnt(encoder: Encoder) -> None:
     [row] = encoder.encode([[Segment("a", is_target=False), Segment("b<|end|>\n", is_target=True)]])
     assert (len(row.tokens), row.loss_mask) == (4, [False, True, True, False])
+
+
+def test_an_end_token_behind_the_whole_conversation_is_not_learnt(encoder: Encoder) -> None:
+    [other] = encoder.tokenizer.encode("z").ids
+    two_ends = replace(encoder.format, configured_ends=(*encoder.format.stop_tokens, other))
+    [row] = replace(encoder, format=two_ends).encode([[Segment("b<|end|>\nz", is_target=True)]])
+    assert row.loss_mask == [True, True, False, False]
+
+
+def test_an_end_that_is_plain_text_is_learnt_whole(tmp_path: Path) -> None:
+    """The tokenizer joins its last character with the line break behind it, as those of Llama 3 and Qwen do."""
+    rules = json.loads(QWEN2.save(tmp_path, ()).to_str())
+    vocabulary, merges = rules["model"]["vocab"], rules["model"]["merges"]
+    merges.append([">", "\u010a"])
+    vocabulary[">\u010a"] = max(vocabulary.values()) + 100
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
+    source = CHAT_TEMPLATE.replace("<|end|>", "</end>\n")
+    (tmp_path / "chat_template.jinja").write_text(source)
+    plain = ModelTextFormat.of_base(tmp_path, load_tokenizer(tmp_path))
+    assert plain.stop_text == "</end>"
+    encoder = Encoder(plain, context_length=64, vocabulary=2000)
+    [row] = encoder.encode(conversation_rows(TALK, plain.template))
+    learnt = [token for token, counts in zip(row.tokens, row.loss_mask, strict=True) if counts]
+    assert plain.tokenizer.decode(learnt) == "red</end>\nblue</end>\n"
 
 
 def write(path: Path, *lines: Mapping[str, object]) -> Path:

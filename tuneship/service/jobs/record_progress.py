@@ -117,6 +117,8 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
         if resumed_from:
             text += f", from step {resumed_from} on"
         job_records.add_log(connection, claim.job_id, now, "info", text)
+    elif kind == "devices":
+        leases.write(connection, claim, devices=line["devices"])
     elif kind == "pace":
         leases.write(connection, claim, **{name: line[name] for name in PACE})
     elif kind == "epoch":
