@@ -118,12 +118,12 @@ def downloaded(folder: Path) -> Path:
     return path
 
 
-def add(gguf: Path, data_dir: Path) -> None:
-    """Make a base model of the file."""
+def add(gguf: Path, data_dir: Path, *options: str) -> None:
+    """Make a base model of the file; `options` are further ones of the command."""
     say(f"$ tuneship models add {gguf.name} --id {BASE_MODEL}")
     command = [sys.executable, "-m", "tuneship.cli.main", "models", "add", str(gguf)]
     places = ["--id", BASE_MODEL, "--data-dir", str(data_dir)]
-    subprocess.run([*command, *places], check=True)
+    subprocess.run([*command, *places, *options], check=True)
 
 
 def releases(

@@ -193,7 +193,7 @@ def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> E
     chosen = load_parameters(params, script.parameters) if params else script.parameters()
     with ExitStack() as started:
         if not ClientSettings().url:
-            screen.say("starting the embedded service")
+            screen.say("looking for a service on this machine, or starting one")
             settings = started.enter_context(embedded_service(PipelineSettings()))
             screen.say(f"service ready at {settings.url}")
             connect(settings)

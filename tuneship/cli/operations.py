@@ -6,6 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from tuneship.cli.connection import connected, reported
 from tuneship.cli.declared import DeclaredVerb, verbs_of
 from tuneship.cli.examples import example_of
@@ -91,7 +93,11 @@ def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
             elif operation.is_download:
                 _download(client, verb, arguments, given["target"], as_json)
             elif operation.file_parameter:
-                show_reply(verb, _upload(client, verb, arguments, given), as_json)
+                reply = _upload(client, verb, arguments, given)
+                show_reply(verb, reply, as_json)
+                # A shell script that checks a file must not go on with one that has errors.
+                if getattr(reply, "is_valid", True) is False:
+                    raise typer.Exit(1)
             else:
                 show_reply(verb, client.call(operation, **arguments), as_json)
 

@@ -497,8 +497,10 @@ def test_the_lines_of_a_refused_file_are_named(place: Place, tmp_path: Path) -> 
     assert done.exit_code == 1
     assert "refused (422 dataset_error)" in done.stderr
     assert "line 2" in done.stderr
-    report = place.json("datasets", "validate", str(file), *words[2:])
+    checked = place.run("datasets", "validate", str(file), *words[2:], "--json")
+    report = json.loads(checked.stdout)
     assert (report["is_valid"], report["errors"][0]["line"]) == (False, 2)
+    assert checked.exit_code == 1
     assert "secret" not in place.run("datasets", "validate", str(file), *words[2:]).output
 
 

@@ -36,6 +36,8 @@ class WholeService(FakeService):
         self.models: dict[str, str] = {}
         self.tags: dict[str, dict[str, str]] = {}
         """Tags of each deployment."""
+        self.validated_for: list[str] = []
+        """The base model of each file that was validated."""
         self.losses: Callable[[Mapping[str, Any]], list[float]] = lambda _: [2.0, 1.5, 1.2, 1.0]
         self.status: Callable[[Mapping[str, Any]], str] = lambda _: "completed"
         self.polls_to_end = 1
@@ -55,7 +57,9 @@ class WholeService(FakeService):
 
     def _datasets(self, method: str, rest: list[str], query: dict[str, str], body: Any) -> Answer:
         if rest == ["validate"]:
-            count = len(_form(body)["file"].splitlines())
+            form = _form(body)
+            self.validated_for.append(form.get("base_model", b"").decode())
+            count = len(form["file"].splitlines())
             details = {"format": "instruction", "has_instructions": True, "has_responses": True}
             return 200, {
                 "is_valid": True,
