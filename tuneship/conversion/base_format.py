@@ -17,7 +17,11 @@ from tuneship.template import (
 )
 from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import TOKENIZER_FILE, check_kind, load_tokenizer
-from tuneship.training.tokenizer_check import difference_from, load_as_transformers
+from tuneship.training.tokenizer_check import (
+    difference_from,
+    load_as_transformers,
+    other_special_tokens,
+)
 
 # The kinds of models in the table of docs/models.md; others are served and tuned with a warning.
 PROVEN_KINDS = frozenset(
@@ -77,6 +81,9 @@ def base_format(order: ReadingOrder) -> BaseFormat:
     if order.gguf_file is None:
         reference = load_as_transformers(source)
         difference = difference_from(reference, found)
+        # They matter to a template, or to the end of an answer, before they matter to a text.
+        if difference is None and is_added and other_special_tokens(reference, found):
+            difference = "the special tokens"
         if difference is not None:
             if not is_added:
                 raise ModelRefused(

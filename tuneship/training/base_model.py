@@ -100,8 +100,8 @@ def _check_tokenizer(directory: Path, text_format: ModelTextFormat) -> None:
         raise _unusable(f"transformers reads no tokenizer in it: {type(error).__name__}") from error
     if difference is not None:
         raise _unusable(
-            f"transformers reads {difference} differently from its tokenizer.json: add it with `tuneship models add`, "
-            "which keeps the tokenizer as transformers reads it"
+            f"transformers reads {difference} differently from its tokenizer.json: add it, or add it again, with "
+            "`tuneship models add`, which keeps the tokenizer as transformers reads it"
         )
 
 
