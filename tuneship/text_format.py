@@ -71,7 +71,7 @@ class ModelTextFormat:
         untyped: Any = self.tokenizer
         return untyped.id_to_token(self.configured_ends[0])
 
-    @property
+    @cached_property
     def stop_tokens(self) -> tuple[int, ...]:
         """Token ids that end an answer: the end of a turn first, then those of the configurations."""
         end = self._turn.end
