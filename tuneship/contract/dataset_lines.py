@@ -180,6 +180,8 @@ def _listed_turns(line: Mapping[str, Any]) -> tuple[str, list[tuple[object, str]
     field = next((name for name in ("conversations", "messages") if line.get(name) is not None), "")
     if not field and isinstance(line.get("prompt"), list):
         parts: dict[str, Any] = {name: line.get(name) for name in ("prompt", "completion")}
+        if parts["completion"] is None:
+            raise ExampleProblem("missing_field", "completion", "is required")
         if isinstance(parts["completion"], str):
             parts["completion"] = [{"role": "assistant", "content": parts["completion"]}]
     elif field or "messages" in line or "conversations" in line:

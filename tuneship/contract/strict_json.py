@@ -17,6 +17,7 @@ MAXIMUM_DEPTH = 32
 MAXIMUM_VALUES = 10_000
 # Values of a line of a dataset, which may have 8 MiB.
 MAXIMUM_VALUES_OF_LINE = 100_000
+NOT_JSON = "is not valid JSON"
 NO_JSON_NUMBER = "NaN and Infinity are not JSON"
 Fault = Literal["invalid_utf8", "invalid_json", "duplicate_key", "nul"]
 
@@ -43,7 +44,7 @@ def parse(data: bytes, most_values: int = MAXIMUM_VALUES) -> Any:
     try:
         value: Any = _DECODER.decode(text)
     except (ValueError, RecursionError):  # JsonRefused is neither
-        raise JsonRefused("invalid_json", "is not valid JSON") from None
+        raise JsonRefused("invalid_json", NOT_JSON) from None
     # Only an escape can bring U+0000 or half a surrogate pair: the decoder refuses both as they are.
     if b"\\u" in data or data.count(b"[") + data.count(b"{") > MAXIMUM_DEPTH:
         _check(value)

@@ -201,6 +201,24 @@ def test_a_file_of_another_kind_is_answered_with_what_to_do(
     assert hint in suggestion
 
 
+def test_preferences_in_turns_are_named_as_such(shared: Service) -> None:
+    question, answer = TALK["messages"][:1], TALK["messages"][-1:]
+    content = jsonl({"prompt": question, "chosen": answer, "rejected": answer})
+    report = shared.validate(content, format="conversation")
+    assert [(one["field"], one["code"]) for one in report["errors"]] == [
+        ("completion", "missing_field")
+    ]
+    assert "are preferences" in report["suggestions"][0]
+
+
+def test_a_line_of_json_with_a_fault_of_its_own_is_not_called_another_kind_of_file(
+    shared: Service,
+) -> None:
+    report = shared.validate(b'{"instruction": "\\ud83d", "response": "b"}\n')
+    assert report["errors"][0]["message"] == "holds a lone surrogate"
+    assert report["suggestions"] == []
+
+
 def test_warnings_name_line_field_and_code_but_never_the_text(shared: Service) -> None:
     lines = [
         {"instruction": "call 555-123-4567", "response": "b"},

@@ -75,7 +75,10 @@ def _on_the_form(reading: DatasetReading) -> Iterator[str]:
         yield "The file looks like one JSON array: write each element on a line of its own."
     elif head.startswith(b"{") and not tail.endswith(b"}"):
         yield "The file looks like one JSON document over many lines: write each example on one line."
-    elif not _has_no_json_number(reading):
+    elif any(
+        one.message == strict_json.NOT_JSON or one.code == "not_object" for one in reading.errors
+    ):
+        # Other lines are JSON, and their errors say what is wrong with them.
         yield (
             f"The file is not JSON Lines: each line must look like {SHAPES[reading.plan.format]}. "
             "The Python client and the command line convert CSV and Parquet."
