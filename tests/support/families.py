@@ -43,7 +43,7 @@ UNPACKED = {"bloom"}
 def build_family(directory: Path, name: str, **changes: Any) -> Path:
     """Build a model directory; norms and biases are random too, so that a lost one would be noticed."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     directory.mkdir(parents=True, exist_ok=True)
     options = {**SHAPE, "vocab_size": save_tokenizer(directory), **FAMILIES[name], **changes}
@@ -54,4 +54,7 @@ def build_family(directory: Path, name: str, **changes: Any) -> Path:
             if weights.dim() == 1:
                 weights.data.add_(torch.randn_like(weights), alpha=0.1)
     model.save_pretrained(directory)
+    if options["model_type"] == "qwen2":
+        # transformers gives every Qwen 2 its own tokenizer's rules, whatever tokenizer.json says.
+        AutoTokenizer.from_pretrained(str(directory)).save_pretrained(directory)
     return directory

@@ -74,14 +74,14 @@ def test_an_unusable_base_model_is_not_offered_and_the_others_are(
     assert service.model().startswith("ft:tuneship-tiny:")
 
 
-def test_a_base_model_whose_tokenizer_is_damaged_is_not_deployed(
+def test_a_base_model_that_was_damaged_later_fails_its_deployment_by_name(
     start: Start, tmp_path: Path
 ) -> None:
     service = with_base(start, tmp_path, write("tokenizer.json", json.dumps({"model": 1})))
     body = {"model_name": "own", "deployment_name": "d"}
-    answer = service.call("POST", "/v1/deployments", json=body)
-    assert answer.status_code == 409
-    error = answer.json()["error"]
+    deployment = service.call("POST", "/v1/deployments", json=body).json()["id"]
+    service.until(lambda: service.deployment_status(deployment) == "failed")
+    error = service.call("GET", f"/v1/deployments/{deployment}").json()["error"]
     assert error["code"] == "deployment_error"
     assert "its tokenizer.json cannot be read" in error["message"]
 

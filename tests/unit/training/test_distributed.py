@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.support.waiting import children, is_alive, until
 from tuneship.training.batches import split_among_ranks
 from tuneship.training.distributed import Setup, WorkerRanks
+from tuneship.training.objective import AnswerEnds
 from tuneship.training.progress_file import RankLost, TrainingFailed
 from tuneship.training.spec import SIGNALLED
 
@@ -187,7 +188,7 @@ def test_a_failure_of_another_rank_is_reported_like_one_of_the_first(
 ) -> None:
     settings = make_job().spec.hyperparameters
     with WorkerRanks(2) as ranks:
-        ranks.set_up(Setup(2, str(tmp_path / "none"), "float32", 1, settings))
+        ranks.set_up(Setup(2, str(tmp_path / "none"), "float32", 1, settings, AnswerEnds((), 1)))
         with pytest.raises(TrainingFailed, match="the base model cannot be used"):
             ranks.workers[0].receive()
         with pytest.raises(RankLost, match="rank 1 ended with 1"):

@@ -80,21 +80,21 @@ def attempt(whole_job: "Job") -> Attempt:
     from tuneship.training.checkpoints import make_directory
     from tuneship.training.data_files import read_data
     from tuneship.training.learner import Learner
-    from tuneship.training.objective import SupervisedFineTuning
+    from tuneship.training.objective import AnswerEnds, SupervisedFineTuning
     from tuneship.training.training_loop import TrainingLoop
 
     torch.set_num_threads(1)
     spec = whole_job.spec
     base = load_base(spec.base_model)
+    encoder = load_encoder(spec.base_model, base)
+    objective = SupervisedFineTuning(AnswerEnds(encoder.end_tokens, encoder.context_length))
     with closing(progress_of(whole_job)) as progress:
-        data = read_data(
-            spec, load_encoder(spec.base_model, base), SupervisedFineTuning(), progress
-        )
+        data = read_data(spec, encoder, objective, progress)
     # This length is counted once and known afterwards.
     assert len(data.training.lengths) > len(data.validation.lengths)
 
     def attempt(job: "Job", lines: TracedLines, clock: Callable[[], float] = lambda: 0.0) -> None:
-        learner = Learner(copy.deepcopy(base), job.spec.hyperparameters, SupervisedFineTuning())
+        learner = Learner(copy.deepcopy(base), job.spec.hyperparameters, objective)
         stop = StopRequest(job.directory / "cancel")
         with closing(progress_of(job)) as progress, lines:
             run = TrainingLoop(job.spec, data, learner, progress, stop)

@@ -17,6 +17,7 @@ from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.parity import Parity, reads_alike
 from tuneship.runtime.replica_protocol import Adapter, FilesAway, NotStartedYet
+from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
 from tuneship.service.common.leadership import Leadership
 from tuneship.service.common.shutdown import end_tasks
@@ -145,6 +146,10 @@ class DeploymentKeeper:
         """The model of a deployment, after its files were read and checked. Raises `CANNOT_BE_SERVED`."""
         with self._parts.database.read() as connection:
             served = served_model(connection, self._parts, row["client_id"], row["model_name"])
+        try:
+            _ = served.format
+        except CatalogueFault as fault:
+            raise FilesDamaged(f"the base model cannot be used: {fault}") from fault
         if served.adapter is not None and served.files is not None:
             try:
                 with self._parts.blobs.fetched(served.files, is_checked=True):

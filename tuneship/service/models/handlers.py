@@ -6,7 +6,7 @@ The limits of a model are in `limits.py`.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tuneship.contract.errors import DeploymentError, InvalidRequestError, Model
 from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replica_protocol import Adapter
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
-from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import abbreviated
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
@@ -52,7 +52,14 @@ class FoundModel:
 class ServedModel(FoundModel):
     """A model ready to be served."""
 
-    format: ModelTextFormat = field(kw_only=True)
+    own_template: PromptTemplate | None = field(kw_only=True, default=None)
+    """The template that its adapter was tuned with; None for a base model."""
+
+    @cached_property
+    def format(self) -> ModelTextFormat:
+        """How it reads and writes conversations. Reads the base model's tokenizer. Raises `CatalogueFault`."""
+        found = self.base.text_format
+        return found if self.own_template is None else _with_template(found, self.own_template)
 
     @property
     def template(self) -> PromptTemplate:
@@ -236,9 +243,9 @@ def served_model(
     """
     found = find_model(connection, parts, client_id, identifier)
     if found.adapter is None or found.files is None:
-        return ServedModel(found.base, format=_base_format(found.base))
+        return ServedModel(found.base)
     engine, key, fault = found.base.engine, found.adapter.key, None
-    base_format, files = _base_format(found.base), found.files.only(*TEMPLATE_FILES)
+    files = found.files.only(*TEMPLATE_FILES)
     try:
         template = _template(parts.blobs, files, key, found.base.path)
         if not engine.is_own:  # another engine may know less than ours, which checks what it loads
@@ -248,18 +255,10 @@ def served_model(
         raise _cannot_be_served(damage) from damage
     if fault is not None:
         raise DeploymentError(f"the model's adapter {fault}", param="model_name", status=409)
-    own_format = _with_template(base_format, template)
-    return ServedModel(found.base, found.adapter, found.files, format=own_format)
+    return ServedModel(found.base, found.adapter, found.files, own_template=template)
 
 
-def _base_format(base: CataloguedModel) -> ModelTextFormat:
-    try:
-        return base.text_format
-    except CatalogueFault as fault:
-        raise _cannot_be_served(fault) from fault
-
-
-def _cannot_be_served(damage: ObjectDamaged | CatalogueFault) -> DeploymentError:
+def _cannot_be_served(damage: ObjectDamaged) -> DeploymentError:
     return DeploymentError(f"the model cannot be served: {damage}", status=409)
 
 
