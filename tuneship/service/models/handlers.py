@@ -6,7 +6,7 @@ The limits of a model are in `limits.py`.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,8 @@ class ServedModel(FoundModel):
     own_template: PromptTemplate | None = field(kw_only=True, default=None)
     """The template that its adapter was tuned with; None for a base model."""
 
-    @cached_property
+    # No cached property: in Python 3.11 one that hangs would hold up those of all other models.
+    @property
     def format(self) -> ModelTextFormat:
         """How it reads and writes conversations. Reads the base model's tokenizer. Raises `CatalogueFault`."""
         found = self.base.text_format
