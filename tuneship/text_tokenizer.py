@@ -14,6 +14,8 @@ from tokenizers import Tokenizer, processors
 TOKENIZER_FILE = "tokenizer.json"
 # The kinds of `tokenizers` from whose tokens the text can be read back. Others (WordPiece, WordLevel) lose spaces.
 KINDS = ("BPE", "Unigram")
+# Tokens that are looked at for some text before an answer.
+MOST_TOKENS_BEFORE = 16
 # A text that a tokenizer must give back as it is.
 EVERYTHING_KEPT = "Zq 17 é"
 
@@ -87,10 +89,12 @@ def visible_end(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
     Decoders treat the first token of a text differently, often by leaving out its space.
     """
     untyped: Any = tokenizer
-    for size in range(1, len(tokens) + 1):
+    # A caller may send thousands of tokens without any text, and each look decodes them.
+    most = min(len(tokens), MOST_TOKENS_BEFORE)
+    for size in range(1, most + 1):
         if untyped.decode(tokens[-size:]).strip("\ufffd"):
             return list(tokens[-size:])
-    return list(tokens)
+    return list(tokens[len(tokens) - most :])
 
 
 def continuation(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:

@@ -23,6 +23,7 @@ from tuneship.text_tokenizer import (
     continuation,
     encode,
     load_tokenizer,
+    visible_end,
 )
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
@@ -189,3 +190,9 @@ def test_tokenizers_that_lose_text_are_refused_by_kind(tmp_path: Path) -> None:
     lower.normalizer = normalizers.Sequence([normalizers.Lowercase(), lower.normalizer])
     with pytest.raises(TokenizerFault, match="changes texts"):
         check_kind(lower)
+
+
+def test_few_tokens_are_looked_at_before_an_answer_that_follows_no_text(tmp_path: Path) -> None:
+    tokenizer = save_sentencepiece(tmp_path)
+    assert len(visible_end(tokenizer, [1] * 5_000)) == 16
+    assert visible_end(tokenizer, []) == []
