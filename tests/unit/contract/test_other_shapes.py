@@ -149,7 +149,7 @@ def test_a_prompt_of_turns_is_not_learnt() -> None:
         ({"instruction": "a", "output": "b", "history": SECRET}, "instruction", "wrong_type", "history"),
         ({"instruction": "a", "output": "b", "metadata": SECRET}, "instruction", "wrong_type", "metadata"),
         ({"prompt": [USER], "completion": [ANSWER]}, "instruction", "mixed_format", "prompt"),
-        ({"prompt": [USER]}, "conversation", "wrong_type", "completion"),
+        ({"prompt": [USER]}, "conversation", "missing_field", "completion"),
         ({**LINE, "tools": SECRET}, "conversation", "wrong_type", "tools"),
         ({**LINE, "functions": [FUNCTION]}, "conversation", "invalid_tool", "functions"),
         ({**LINE, "system": 3}, "conversation", "wrong_type", "system"),
