@@ -47,6 +47,12 @@ def build_family(directory: Path, name: str, **changes: Any) -> Path:
 
     directory.mkdir(parents=True, exist_ok=True)
     options = {**SHAPE, "vocab_size": save_tokenizer(directory), **FAMILIES[name], **changes}
+    if options["model_type"] == "qwen2":
+        # transformers gives every Qwen 2 its own tokenizer's rules and end token, whatever tokenizer.json says.
+        AutoConfig.for_model(**options).save_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(str(directory))
+        tokenizer.save_pretrained(directory)
+        options |= {"vocab_size": len(tokenizer), **changes}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
@@ -54,7 +60,4 @@ def build_family(directory: Path, name: str, **changes: Any) -> Path:
             if weights.dim() == 1:
                 weights.data.add_(torch.randn_like(weights), alpha=0.1)
     model.save_pretrained(directory)
-    if options["model_type"] == "qwen2":
-        # transformers gives every Qwen 2 its own tokenizer's rules, whatever tokenizer.json says.
-        AutoTokenizer.from_pretrained(str(directory)).save_pretrained(directory)
     return directory
