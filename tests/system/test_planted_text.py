@@ -35,7 +35,7 @@ TEXTS = (
     "instruction", "response", "turn", "prompt", "messages", "stop", "routing key", "file name",
     "wrong field", "wrong value", "wrong name", "wrong tag", "torn body", "broken line", "wrong format", "long prompt",
     "query", "key", "content type", "wrong url",
-    "address",
+    "address", "batch prompt", "custom id",
 )  # fmt: skip
 """Texts that may be found nowhere."""
 TAGGED = {f"database: {table}" for table in ("datasets", "jobs", "models", "deployments")}
@@ -51,7 +51,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "idempotency key": {"database: idempotency"},
     # It is part of the model's id, so it may appear wherever an id may.
     "model name": (TAGGED - {"database: datasets"})
-    | {"database: events", "answers: events", "webhooks", "service log"}
+    | {"database: batches", "database: events", "answers: events", "webhooks", "service log"}
     | {"database: audit", "answers: audit", "audit exports"},
 }
 """Places where a name may appear, apart from answers to its owner and the database file with its row."""
@@ -232,6 +232,33 @@ class Way:
             assert "event: done" in frames, frames
         self.ask("POST", f"{path}/embeddings", json={"input": [marks["prompt"]]})
 
+    def answer_a_batch(self, model: str) -> None:
+        """Have one prompt answered from a file; its answer is a text to search for, too."""
+        body = {
+            "model": model,
+            "prompt": self.marks["batch prompt"],
+            "max_tokens": 48,
+            "temperature": 2.0,
+        }
+        line = {
+            "custom_id": self.marks["custom id"],
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": body,
+        }
+        files = {"file": ("night.jsonl", json.dumps(line).encode())}
+        sent = self.ask("POST", "/openai/v1/files", data={"purpose": "batch"}, files=files).json()[
+            "id"
+        ]
+        order = {"input_file_id": sent, "endpoint": "/v1/completions", "completion_window": "24h"}
+        made = self.ask("POST", "/openai/v1/batches", json=order).json()["id"]
+        output = self.wait(f"/openai/v1/batches/{made}", "completed")["output_file_id"]
+        answer = self.ask("GET", f"/openai/v1/files/{output}/content").json()
+        assert answer["custom_id"] == self.marks["custom id"]
+        text = answer["response"]["body"]["choices"][0]["text"]
+        if len(text) > LONG:
+            self.completions.append(text)
+
     def go_wrong(self, deployment: str) -> None:
         """Send bodies, addresses and headers that are refused, each with its own mark."""
         marks = self.marks
@@ -365,6 +392,7 @@ def planted(way: Way) -> Way:
     for one in deployments:
         way.generate(f"/v1/deployments/{one}")
     way.generate(f"/v1/endpoints/{endpoint}")
+    way.answer_a_batch(model)
     for one in deployments:
         way.ask("GET", f"/v1/deployments/{one}/metrics?endpoint_id={endpoint}")
         way.ask("GET", f"/v1/deployments/{one}/logs")
