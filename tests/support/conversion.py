@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +15,8 @@ from tuneship.conversion.order import (
     ProcessMessage,
     ReadingOrder,
 )
-from tuneship.service.common.conversion import POLL_S, ConversionFailed
+from tuneship.conversion.received_adapter import AdapterFault, check_template, received
+from tuneship.service.common.conversion import POLL_S, ConversionFailed, ConversionLimits
 
 R = TypeVar("R", bound=ProcessMessage)
 ADAPTER = {
@@ -39,11 +40,11 @@ class PlayedConversion:
         report: type[R],
         work: Path,
         readable: Sequence[Path],
-        is_stopped: Callable[[], bool],
+        limits: ConversionLimits,
     ) -> R:
         self.orders.append(order)
         while self.waits:
-            if is_stopped():
+            if limits.is_stopped():
                 raise ConversionFailed("it was stopped")
             time.sleep(POLL_S)
         made = self.report or self._made(order)
@@ -57,7 +58,16 @@ class PlayedConversion:
             return ExportReport(difference=0.0, allowed=0.001, number_format="float32")
         assert not isinstance(order, ReadingOrder)
         assert isinstance(order, ImportOrder)
-        Path(order.adapter, "parity.json").write_text(
-            json.dumps({"dtype": "float32", "probes": []})
-        )
-        return ImportReport()
+        target = Path(order.target)
+        source = target.with_name("received")
+        source.mkdir()
+        try:
+            base = received(order, source)
+            if base is not None:
+                check_template(Path(order.bases[base]), source)
+        except AdapterFault as fault:
+            return ImportReport(refused=str(fault))
+        for name in ADAPTER:
+            (target / name).write_bytes((source / name).read_bytes())
+        (target / "parity.json").write_text(json.dumps({"dtype": "float32", "probes": []}))
+        return ImportReport(base)

@@ -25,6 +25,8 @@ class BoundOperation:
     """It runs on the event loop."""
     is_long: bool = False
     """It reads or writes whole files: it has threads of its own, and a client may have a few in flight."""
+    is_conversion: bool = False
+    """It waits for a process that reads a model, in threads that no upload needs."""
 
 
 # By operation name; a guard test compares it with the declared operations.
@@ -74,18 +76,22 @@ def serves(
     operation: Operation[P, R],
     *,
     is_long: bool = False,
+    is_conversion: bool = False,
     served: dict[str, BoundOperation] = SERVED,
 ) -> Bind[P, R]:
     """Bind a handler to an operation, which is then listed in `served`.
 
     A plain function runs in a worker thread and owns one transaction; with `is_long` it may work on whole files, for
-    seconds or minutes. A coroutine function runs on the event loop: for waiting, not for work. Instead of the reply a
-    handler may return a stream, an archive, or the reply as JSON, where it is too long for models.
+    seconds or minutes; with `is_conversion` it ends soon after its caller has disconnected. A coroutine function runs
+    on the event loop: for waiting, not for work. Instead of the reply a handler may return a stream, an archive, or the
+    reply as JSON, where it is too long for models.
     """
 
     def bind(handler: Any) -> Any:
         is_async = inspect.iscoroutinefunction(handler)
-        served[operation.name] = BoundOperation(operation, handler, is_async, is_long)
+        served[operation.name] = BoundOperation(
+            operation, handler, is_async, is_long, is_conversion
+        )
         return handler
 
     return bind
