@@ -85,7 +85,7 @@ BAD_ARCHIVES = {
     "twice": (tar_of({**ADAPTER, f"again/{WEIGHTS}": b"x"}), f"has more than one {WEIGHTS}"),
     "no object": (tar_of({**ADAPTER, "adapter_config.json": b"["}), "its adapter_config.json is damaged"),
     "template": (tar_of({**ADAPTER, "chat_template.jinja": b"{% for"}), "has a chat template of its own"),
-    "template of bytes": (tar_of({**ADAPTER, "chat_template.jinja": b"\xff"}), "has a chat template that cannot be read"),
+    "template: bytes": (tar_of({**ADAPTER, "chat_template.jinja": b"\xff"}), "has a chat template that cannot be read"),
     "nameless": (UNNAMED, "base_model is needed"),
 }  # fmt: skip
 
@@ -102,7 +102,9 @@ def test_a_bad_archive_is_refused_in_a_sentence_and_leaves_nothing(
 
 
 def test_an_adapter_that_cannot_be_served_is_refused_and_leaves_nothing(service: Service) -> None:
-    service.conversion.report = ImportReport(refused="cannot be served: tensor x holds values that are not finite")
+    service.conversion.report = ImportReport(
+        refused="cannot be served: tensor x holds values that are not finite"
+    )
     before = state(service)
     answer = send(service)
     message = "the adapter cannot be served: tensor x holds values that are not finite"
