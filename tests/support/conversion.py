@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,12 @@ from tuneship.conversion.order import (
     ReadingOrder,
 )
 from tuneship.conversion.received_adapter import AdapterFault, check_template, received
-from tuneship.service.common.conversion import POLL_S, ConversionFailed, ConversionLimits
+from tuneship.service.common.conversion import (
+    POLL_S,
+    ConversionFailed,
+    ConversionLimits,
+    convert_in_process,
+)
 
 R = TypeVar("R", bound=ProcessMessage)
 ADAPTER = {
@@ -33,6 +39,8 @@ class PlayedConversion:
         self.orders: list[ProcessMessage] = []
         self.report: ProcessMessage | None = None
         self.waits = False
+        self.seconds: float | None = None
+        """Where it is set, real processes carry out the orders, and have this time for it."""
 
     def __call__(
         self,
@@ -47,6 +55,9 @@ class PlayedConversion:
             if limits.is_stopped():
                 raise ConversionFailed("it was stopped")
             time.sleep(POLL_S)
+        if self.seconds is not None:
+            own = replace(limits, seconds=self.seconds)
+            return convert_in_process(order, report, work, readable, own)
         made = self.report or self._made(order)
         assert isinstance(made, report)
         return made

@@ -19,7 +19,12 @@ from tuneship.contract.common import (
     Tags,
     Timestamp,
 )
-from tuneship.contract.errors import InvalidRequestError, ModelNotFound, PermissionDenied
+from tuneship.contract.errors import (
+    InvalidRequestError,
+    ModelNotFound,
+    PermissionDenied,
+    QuotaExceeded,
+)
 from tuneship.contract.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
 from tuneship.contract.operation import Example, TarFile, operation
 from tuneship.contract.verbs import AdapterVerb, C_co, DownloadVerb, Pages, Resource, Verb
@@ -233,7 +238,7 @@ def get_model_content(
     "/v1/models",
     scope="models:write",
     status=201,
-    refusals=(ModelNotFound,),
+    refusals=(ModelNotFound, QuotaExceeded),
     example=Example(
         {"adapter": {"name": "icd-chapters", "base_model": BASE, "file": "a tar archive"}},
         {**EXAMPLE_TUNED, "fine_tuning_job_id": None},

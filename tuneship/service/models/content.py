@@ -43,7 +43,7 @@ UNFINISHED = (EXPORTING, IMPORTING)
 # The files of an adapter that its check has written.
 WRITTEN = (CONFIG, WEIGHTS, PARITY_FILE)
 # The time limit of an import or export: measured ones took a tenth of it, on a busy machine.
-CONVERSION_S, PARAMETERS_A_SECOND = 600.0, 1_000_000
+CONVERSION_S, PARAMETERS_A_SECOND = 300.0, 1_000_000
 # What an import may allocate beside its base model: libraries and threads, and copies of the archive.
 IMPORT_MEMORY_BYTES, COPIES_IN_MEMORY = 4 << 30, 8
 
