@@ -121,7 +121,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "sparse": (header(tarfile.GNUTYPE_SPARSE, 0), "a sparse file"),
     "sparse settings": (settings(b"22 GNU.sparse.major=1\n"), "a sparse file"),
     "negative size": (negative(tarfile.REGTYPE), "no tar archive"),
-    "negative setting": (settings(b"14 size=-2000\n") + header(tarfile.REGTYPE, 0), "no tar archive|more than"),
+    "a loop": (
+        header(tarfile.REGTYPE, 0) + settings(b"14 size=-2000\n") + header(tarfile.REGTYPE, 0),
+        "no tar archive|more than",
+    ),
     "files": (header(tarfile.REGTYPE, 0) * (MAX_ENTRIES + 1), f"more than {MAX_ENTRIES} files"),
     "settings": (settings(b"6 a=b\n") * (MAX_ENTRIES + 1), "no tar archive"),
     "compressed": (gzip.compress(ARCHIVE), "no tar archive"),

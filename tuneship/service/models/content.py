@@ -161,9 +161,7 @@ def _checked(
     memory = IMPORT_MEMORY_BYTES + COPIES_IN_MEMORY * size
     limits = limits_of(parts, context.left, largest, memory)
     try:
-        report = parts.convert(
-            order, ImportReport, archive.parent, tuple(folders.values()), limits
-        )
+        report = parts.convert(order, ImportReport, archive.parent, tuple(folders.values()), limits)
     except ConversionFailed as failure:
         _refuse_stopped(parts)
         text = f"the adapter cannot be checked: {failure}"

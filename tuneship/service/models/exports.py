@@ -116,9 +116,7 @@ class Exporter:
             base_name=facts.base_source or base.id, name=model.row["name"], licence=facts.base_licence,
         )  # fmt: skip
         try:
-            report = self.convert(
-                order, ExportReport, stage, (base.path.absolute(),), limits
-            )
+            report = self.convert(order, ExportReport, stage, (base.path.absolute(),), limits)
         except ConversionFailed as failure:
             raise ExportRefused(f"the model cannot be exported: {failure}") from None
         _refuse_faulty(report)
