@@ -248,7 +248,8 @@ def import_model(form: ModelImport, file: TarFile) -> Model:
     """Make a tuned model of a LoRA adapter that was trained elsewhere: a tar archive of a peft directory.
 
     It is loaded as it will be served before it is accepted, so that one for another base model, of wrong shapes or with
-    values that are not finite is refused. Weights are taken as safetensors only.
+    values that are not finite is refused. Weights are taken as safetensors only, and it is asked in the chat template
+    of its base model: one that comes with another is refused.
     """
     raise NotImplementedError
 
