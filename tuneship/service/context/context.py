@@ -139,7 +139,7 @@ class Context:
     accept: str = ""
     """The media types that the caller accepts, as they were sent."""
     left: threading.Event = field(default_factory=threading.Event)
-    """Set when the caller of a conversion has disconnected: its process ends, since nobody waits for it any more."""
+    """Set when the caller of an operation with threads of its own has disconnected, so that nobody waits for it."""
     caller: Caller = field(default_factory=Caller)
     audit_facts: AuditFacts = field(default_factory=AuditFacts)
     """The facts for this request's audit entry."""

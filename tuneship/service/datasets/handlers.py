@@ -53,7 +53,7 @@ COUNTS: Final = ("num_examples", "prompt_tokens", "response_tokens")
 UNCOUNTED: dict[str, int] = dict.fromkeys(COUNTS, 0)
 
 
-@serves(contract.validate_dataset, is_long=True)
+@serves(contract.validate_dataset, own_threads="validations")
 def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Read the file and report its problems; nothing is stored."""
     base = _counting_model(context, form.base_model)
@@ -129,7 +129,11 @@ def read_now(
     is_rendered: bool = False,
 ) -> DatasetReading:
     """Read a file while its caller waits. Raises `InternalError` (503) when the service shuts down meanwhile."""
-    plan = Plan(dataset_format, base, context.parts.halted.is_set, is_rendered=is_rendered)
+
+    def is_halted() -> bool:
+        return context.parts.halted.is_set() or context.left.is_set()
+
+    plan = Plan(dataset_format, base, is_halted, is_rendered=is_rendered)
     try:
         with staged.open() as file:
             return read_dataset(file, staged.size, plan)

@@ -218,14 +218,14 @@ class _OperationEndpoint:
 
     async def _in_thread(self, request: Request, context: Context, call: "_Call") -> Response:
         threads, work = self._parts.threads, partial(self._in_transaction, context, call)
-        if not self._bound.is_conversion:
+        if self._bound.own_threads is None:
             pool = threads.files if self._bound.is_long else threads.requests
             return await pool.run(context.client_id, work)
-        # The thread is not left alone: it ends its process and removes its files, and the transaction with them.
+        # Nothing is cancelled: the thread ends its work, and with it the transaction.
         leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
         leaving.add_done_callback(lambda _: context.left.set())
         try:
-            return await threads.conversions.run(context.client_id, work)
+            return await getattr(threads, self._bound.own_threads).run(context.client_id, work)
         finally:
             leaving.cancel()
 

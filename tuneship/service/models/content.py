@@ -119,7 +119,7 @@ def _refuse_stopped(parts: Parts) -> None:
         raise InternalError("the service is shutting down", status=503, retry_after=1)
 
 
-@serves(contract.import_model, is_conversion=True)
+@serves(contract.import_model, own_threads="conversions")
 def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
     """Have an adapter that was trained elsewhere checked and written as our own, then seal it.
 
