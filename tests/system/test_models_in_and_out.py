@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,3 +143,32 @@ def test_an_export_that_is_killed_leaves_nothing_that_the_next_does_not_remove(
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob(".exporting-*")) == []
     assert (target / "README.md").is_file()
+
+
+@pytest.mark.soak
+def test_an_adapter_with_another_template_is_served_once_an_operator_has_added_it(
+    tmp_path: Path, adapter: Path
+) -> None:
+    own = Path(shutil.copytree(adapter, tmp_path / "own"))
+    template = (own / "chat_template.jinja").read_text().replace("<|system|>", "<|system|>Brief. ")
+    (own / "chat_template.jinja").write_text(template + "{# another #}")
+    config = json.loads((own / CONFIG).read_text())
+    (own / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": "tiny-brief"}))
+    serve = Serve(tmp_path / "data")
+    try:
+        place = {"data_dir": str(tmp_path / "data")}
+        done = command("import", str(own), "--base-model", "tuneship-tiny", **place)
+        assert done.returncode == 1
+        assert "has a chat template of its own" in done.stderr
+        # As docs/models.md says it.
+        base = Path(shutil.copytree(TINY, tmp_path / "tiny-brief"))
+        shutil.copyfile(own / "chat_template.jinja", base / "chat_template.jinja")
+        done = command("add", str(base), "--id", "tiny-brief", **place)
+        assert done.returncode == 0, done.stderr
+        done = command("import", str(own), "--base-model", "tiny-brief", "--json", **place)
+        assert done.returncode == 0, done.stderr
+        client = serve.client()
+        deployment = running_deployment(client, "d", json.loads(done.stdout)["id"])
+        assert client.deployments.generate(deployment, PROMPT).deployment_id == deployment
+    finally:
+        serve.stop()

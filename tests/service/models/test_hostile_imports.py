@@ -35,6 +35,7 @@ from tuneship.service.common.conversion import (
     ConversionLimits,
     convert_in_process,
 )
+from tuneship.service.models import content, handlers
 from tuneship.store import tables
 
 Start = Callable[..., Service]
@@ -251,6 +252,26 @@ def test_imports_count_against_the_bytes_of_their_client(start: Start) -> None:
     made = service.call("GET", "/v1/models?fine_tuned_only=true").json()["models"]
     service.call("DELETE", f"/v1/models/{made[0]['id']}")
     assert send(service, large).status_code == 201
+
+
+def test_an_archive_larger_than_any_adapter_of_its_base_is_not_unpacked(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "OTHER_FILES_BYTES", -(1 << 40))
+    for form in ({}, {"base_model": "tuneship-tiny"}):
+        assert f"larger than one of rank {MAX_LORA_RANK}" in message(send(service, **form), 413)
+    assert service.conversion.orders == []
+
+
+def test_the_template_of_an_earlier_import_is_never_compiled(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = send(service).json()["id"]
+    monkeypatch.setattr(handlers, "_template", None)
+    assert service.deployment("serves", model_name=made)
+    with service.database.read() as connection:
+        served = handlers.served_model(connection, service.parts, "alice", made)
+    assert served.template.source == served.base.text_format.template.source
 
 
 def test_an_import_that_the_disk_has_no_room_for_is_refused(start: Start) -> None:

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from tuneship.contract import models as contract
 from tuneship.contract.errors import InternalError, InvalidRequestError, PermissionDenied
+from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.contract.models import ExportFormat, GgufType, Model, ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
 from tuneship.conversion.received_adapter import CONFIG, WEIGHTS
@@ -46,6 +47,8 @@ WRITTEN = (CONFIG, WEIGHTS, PARITY_FILE)
 CONVERSION_S, PARAMETERS_A_SECOND = 300.0, 1_000_000
 # What an import may allocate beside its base model: libraries and threads, and copies of the archive.
 IMPORT_MEMORY_BYTES, COPIES_IN_MEMORY = 4 << 30, 8
+# Room in an archive for a tokenizer and what else lies beside the weights.
+OTHER_FILES_BYTES = 256 << 20
 
 
 def remove_unfinished(scratch: Path) -> None:
@@ -132,6 +135,11 @@ def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
     if base is not None and not base.engine.is_own:
         text = f"the adapter is for a base model that {base.runtime} serves, which is not checked"
         raise InvalidRequestError(text, param="base_model")
+    bases = [base] if base is not None else _usable(parts)
+    most = max(map(_largest_archive, bases), default=0)
+    if file.size > most:
+        text = f"the adapter is larger than one of rank {MAX_LORA_RANK} can be with its files: {most >> 20} MiB"
+        raise InvalidRequestError(text, param="file", status=413)
     # The archive in plain, then its files, their plain copies, and the sealed ones.
     check_room(parts.settings, 4 * file.size)
     with _work(parts, IMPORTING) as stage:
@@ -143,12 +151,22 @@ def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
         return _stored(context, form, base, adapter)
 
 
+def _usable(parts: Parts) -> list[CataloguedModel]:
+    return [one for one in parts.catalogue if one.engine.is_own and one.fault is None]
+
+
+def _largest_archive(base: CataloguedModel) -> int:
+    widths = sum(sum(shape) for shape in base.tensors.values() if len(shape) == 2)
+    # In 4 bytes a number, beside checkpoints of the optimizer, which some folders have.
+    return OTHER_FILES_BYTES + 4 * 4 * MAX_LORA_RANK * widths
+
+
 def _checked(
     context: Context, base: CataloguedModel | None, archive: Path, adapter: Path
 ) -> CataloguedModel:
     """Have the adapter checked and written into its folder; returns its base model."""
     parts = context.parts
-    usable = {one.id: one for one in parts.catalogue if one.engine.is_own and one.fault is None}
+    usable = {one.id: one for one in _usable(parts)}
     folders = {name: one.path.absolute() for name, one in usable.items()}
     size = archive.stat().st_size
     largest = max((one.parameters for one in ([base] if base else usable.values())), default=0)
