@@ -66,13 +66,13 @@ def services(
     own = {**SURROUNDINGS, "PREFECT_HOME": str(prefect_homes(folder / "prefect"))}
     with (
         embedded_service(PipelineSettings(data_dir=folder / "data"), own) as settings,
-        prefect_server(own, folder / "prefect.log") as prefect_url,
+        prefect_server(own, folder / "prefect.log") as prefect,
     ):
         yield RunningServices(
             settings,
             own
+            | prefect
             | {
-                "PREFECT_API_URL": prefect_url,
                 "TUNESHIP_URL": settings.url,
                 "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
                 "TUNESHIP_CLIENT_ID": settings.client_id,
