@@ -29,7 +29,7 @@ VALIDATION = str(DATA / "validation.jsonl")
 # In every folder of a demo: no other one is emptied.
 MARK = "emptied-by-the-demo"
 # In every folder, too: what the Prefect UI asks for.
-PASSWORD = "prefect-password"
+AUTH_FILE = "prefect-password"
 EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
 
 # For act 3, and for two sides that answer at once.
@@ -116,9 +116,11 @@ def beside_prefect(folder: Path, settings: ClientSettings) -> Generator[DemoRun]
     """Start a Prefect server for runs against a service, and stop it at the end."""
     own = environment_in(folder)
     with prefect_server(own, folder / "prefect.log") as variables:
-        write_private(folder / PASSWORD, variables["PREFECT_API_AUTH_STRING"] + "\n")
-        say(f"service {settings.url}, Prefect UI {variables['PREFECT_API_URL'].removesuffix('/api')}")
-        say(f"sign in to the UI with the line in {shown(folder / PASSWORD)}")
+        write_private(folder / AUTH_FILE, variables["PREFECT_API_AUTH_STRING"] + "\n")
+        say(
+            f"service {settings.url}, Prefect UI {variables['PREFECT_API_URL'].removesuffix('/api')}"
+        )
+        say(f"sign in to the UI with the line in {shown(folder / AUTH_FILE)}")
         yield DemoRun(folder, settings, own | service_variables(settings) | variables)
 
 
@@ -191,7 +193,7 @@ def summary(results: Mapping[str, Result], folder: Path, seconds: float, memory:
     tools = Path(sys.executable).parent
     if (folder / "data").exists():  # else it was a cluster
         say(f"  {shown(tools / 'tuneship')} serve --data-dir {shown(folder / 'data')}")
-    say(f'  export PREFECT_SERVER_API_AUTH_STRING="$(cat {shown(folder / PASSWORD)})"')
+    say(f'  export PREFECT_SERVER_API_AUTH_STRING="$(cat {shown(folder / AUTH_FILE)})"')
     say(f"  PREFECT_HOME={folder / 'prefect'} {shown(tools / 'prefect')} server start")
 
 

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments.automations import bring_up_to_date, silent_runs_crash
 from deployments.definitions import WORK_POOL
@@ -21,10 +22,14 @@ from flows.forms.release_form import EndpointChoice
 from flows.release.endpoint_lock import endpoint_lock
 from tasks.api import connect, disconnect
 from tests.support.local_machine import ROOT, Machine
+from tests.support.prefect_strangers import assert_strangers_get_nothing
 from tests.support.waiting import until
+from tuneship.cli.keys import opened, utc_now
 from tuneship.client import ApiError
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.scopes import PRESETS
 from tuneship.contract.webhooks import WebhookCreate
+from tuneship.service.access.api_keys import is_in_force
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 NAMES = {"service", "prefect-server", "bridge", "worker"}
@@ -40,6 +45,7 @@ def test_everything_runs_and_a_second_up_changes_nothing(machine: Machine) -> No
     said = machine.run("up")
     assert machine.records == before
     assert machine.prefect.removesuffix("/api") in said
+    assert "sign in         with the line in" in said
     with machine.client() as client:
         assert client.models.list().models
         assert len(client.webhooks.list().webhooks) == 1
@@ -104,6 +110,56 @@ def test_an_event_of_the_service_becomes_one_event_of_prefect(machine: Machine) 
     )
 
 
+def test_a_stranger_gets_nothing_from_the_prefect_server(machine: Machine) -> None:
+    assert_strangers_get_nothing(machine.prefect)
+
+
+def test_the_secrets_of_make_up_are_in_their_files_alone(machine: Machine) -> None:
+    password = machine.auth_string.partition(":")[2]
+    run_folder = machine.home / ".tuneship" / "run"
+    key = json.loads((run_folder / "flows-key").read_text())["api_key"]
+    for file in ("prefect-password", "flows-key"):
+        assert (run_folder / file).stat().st_mode & 0o777 == 0o600
+    for secret in (password, key):
+        holding = {
+            file.name
+            for file in machine.home.rglob("*")
+            if file.is_file() and secret.encode() in file.read_bytes()
+        }
+        assert holding == {"prefect-password" if secret == password else "flows-key"}
+    for name, record in machine.records.items():
+        process = Path(f"/proc/{record['pid']}")
+        assert password.encode() not in (process / "cmdline").read_bytes()
+        surroundings = (process / "environ").read_bytes() if name != "service" else b""
+        assert b"tsk_" not in surroundings, f"{name} holds a key of the service"
+        assert (password.encode() in surroundings) == (name != "service")
+    assert password not in machine.run("status")
+
+
+def test_the_flows_hold_a_key_with_their_scopes_only(machine: Machine) -> None:
+    blocks = machine.ask("POST", "/block_documents/filter", {"include_secrets": True})
+    (held,) = (one for one in blocks if one["block_type"]["slug"] == "tuneship-credentials")
+    key = held["data"]["api_key"]
+    data_dir = machine.home / ".tuneship" / "data"
+
+    def in_force() -> dict[str, list[str]]:
+        """Scopes of the keys in force, by id."""
+        with opened(data_dir) as keys:
+            rows = [row for row in keys.listed() if is_in_force(row, utc_now())]
+        return {row["id"]: row["scopes"] for row in rows}
+
+    before = in_force()
+    assert frozenset(before[key[4:12]]) == PRESETS["pipeline"]
+    assert not any("models:content" in scopes for scopes in before.values())
+    machine.run("up")
+    assert in_force() == before
+    (machine.home / ".tuneship" / "run" / "flows-key").unlink()
+    machine.run("up")
+    after = in_force()
+    assert len(after) == len(before)
+    assert key[4:12] not in after
+
+
 def test_a_tenants_webhook_does_not_reach_the_prefect_server(machine: Machine) -> None:
     with machine.client() as client, pytest.raises(ApiError) as refused:
         client.webhooks.create(WebhookCreate(url=f"{machine.prefect}/admin/version", events=["*"]))
@@ -156,13 +212,16 @@ def waiting_script(
         "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
         "TUNESHIP_CLIENT_ID": settings.client_id,
         "PREFECT_API_URL": machine.prefect,
+        "PREFECT_API_AUTH_STRING": machine.auth_string,
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "PYTHONPATH": str(ROOT),
     }
     script = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py"), "--params", str(params)]
     connect(settings)
     with (
-        temporary_settings({PREFECT_API_URL: machine.prefect}),
+        temporary_settings(
+            {PREFECT_API_URL: machine.prefect, PREFECT_API_AUTH_STRING: machine.auth_string}
+        ),
         (machine.home / "waiting.log").open("wb") as said,
         endpoint_lock(EndpointChoice(name=ENDPOINT)),
     ):

@@ -1,4 +1,4 @@
-"""Callers of a Prefect server who do not have its string: pages of other sites, rebound names, other users of the host."""
+"""Callers of a Prefect server who lack its string: other users of the host, pages of other sites, rebound names."""
 
 import json
 import socket
@@ -67,7 +67,11 @@ def assert_strangers_get_nothing(api: str) -> None:
             rebound = client.get(f"{api.removesuffix('/api')}{path}", headers={"Host": REBOUND})
             assert rebound.status_code == 400, f"a rebound name gets {path}"
     for path in sockets():
-        for words in ([], [json.dumps({"type": "auth"})], [json.dumps({"type": "auth", "token": "a:b"})]):
+        for words in (
+            [],
+            [json.dumps({"type": "auth"})],
+            [json.dumps({"type": "auth", "token": "a:b"})],
+        ):
             _assert_socket_closes(api, path, words)
 
 
@@ -109,7 +113,11 @@ def _assert_nothing(answer: httpx.Response, what: str) -> None:
 def _assert_socket_closes(api: str, path: str, words: list[str]) -> None:
     """Check that the socket says nothing to somebody with these words, whatever page or name they come by."""
     parts = urlsplit(api)
-    for name, protocols in ((parts.hostname, ["prefect"]), (parts.hostname, []), (REBOUND, ["prefect"])):
+    for name, protocols in (
+        (parts.hostname, ["prefect"]),
+        (parts.hostname, []),
+        (REBOUND, ["prefect"]),
+    ):
         heard: list[str | bytes] = []
         with (
             suppress(ConnectionClosed, InvalidStatus),

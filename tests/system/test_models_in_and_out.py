@@ -16,6 +16,7 @@ from tests.support.waiting import until
 from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.serving.adapters import CONFIG, read_adapter
+from tuneship.settings import service_variables
 
 pytestmark = [
     pytest.mark.long,
@@ -59,7 +60,12 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         deployment = running_deployment(client, "d", model)
         assert client.deployments.generate(deployment, PROMPT).deployment_id == deployment
 
-        done = command("download", model, str(out), "--format", "gguf", **place)
+        wanted = ("download", model, str(out), "--format", "gguf")
+        done = command(*wanted, **place)
+        assert "this key lacks the scope models:content" in done.stderr
+        named = service_variables(serve.settings_with("models:read,models:content"))
+        own = {name.removeprefix("TUNESHIP_").lower(): text for name, text in named.items()}
+        done = command(*wanted, **own)
         assert done.returncode == 0, done.stderr
         assert {file.name for file in out.iterdir()} == {"README.md", "model.gguf"}
         card = (out / "README.md").read_text()
