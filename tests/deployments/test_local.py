@@ -40,10 +40,11 @@ SHORTEST = timedelta(seconds=10)
 
 
 def test_everything_runs_and_a_second_up_changes_nothing(machine: Machine) -> None:
-    before = machine.records
+    before, keys = machine.records, keys_in_force(machine)
     assert set(before) == NAMES
     said = machine.run("up")
     assert machine.records == before
+    assert keys_in_force(machine) == keys
     assert machine.prefect.removesuffix("/api") in said
     assert "sign in         with the line in" in said
     with machine.client() as client:
@@ -137,27 +138,42 @@ def test_the_secrets_of_make_up_are_in_their_files_alone(machine: Machine) -> No
 
 
 def test_the_flows_hold_a_key_with_their_scopes_only(machine: Machine) -> None:
+    key = key_of_the_flows(machine)
+    scopes = keys_in_force(machine)
+    assert frozenset(scopes[key[4:12]]) == PRESETS["pipeline"]
+    assert not any("models:content" in one for one in scopes.values())
+
+
+def test_lost_secrets_are_replaced_and_the_old_ones_open_nothing(machine: Machine) -> None:
+    """As after an upgrade from a version whose server asked for nothing."""
+    before, string, key = machine.records, machine.auth_string, key_of_the_flows(machine)
+    number = len(keys_in_force(machine))
+    for file in ("prefect-password", "flows-key"):
+        (machine.home / ".tuneship" / "run" / file).unlink()
+
+    machine.run("up")
+
+    changed = {name for name, one in machine.records.items() if one != before[name]}
+    assert changed == {"prefect-server", "bridge", "worker"}
+    assert key_of_the_flows(machine) != key
+    assert key[4:12] not in keys_in_force(machine)
+    assert len(keys_in_force(machine)) == number
+    auth = httpx.BasicAuth(*string.split(":", 1))
+    refused = httpx.get(f"{machine.prefect}/version", auth=auth, trust_env=False, timeout=120)
+    assert refused.status_code == 401
+
+
+def key_of_the_flows(machine: Machine) -> str:
+    """The key in Prefect's block."""
     blocks = machine.ask("POST", "/block_documents/filter", {"include_secrets": True})
     (held,) = (one for one in blocks if one["block_type"]["slug"] == "tuneship-credentials")
-    key = held["data"]["api_key"]
-    data_dir = machine.home / ".tuneship" / "data"
+    return held["data"]["api_key"]
 
-    def in_force() -> dict[str, list[str]]:
-        """Scopes of the keys in force, by id."""
-        with opened(data_dir) as keys:
-            rows = [row for row in keys.listed() if is_in_force(row, utc_now())]
-        return {row["id"]: row["scopes"] for row in rows}
 
-    before = in_force()
-    assert frozenset(before[key[4:12]]) == PRESETS["pipeline"]
-    assert not any("models:content" in scopes for scopes in before.values())
-    machine.run("up")
-    assert in_force() == before
-    (machine.home / ".tuneship" / "run" / "flows-key").unlink()
-    machine.run("up")
-    after = in_force()
-    assert len(after) == len(before)
-    assert key[4:12] not in after
+def keys_in_force(machine: Machine) -> dict[str, list[str]]:
+    """Scopes of the service's keys, by id."""
+    with opened(machine.home / ".tuneship" / "data") as keys:
+        return {row["id"]: row["scopes"] for row in keys.listed() if is_in_force(row, utc_now())}
 
 
 def test_a_tenants_webhook_does_not_reach_the_prefect_server(machine: Machine) -> None:
