@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,12 @@ from typing import Any
 
 import httpx
 from measuring.running import example_rows, running
-from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_LOCAL_STORAGE_PATH,
+    temporary_settings,
+)
 
 from flows.forms.release_form import ReleaseParameters
 from flows.script.local_processes import prefect_server
@@ -222,9 +227,11 @@ def compare(first: list[Call], second: list[Call]) -> None:
         raise SystemExit(f"not the same work: {did - did_again} against {did_again - did}")
 
 
-def tasks_at(url: str) -> int:
-    """The number of task runs on the Prefect server."""
-    counted: Any = httpx.post(f"{url}/task_runs/count", json={}, trust_env=False).json()
+def tasks_at(prefect: Mapping[str, str]) -> int:
+    """The number of task runs on the Prefect server, which is reached by these variables."""
+    url = f"{prefect['PREFECT_API_URL']}/task_runs/count"
+    user, _, password = prefect["PREFECT_API_AUTH_STRING"].partition(":")
+    counted: Any = httpx.post(url, json={}, auth=(user, password), trust_env=False).json()
     return int(counted)
 
 
@@ -253,18 +260,21 @@ def main() -> None:
         os.environ.update(own)  # noqa: TID251 - where the flow's own settings are read from
         environment = embedded_service_environment() | {"PREFECT_HOME": f"{name}/prefect"}
         with (
-            prefect_server(environment, folder / "prefect.log") as url,
+            prefect_server(environment, folder / "prefect.log") as prefect,
             running(folder / "first") as first,
             running(folder / "second") as second,
         ):
-            own_results = f"{name}/results"
             with temporary_settings(
-                {PREFECT_API_URL: url, PREFECT_LOCAL_STORAGE_PATH: own_results}
+                {
+                    PREFECT_API_URL: prefect["PREFECT_API_URL"],
+                    PREFECT_API_AUTH_STRING: prefect["PREFECT_API_AUTH_STRING"],
+                    PREFECT_LOCAL_STORAGE_PATH: f"{name}/results",
+                }
             ):
                 ours, calls = run_release(small_release(folder, rows), first.settings)
             theirs, again = repeat_calls(calls, second.settings)
             compare(calls, again)
-            report(ours, theirs, len(calls), tasks_at(url))
+            report(ours, theirs, len(calls), tasks_at(prefect))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Receives signed webhooks, checks them with the `standardwebhooks` library, and passes each on once: the Prefect event's
 id is derived from the webhook's. It answers 2xx only when Prefect has taken the event, so the service tries again until
-then. `make up` starts it; by hand: `python -m deployments.bridge`, with `TUNESHIP_BRIDGE_SECRET_FILE` and
-PREFECT_API_URL.
+then. `make up` starts it; by hand: `python -m deployments.bridge`, with `TUNESHIP_BRIDGE_SECRET_FILE`, PREFECT_API_URL
+and, where the Prefect server asks for one, PREFECT_API_AUTH_STRING.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import httpx
 import uvicorn
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tuneship.settings import LocalSettings
@@ -49,10 +49,16 @@ def prefect_event(webhook: Mapping[str, Any]) -> dict[str, Any]:
 class Bridge:
     """An ASGI application that passes webhooks on to Prefect."""
 
-    def __init__(self, secret: str, prefect_url: str) -> None:
+    def __init__(self, secret: str, prefect_url: str, auth_string: str | None) -> None:
         """`secret`: `whsec_…` of the webhook; `prefect_url`: the API, e.g. http://127.0.0.1:4200/api."""
         self._webhook = Webhook(secret)
-        self._prefect = httpx.AsyncClient(base_url=prefect_url, trust_env=False, timeout=10.0)
+        user, _, password = (auth_string or "").partition(":")
+        self._prefect = httpx.AsyncClient(
+            base_url=prefect_url,
+            auth=(user, password) if auth_string else None,
+            trust_env=False,
+            timeout=10.0,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 200 when Prefect has the event, 400 without a valid signature, 502 for a retry."""
@@ -104,7 +110,7 @@ def main() -> None:
         )
     secret = json.loads(settings.bridge_secret_file.read_text())["secret"]
     uvicorn.run(
-        Bridge(secret, prefect_url),
+        Bridge(secret, prefect_url, PREFECT_API_AUTH_STRING.value()),
         host="127.0.0.1",
         port=settings.bridge_port,
         log_config=None,

@@ -2,7 +2,8 @@
 
 `up` starts the service, a Prefect server, a worker, and the bridge that makes the service's webhooks Prefect events; it
 registers the flows and prints the addresses. What already runs stays. `down` ends exactly these. What the Prefect
-server is set up with is in `deployments/set_up.py`.
+server is set up with is in `deployments/set_up.py`. Its API answers to the worker, the bridge and whoever can read the
+string in the run folder; the flows reach the service by a key with their own scopes (`deployments/flows_key.py`).
 """
 
 import argparse
@@ -10,16 +11,25 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
+import typer
 from pydantic import ValidationError
 
 from deployments.background_processes import AtWork, NotStarted, ProcessFolder, answers, say
 from deployments.commands import PROJECT, CommandFailed, run_module
 from deployments.definitions import WORK_POOL
+from deployments.flows_key import flows_settings
 from deployments.webhook import ensure_webhook
-from flows.script.local_processes import PREFECT_SERVER, settings_at
+from flows.script.local_processes import (
+    closed_server,
+    new_auth_string,
+    prefect_variables,
+    settings_at,
+)
 from tuneship.client import ApiError, TuneshipError
+from tuneship.host.durable import write_private
 from tuneship.settings import (
     ClientSettings,
     LocalSettings,
@@ -31,12 +41,14 @@ from tuneship.settings import (
 
 # In the order in which they start; they end in the other one.
 NAMES = ("service", "prefect-server", "bridge", "worker")
+# Flows take their service from the block, which has the newest key however long the worker runs.
+BY_THE_BLOCK = {"TUNESHIP_URL": "", "TUNESHIP_API_KEY": "", "TUNESHIP_CLIENT_ID": ""}
 
 
 def bridge_opened(local: LocalSettings) -> dict[str, str]:
     """The setting by which the service's webhooks may reach the bridge, and no other port of this machine.
 
-    Every tenant may register webhooks, and the Prefect server requires no key.
+    Every tenant may register webhooks, and other ports of this machine may answer without asking who calls.
     """
     return {"TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS": f"127.0.0.1:{local.bridge_port}"}
 
@@ -51,7 +63,6 @@ class Local:
         self._processes = ProcessFolder(local.run_dir)
         self._environment = embedded_service_environment() | {
             "PREFECT_HOME": str(local.prefect_dir),
-            "PREFECT_API_URL": self.prefect_url,
             "DO_NOT_TRACK": "1",
         }
         # Flows, tasks and deployments need not be installed: the pipeline's processes find them in this project.
@@ -62,6 +73,11 @@ class Local:
     def prefect_url(self) -> str:
         """The Prefect server's API."""
         return f"http://127.0.0.1:{self._local.prefect_port}/api"
+
+    @property
+    def auth_file(self) -> Path:
+        """The file (0600) with the string for which the Prefect server asks."""
+        return self._local.run_dir / "prefect-password"
 
     @property
     def bridge_url(self) -> str:
@@ -76,15 +92,33 @@ class Local:
             client = self._client()
             # Before the bridge starts: it reads the webhook's secret only then.
             self._connect_bridge(client)
-            self._ensure("prefect-server", self._start_prefect)
-            environment = self._environment | service_variables(client)
+            auth_string = self._auth_string()
+            closed = closed_server(self.prefect_url, auth_string)
+            self._ensure("prefect-server", lambda: self._start_prefect(closed))
+            prefect = self._environment | prefect_variables(self.prefect_url, auth_string)
+            key_file = self._local.run_dir / "flows-key"
+            flows = service_variables(flows_settings(client.url, self._service.data_dir, key_file))
             # Before the worker starts: it needs its work pool.
             say("registering flows")
             # In a process of its own, because Prefect reads the environment when it is imported.
-            run_module("the Prefect server could not be set up", environment, "deployments.set_up")
-            self._ensure("bridge", self._start_bridge)
-            self._ensure("worker", lambda: self._start_worker(environment))
+            failed = "the Prefect server could not be set up"
+            run_module(failed, prefect | flows, "deployments.set_up")
+            self._ensure("bridge", lambda: self._start_bridge(prefect))
+            self._ensure("worker", lambda: self._start_worker(prefect))
         self.status()
+
+    def _auth_string(self) -> str:
+        """Read the string for which the Prefect server asks; draw it at the first `up`, and when the file is lost."""
+        kept = self.auth_file.read_text().strip() if self.auth_file.is_file() else ""
+        if not kept:
+            # They know another string, or none. They end before the new one is written: an `up` that is killed here
+            # must not leave them running beside a file that does not fit.
+            for name in ("worker", "bridge", "prefect-server"):
+                if self._processes.stop(name):
+                    say(f"{name} is started again, with a new string")
+            kept = new_auth_string()
+            write_private(self.auth_file, f"{kept}\n")
+        return kept
 
     def _connect_bridge(self, client: ClientSettings) -> None:
         """Register the bridge's webhook. Raises `NotStarted` where a service started elsewhere may not call it."""
@@ -142,21 +176,24 @@ class Local:
         environment = bridge_opened(self._local) | self._environment
         self._processes.start("service", command, environment, service_file.is_file)
 
-    def _start_prefect(self) -> None:
+    def _start_prefect(self, closed: dict[str, str]) -> None:
+        # Not `prefect server start`: it would answer under any name that leads here.
+        program = ("--factory", "flows.script.prefect_server:for_this_machine")
         address = ("--host", "127.0.0.1", "--port", str(self._local.prefect_port))
-        command = [sys.executable, "-m", "prefect", "server", "start", *address]
-        environment = self._environment | PREFECT_SERVER
-        environment["PREFECT_SERVER_UI_API_URL"] = self.prefect_url
         self._processes.start(
-            "prefect-server", command, environment, lambda: answers(f"{self.prefect_url}/health")
+            "prefect-server",
+            [sys.executable, "-m", "uvicorn", *program, *address, "--log-level", "warning"],
+            # The last setting saves memory in a server that is the only one of its process.
+            self._environment | self._pipeline_path | closed | {"PREFECT__SERVER_FINAL": "1"},
+            lambda: answers(f"{self.prefect_url}/health"),
         )
 
-    def _start_bridge(self) -> None:
+    def _start_bridge(self, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "deployments.bridge"]
         self._processes.start(
             "bridge",
             command,
-            self._environment | self._pipeline_path,
+            environment | self._pipeline_path,
             lambda: answers(self.bridge_url, 405),
         )
 
@@ -165,10 +202,11 @@ class Local:
         # A worker has no address to ask; only its log says that it has started.
         log = self._processes.log("worker")
         before = log.stat().st_size if log.is_file() else 0
+        own = BY_THE_BLOCK | self._pipeline_path | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
         self._processes.start(
             "worker",
             [*command, "--name", "local"],
-            environment | self._pipeline_path | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
+            environment | own,
             lambda: b"started" in log.read_bytes()[before:].lower(),
         )
 
@@ -193,6 +231,7 @@ class Local:
             say(f"credentials     {self._service.data_dir / 'credentials.json'}")
         if self._processes.running("prefect-server") is not None:
             say(f"Prefect         {self.prefect_url.removesuffix('/api')}")
+            say(f"sign in         with the line in {self.auth_file}")
         for name in NAMES:
             process = self._processes.running(name)
             state = f"process {process.pid}" if process else "not running"
@@ -219,6 +258,8 @@ def main() -> NoReturn:
         sys.exit(f"the service refused ({refusal.code}): {refusal.message}")
     except (NotStarted, AtWork, CommandFailed, TuneshipError) as failure:
         sys.exit(str(failure))
+    except typer.Exit as said:
+        sys.exit(said.exit_code)
     except OSError as fault:
         sys.exit(f"{fault.filename or 'this command'}: {fault.strerror}")
     sys.exit(0)

@@ -15,6 +15,7 @@ from typing import Any
 
 from flows.script.local_processes import embedded_service, prefect_server
 from tuneship.client import Client
+from tuneship.host.durable import write_private
 from tuneship.settings import (
     ClientSettings,
     PipelineSettings,
@@ -27,6 +28,8 @@ DATA = ROOT / "examples" / "icd10cm"
 VALIDATION = str(DATA / "validation.jsonl")
 # In every folder of a demo: no other one is emptied.
 MARK = "emptied-by-the-demo"
+# In every folder, too: what the Prefect UI asks for.
+AUTH_FILE = "prefect-password"
 EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
 
 # For act 3, and for two sides that answer at once.
@@ -112,10 +115,13 @@ def environment_in(folder: Path) -> dict[str, str]:
 def beside_prefect(folder: Path, settings: ClientSettings) -> Generator[DemoRun]:
     """Start a Prefect server for runs against a service, and stop it at the end."""
     own = environment_in(folder)
-    with prefect_server(own, folder / "prefect.log") as url:
-        say(f"service {settings.url}, Prefect UI {url.removesuffix('/api')}")
-        variables = service_variables(settings) | {"PREFECT_API_URL": url}
-        yield DemoRun(folder, settings, own | variables)
+    with prefect_server(own, folder / "prefect.log") as variables:
+        write_private(folder / AUTH_FILE, variables["PREFECT_API_AUTH_STRING"] + "\n")
+        say(
+            f"service {settings.url}, Prefect UI {variables['PREFECT_API_URL'].removesuffix('/api')}"
+        )
+        say(f"sign in to the UI with the line in {shown(folder / AUTH_FILE)}")
+        yield DemoRun(folder, settings, own | service_variables(settings) | variables)
 
 
 class Memory(threading.Thread):
@@ -187,6 +193,7 @@ def summary(results: Mapping[str, Result], folder: Path, seconds: float, memory:
     tools = Path(sys.executable).parent
     if (folder / "data").exists():  # else it was a cluster
         say(f"  {shown(tools / 'tuneship')} serve --data-dir {shown(folder / 'data')}")
+    say(f'  export PREFECT_SERVER_API_AUTH_STRING="$(cat {shown(folder / AUTH_FILE)})"')
     say(f"  PREFECT_HOME={folder / 'prefect'} {shown(tools / 'prefect')} server start")
 
 

@@ -81,7 +81,7 @@ def ready(rules: CanaryRules) -> list[str]:
     if rules.approval == "required" and not can_be_answered():
         raise BadInput(
             'approval: "required" needs a Prefect server that outlives this run, where a person can answer:'
-            " start one (`prefect server start`) and set PREFECT_API_URL"
+            " start one (`make up`, or one of your own as docs/operations.md says) and set PREFECT_API_URL"
         )
     return read_prompts(Path(rules.traffic.prompts)) if rules.traffic else []
 

@@ -35,6 +35,8 @@ GREEDY_TOKENS = 20
 # have nothing to do with the expected ones differ by 3 to 4 standard deviations of the logits: such an answer is
 # noticed in float32, bfloat16 and the formats of exports; in int8 and int4 the first token's logits alone are.
 CHOICE_TOLERANCES = 10
+# What a file may hold, since the replica of all tenants computes it: more than any file of ours does.
+MAX_BYTES, MAX_PROBES, MAX_TOKENS, MAX_CHARACTERS = 1 << 20, 4, 8192, 1000
 ANY_DAY = datetime(2024, 7, 26)  # noqa: DTZ001 - a local date, as templates write it
 # Role and content of each turn. Fixed texts, so that no text of a dataset is stored beside the adapter.
 TALKS: tuple[tuple[tuple[str, str], ...], ...] = (
@@ -59,6 +61,13 @@ class Probe:
     # standard deviations of the logits. Files of older versions have none.
     greedy: list[int] = field(default_factory=list[int])
     leads: list[float] = field(default_factory=list[float])
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is no larger than one of ours can be."""
+        texts = [message["content"] for message in self.messages]
+        tokens = (self.prompt, self.tokens, self.greedy)
+        return sum(map(len, texts)) <= MAX_CHARACTERS and max(map(len, tokens)) <= MAX_TOKENS
 
     def differing_choice(
         self, choices: Sequence[int], gaps: Sequence[float], tolerance: float
@@ -106,15 +115,21 @@ class Parity:
     def load(cls, directory: Path, key: str | None = None) -> "Parity | None":
         """Read the file; None when a model that was tuned elsewhere has none. Raises ValueError when it is damaged."""
         try:
+            if (directory / PARITY_FILE).stat().st_size > MAX_BYTES:
+                raise ValueError(f"{PARITY_FILE} is too large")
             fields = json.loads(read_plain(directory / PARITY_FILE, key))
         except FileNotFoundError:
             return None
+        except RecursionError as error:
+            raise ValueError(f"{PARITY_FILE} is not understood") from error
         try:
             answers = fields.get("answers") or [{}] * len(fields["probes"])
             pairs = zip(fields["probes"], answers, strict=True)
             probes = [Probe(**probe, **answer) for probe, answer in pairs]
             if any(len(probe.greedy) != len(probe.leads) for probe in probes):
                 raise ValueError(f"{PARITY_FILE} is damaged")
+            if len(probes) > MAX_PROBES or not all(probe.is_small for probe in probes):
+                raise ValueError(f"{PARITY_FILE} is too large")
             return cls(fields["dtype"], probes)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{PARITY_FILE} is not understood") from error
@@ -129,7 +144,8 @@ def prompts(
         messages = [{"role": role, "content": content} for role, content in talk]
         try:
             # The context has room for one token of an answer.
-            tokens = prompt_tokens(template, encode, messages)[: context_length - 1]
+            room = min(context_length - 1, MAX_TOKENS)
+            tokens = prompt_tokens(template, encode, messages)[:room]
         except TemplateFailed:
             continue
         if tokens:

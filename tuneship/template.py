@@ -124,22 +124,8 @@ class PromptTemplate:
         `key` opens sealed files. `base` is the directory of an adapter's base model: its special tokens stand for those
         that the adapter's directory does not name. Raises TemplateFailed.
         """
-        config = _read_json(directory / TOKENIZER_CONFIG_FILE, key)
-        file = directory / TEMPLATE_FILE
-        if file.is_file():
-            # As in transformers, files replace all that the configuration says.
-            sources = {"default": read_plain(file, key).decode()}
-            sources |= {
-                named.stem: named.read_text(encoding="utf-8")
-                for named in (directory / NAMED_TEMPLATES_FOLDER).glob("*.jinja")
-            }
-        else:
-            sources = _named_sources(config.get("chat_template"))
-        tokens = _special_tokens(directory, config, key)
-        if base is not None:
-            base_config = _read_json(base / TOKENIZER_CONFIG_FILE, None)
-            tokens = _special_tokens(base, base_config, None) | tokens
-        return cls(_one_source(sources), tokens)
+        source, tokens = read_template(directory, key, base)
+        return cls(BUILT_IN_TEMPLATE if source is None else source, tokens)
 
     def save(self, directory: Path, key: str | None = None) -> None:
         """Write the template and its special tokens; `key` seals the files.
@@ -247,6 +233,31 @@ class PromptTemplate:
         return f"{type(error).__name__} in its line {lines[-1]}" if lines else type(error).__name__
 
 
+def read_template(
+    directory: Path, key: str | None = None, base: Path | None = None
+) -> tuple[str | None, dict[str, str]]:
+    """The source of a directory's template, None without one, and its special tokens, as `PromptTemplate.load` does.
+
+    Nothing is compiled, so it costs no more than reading the files. Raises TemplateFailed.
+    """
+    config = _read_json(directory / TOKENIZER_CONFIG_FILE, key)
+    file = directory / TEMPLATE_FILE
+    if file.is_file():
+        # As in transformers, files replace all that the configuration says.
+        sources = {"default": read_plain(file, key).decode()}
+        sources |= {
+            named.stem: named.read_text(encoding="utf-8")
+            for named in (directory / NAMED_TEMPLATES_FOLDER).glob("*.jinja")
+        }
+    else:
+        sources = _named_sources(config.get("chat_template"))
+    tokens = _special_tokens(directory, config, key)
+    if base is not None:
+        base_config = _read_json(base / TOKENIZER_CONFIG_FILE, None)
+        tokens = _special_tokens(base, base_config, None) | tokens
+    return (_one_source(sources) if sources else None), tokens
+
+
 def _read_json(path: Path, key: str | None) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no file. Raises TemplateFailed for another value."""
     try:
@@ -278,8 +289,6 @@ def _named_sources(setting: object) -> dict[str, str]:
 
 def _one_source(sources: Mapping[str, str]) -> str:
     """The template that transformers would choose: `tool_use` with functions, else `default`. Raises TemplateFailed."""
-    if not sources:
-        return BUILT_IN_TEMPLATE
     if "default" not in sources:
         names = ", ".join(sorted(sources))
         raise TemplateFailed(f"none of its chat templates is named default: they are {names}")

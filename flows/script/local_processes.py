@@ -4,6 +4,7 @@ Both run in a session of their own, so that Ctrl-C in the terminal reaches the s
 clean-up is done. Next: `flows/script/main.py`.
 """
 
+import secrets
 import socket
 import subprocess
 import sys
@@ -41,6 +42,28 @@ PREFECT_SERVER = {
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
 }
+
+
+def new_auth_string() -> str:
+    """Draw the user and password of a Prefect server, in the form of its setting."""
+    return f"tuneship:{secrets.token_urlsafe(32)}"
+
+
+def closed_server(url: str, auth_string: str) -> dict[str, str]:
+    """Settings of a Prefect server whose API is at `url`, and answers only to whoever has this string."""
+    page = url.removesuffix("/api")
+    return PREFECT_SERVER | {
+        "PREFECT_SERVER_API_AUTH_STRING": auth_string,
+        # Prefect's default lets the pages of every site read its answers.
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{page},{page.replace('127.0.0.1', 'localhost')}",
+        # The UI's pages ask the API at this address; its default is another port.
+        "PREFECT_SERVER_UI_API_URL": url,
+    }
+
+
+def prefect_variables(url: str, auth_string: str) -> dict[str, str]:
+    """The environment variables by which another process reaches such a server."""
+    return {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": auth_string}
 
 
 class CompanionFailed(Exception):
@@ -135,8 +158,9 @@ def settings_at(url: str, data_dir: Path) -> ClientSettings:
 
 
 @contextmanager
-def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
-    """Run a Prefect server on a free port of this machine; yields the URL of its API."""
+def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[dict[str, str]]:
+    """Run a Prefect server on a free port of this machine; yields the environment variables that its clients need."""
+    auth_string = new_auth_string()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
         url = f"http://127.0.0.1:{port}/api"
@@ -149,8 +173,7 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.PIPE,  # the server ends when this pipe closes
-                # The UI's pages ask the API at this address; its default is another port.
-                env={**environment, **PREFECT_SERVER, "PREFECT_SERVER_UI_API_URL": url},
+                env={**environment, **closed_server(url, auth_string)},
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
@@ -163,7 +186,7 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
                 if httpx.get(f"{url}/health", trust_env=False, timeout=5.0).is_success:
                     break
             time.sleep(0.1)
-        yield url
+        yield prefect_variables(url, auth_string)
 
 
 @contextmanager

@@ -18,7 +18,12 @@ from urllib.parse import urlsplit
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    get_current_settings,
+    temporary_settings,
+)
 from pydantic import BaseModel, ValidationError
 
 from flows.forms.release_form import DIRECTORY
@@ -235,14 +240,16 @@ def _prefect(screen: Screen) -> Generator[None]:
     screen.say("starting a Prefect server for this run")
     log = PipelineSettings().reports.expanduser() / "prefect.log"
     environment = embedded_service_environment() | PREFECT_SERVER
-    with prefect_server(environment, log) as url, temporary_settings({PREFECT_API_URL: url}):
-        mark_as_own_server(url)
-        try:
-            yield
-        finally:
-            with uninterrupted():  # logs and events that are still queued need the server
-                APILogWorker.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
-                EventsWorker.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
+    with prefect_server(environment, log) as variables:
+        url, auth_string = variables["PREFECT_API_URL"], variables["PREFECT_API_AUTH_STRING"]
+        with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: auth_string}):
+            mark_as_own_server(url)
+            try:
+                yield
+            finally:
+                with uninterrupted():  # logs and events that are still queued need the server
+                    APILogWorker.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
+                    EventsWorker.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
 
 
 def _ending_after(error: BaseException) -> Ending:

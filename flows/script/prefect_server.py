@@ -1,7 +1,6 @@
 """A Prefect server that ends when its standard input closes, so it never outlives the script that started it.
 
-Started by `flows/script/local_processes.py` with a listening socket; Prefect's own `prefect server start` is for
-servers that stay.
+Started by `flows/script/local_processes.py` with a listening socket. `make up` serves the same application for longer.
 """
 
 import os
@@ -10,16 +9,26 @@ import sys
 import threading
 
 import uvicorn
+from prefect.server.api.server import create_app
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 # Clients keep their connections open for events; the server does not wait for them to disconnect.
 GRACE_SECONDS = 3
+
+
+def for_this_machine() -> TrustedHostMiddleware:
+    """Make the server, which answers a browser of this machine only under the machine's own names.
+
+    A page of another site may have its name resolved to this machine, and would then be of the server's own origin.
+    """
+    return TrustedHostMiddleware(create_app(), allowed_hosts=["127.0.0.1", "localhost"])
 
 
 def main() -> None:
     """Serve on the socket whose number is the one argument."""
     threading.Thread(target=_stop_with_the_script, daemon=True).start()
     uvicorn.run(
-        "prefect.server.api.server:create_app",
+        for_this_machine,
         factory=True,
         fd=int(sys.argv[1]),
         log_level="warning",

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments.automations import bring_up_to_date, silent_runs_crash
 from deployments.definitions import WORK_POOL
@@ -21,10 +22,14 @@ from flows.forms.release_form import EndpointChoice
 from flows.release.endpoint_lock import endpoint_lock
 from tasks.api import connect, disconnect
 from tests.support.local_machine import ROOT, Machine
+from tests.support.prefect_strangers import assert_strangers_get_nothing
 from tests.support.waiting import until
+from tuneship.cli.keys import opened, utc_now
 from tuneship.client import ApiError
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.scopes import PRESETS
 from tuneship.contract.webhooks import WebhookCreate
+from tuneship.service.access.api_keys import is_in_force
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 NAMES = {"service", "prefect-server", "bridge", "worker"}
@@ -35,11 +40,13 @@ SHORTEST = timedelta(seconds=10)
 
 
 def test_everything_runs_and_a_second_up_changes_nothing(machine: Machine) -> None:
-    before = machine.records
+    before, keys = machine.records, keys_in_force(machine)
     assert set(before) == NAMES
     said = machine.run("up")
     assert machine.records == before
+    assert keys_in_force(machine) == keys
     assert machine.prefect.removesuffix("/api") in said
+    assert "sign in         with the line in" in said
     with machine.client() as client:
         assert client.models.list().models
         assert len(client.webhooks.list().webhooks) == 1
@@ -104,6 +111,71 @@ def test_an_event_of_the_service_becomes_one_event_of_prefect(machine: Machine) 
     )
 
 
+def test_a_stranger_gets_nothing_from_the_prefect_server(machine: Machine) -> None:
+    assert_strangers_get_nothing(machine.prefect)
+
+
+def test_the_secrets_of_make_up_are_in_their_files_alone(machine: Machine) -> None:
+    password = machine.auth_string.partition(":")[2]
+    run_folder = machine.home / ".tuneship" / "run"
+    key = json.loads((run_folder / "flows-key").read_text())["api_key"]
+    for file in ("prefect-password", "flows-key"):
+        assert (run_folder / file).stat().st_mode & 0o777 == 0o600
+    for secret in (password, key):
+        holding = {
+            file.name
+            for file in machine.home.rglob("*")
+            if file.is_file() and secret.encode() in file.read_bytes()
+        }
+        assert holding == {"prefect-password" if secret == password else "flows-key"}
+    for name, record in machine.records.items():
+        process = Path(f"/proc/{record['pid']}")
+        assert password.encode() not in (process / "cmdline").read_bytes()
+        surroundings = (process / "environ").read_bytes() if name != "service" else b""
+        assert b"tsk_" not in surroundings, f"{name} holds a key of the service"
+        assert (password.encode() in surroundings) == (name != "service")
+    assert password not in machine.run("status")
+
+
+def test_the_flows_hold_a_key_with_their_scopes_only(machine: Machine) -> None:
+    key = key_of_the_flows(machine)
+    scopes = keys_in_force(machine)
+    assert frozenset(scopes[key[4:12]]) == PRESETS["pipeline"]
+    assert not any("models:content" in one for one in scopes.values())
+
+
+def test_lost_secrets_are_replaced_and_the_old_ones_open_nothing(machine: Machine) -> None:
+    """As after an upgrade from a version whose server asked for nothing."""
+    before, string, key = machine.records, machine.auth_string, key_of_the_flows(machine)
+    number = len(keys_in_force(machine))
+    for file in ("prefect-password", "flows-key"):
+        (machine.home / ".tuneship" / "run" / file).unlink()
+
+    machine.run("up")
+
+    changed = {name for name, one in machine.records.items() if one != before[name]}
+    assert changed == {"prefect-server", "bridge", "worker"}
+    assert key_of_the_flows(machine) != key
+    assert key[4:12] not in keys_in_force(machine)
+    assert len(keys_in_force(machine)) == number
+    auth = httpx.BasicAuth(*string.split(":", 1))
+    refused = httpx.get(f"{machine.prefect}/version", auth=auth, trust_env=False, timeout=120)
+    assert refused.status_code == 401
+
+
+def key_of_the_flows(machine: Machine) -> str:
+    """The key in Prefect's block."""
+    blocks = machine.ask("POST", "/block_documents/filter", {"include_secrets": True})
+    (held,) = (one for one in blocks if one["block_type"]["slug"] == "tuneship-credentials")
+    return held["data"]["api_key"]
+
+
+def keys_in_force(machine: Machine) -> dict[str, list[str]]:
+    """Scopes of the service's keys, by id."""
+    with opened(machine.home / ".tuneship" / "data") as keys:
+        return {row["id"]: row["scopes"] for row in keys.listed() if is_in_force(row, utc_now())}
+
+
 def test_a_tenants_webhook_does_not_reach_the_prefect_server(machine: Machine) -> None:
     with machine.client() as client, pytest.raises(ApiError) as refused:
         client.webhooks.create(WebhookCreate(url=f"{machine.prefect}/admin/version", events=["*"]))
@@ -156,13 +228,16 @@ def waiting_script(
         "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
         "TUNESHIP_CLIENT_ID": settings.client_id,
         "PREFECT_API_URL": machine.prefect,
+        "PREFECT_API_AUTH_STRING": machine.auth_string,
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "PYTHONPATH": str(ROOT),
     }
     script = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py"), "--params", str(params)]
     connect(settings)
     with (
-        temporary_settings({PREFECT_API_URL: machine.prefect}),
+        temporary_settings(
+            {PREFECT_API_URL: machine.prefect, PREFECT_API_AUTH_STRING: machine.auth_string}
+        ),
         (machine.home / "waiting.log").open("wb") as said,
         endpoint_lock(EndpointChoice(name=ENDPOINT)),
     ):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from flows.script.local_processes import embedded_service, prefect_server
 from tests.support.openai_programs import NODE_22, Asked, environment
 from tests.support.prefect_servers import WITHOUT_SETTINGS, PrefectHomes
 from tests.support.processes import Serve
+from tuneship.cli.keys import opened, utc_now
+from tuneship.contract.scopes import PRESETS
 from tuneship.settings import ClientSettings, PipelineSettings
 
 ROOT = Path(__file__).parents[2]
@@ -66,15 +69,19 @@ def services(
     own = {**SURROUNDINGS, "PREFECT_HOME": str(prefect_homes(folder / "prefect"))}
     with (
         embedded_service(PipelineSettings(data_dir=folder / "data"), own) as settings,
-        prefect_server(own, folder / "prefect.log") as prefect_url,
+        prefect_server(own, folder / "prefect.log") as prefect,
     ):
+        with opened(folder / "data") as keys:
+            # The flows need no more than their scopes, and hipaa mode a key that ends.
+            end = utc_now() + timedelta(days=30)
+            key = keys.issue(settings.client_id, PRESETS["pipeline"], end)
         yield RunningServices(
             settings,
             own
+            | prefect
             | {
-                "PREFECT_API_URL": prefect_url,
                 "TUNESHIP_URL": settings.url,
-                "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
+                "TUNESHIP_API_KEY": key,
                 "TUNESHIP_CLIENT_ID": settings.client_id,
                 "TUNESHIP_RECORDS": str(folder / "records"),
                 "TUNESHIP_REPORTS": str(folder / "reports"),

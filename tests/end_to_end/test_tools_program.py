@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.openai_clients import of_process
 from tests.support.processes import Serve
 from tests.support.waiting import until
+from tuneship.client import Client
 from tuneship.template import PromptTemplate
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -121,7 +122,7 @@ def test_a_call_that_is_required_comes_whatever_the_model_learnt(
 def test_the_models_own_template_writes_calls_for_other_programs(
     served: Serve, model: str, tmp_path: Path
 ) -> None:
-    with served.client() as client:
+    with Client(served.settings_with("models:read,models:content")) as client:
         client.models.download(tmp_path / "adapter", model, format="peft")
     template = PromptTemplate.load(tmp_path / "adapter")
     specials = {name: text for name, text in template.special_tokens.items() if text}

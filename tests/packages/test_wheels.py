@@ -260,7 +260,12 @@ def up(whole: Installed, shop: Path) -> Iterator[str]:
 
 
 def test_a_worker_finds_the_flows_of_the_project(whole: Installed, up: str) -> None:
-    own = {"PREFECT_API_URL": up, "PREFECT_HOME": str(whole.home / ".tuneship" / "prefect")}
+    home = whole.home / ".tuneship"
+    own = {
+        "PREFECT_API_URL": up,
+        "PREFECT_API_AUTH_STRING": (home / "run" / "prefect-password").read_text().strip(),
+        "PREFECT_HOME": str(home / "prefect"),
+    }
     # From elsewhere, so that only the worker's own path leads to the flows.
     said = whole.run(
         "python", "-m", "prefect", "deployment", "run", "guard/guard", "--watch", **own

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,13 @@ from tuneship.conversion.order import (
     ProcessMessage,
     ReadingOrder,
 )
-from tuneship.service.common.conversion import POLL_S, ConversionFailed
+from tuneship.conversion.received_adapter import AdapterFault, check_template, received
+from tuneship.service.common.conversion import (
+    POLL_S,
+    ConversionFailed,
+    ConversionLimits,
+    convert_in_process,
+)
 
 R = TypeVar("R", bound=ProcessMessage)
 ADAPTER = {
@@ -32,6 +39,8 @@ class PlayedConversion:
         self.orders: list[ProcessMessage] = []
         self.report: ProcessMessage | None = None
         self.waits = False
+        self.seconds: float | None = None
+        """Where it is set, real processes carry out the orders, and have this time for it."""
 
     def __call__(
         self,
@@ -39,13 +48,16 @@ class PlayedConversion:
         report: type[R],
         work: Path,
         readable: Sequence[Path],
-        is_stopped: Callable[[], bool],
+        limits: ConversionLimits,
     ) -> R:
         self.orders.append(order)
         while self.waits:
-            if is_stopped():
+            if limits.is_stopped():
                 raise ConversionFailed("it was stopped")
             time.sleep(POLL_S)
+        if self.seconds is not None:
+            own = replace(limits, seconds=self.seconds)
+            return convert_in_process(order, report, work, readable, own)
         made = self.report or self._made(order)
         assert isinstance(made, report)
         return made
@@ -57,7 +69,16 @@ class PlayedConversion:
             return ExportReport(difference=0.0, allowed=0.001, number_format="float32")
         assert not isinstance(order, ReadingOrder)
         assert isinstance(order, ImportOrder)
-        Path(order.adapter, "parity.json").write_text(
-            json.dumps({"dtype": "float32", "probes": []})
-        )
-        return ImportReport()
+        target = Path(order.target)
+        source = target.with_name("received")
+        source.mkdir()
+        try:
+            base = received(order, source)
+            if base is not None:
+                check_template(Path(order.bases[base]), source)
+        except AdapterFault as fault:
+            return ImportReport(refused=str(fault))
+        for name in ADAPTER:
+            (target / name).write_bytes((source / name).read_bytes())
+        (target / "parity.json").write_text(json.dumps({"dtype": "float32", "probes": []}))
+        return ImportReport(base)

@@ -59,11 +59,16 @@ class Machine:
         """The address of the Prefect server's API."""
         return f"http://127.0.0.1:{self.environment['TUNESHIP_PREFECT_PORT']}/api"
 
+    @property
+    def auth_string(self) -> str:
+        """The string for which the Prefect server asks."""
+        return (self.home / ".tuneship" / "run" / "prefect-password").read_text().strip()
+
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Call the Prefect server, and repeat the call while it answers 503 because its SQLite is locked."""
-        url = f"{self.prefect}{path}"
+        url, auth = f"{self.prefect}{path}", httpx.BasicAuth(*self.auth_string.split(":", 1))
         for _ in range(30):
-            answer = httpx.request(method, url, json=body, trust_env=False, timeout=300)
+            answer = httpx.request(method, url, json=body, auth=auth, trust_env=False, timeout=300)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(1)

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from tests.support.waiting import PATIENCE_S, until
+from tuneship.cli.keys import opened
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
@@ -22,6 +25,7 @@ from tuneship.contract.jobs import (
     JobCreate,
     JobSecuritySettings,
 )
+from tuneship.contract.scopes import scopes_of
 from tuneship.settings import ClientSettings
 from tuneship.training.spec import PROGRESS_FILE
 
@@ -82,6 +86,12 @@ class Serve:
     def settings(self) -> ClientSettings:
         """The address and the local key, as another program would find them."""
         return ClientSettings.from_credentials(self.data_dir / "credentials.json")
+
+    def settings_with(self, scopes: str) -> ClientSettings:
+        """The same with a key of these scopes, as `tuneship keys create` makes one."""
+        with opened(self.data_dir) as keys:
+            key = keys.issue("local", scopes_of(scopes), None)
+        return self.settings.model_copy(update={"api_key": SecretStr(key)})
 
     @property
     def headers(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tuneship.conversion.order import ProcessMessage
 from tuneship.runtime.worker_protocol import Worker, WorkerSpec
-from tuneship.service.common.conversion import MODULES
+from tuneship.service.common.conversion import A_DAY, MODULES, ConversionLimits
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.guides import GrammarCompiler
 from tuneship.serving.model import ModelRefused
@@ -121,7 +121,7 @@ def convert_here(
     report: type[R],
     work: Path,
     readable: Sequence[Path],
-    is_stopped: Callable[[], bool] = lambda: False,
+    limits: ConversionLimits = A_DAY,
     *,
     module: str | None = None,
 ) -> R:

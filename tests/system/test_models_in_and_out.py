@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.support.waiting import until
 from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.serving.adapters import CONFIG, read_adapter
+from tuneship.settings import service_variables
 
 pytestmark = [
     pytest.mark.long,
@@ -59,7 +61,12 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         deployment = running_deployment(client, "d", model)
         assert client.deployments.generate(deployment, PROMPT).deployment_id == deployment
 
-        done = command("download", model, str(out), "--format", "gguf", **place)
+        wanted = ("download", model, str(out), "--format", "gguf")
+        done = command(*wanted, **place)
+        assert "this key lacks the scope models:content" in done.stderr
+        named = service_variables(serve.settings_with("models:read,models:content"))
+        own = {name.removeprefix("TUNESHIP_").lower(): text for name, text in named.items()}
+        done = command(*wanted, **own)
         assert done.returncode == 0, done.stderr
         assert {file.name for file in out.iterdir()} == {"README.md", "model.gguf"}
         card = (out / "README.md").read_text()
@@ -80,7 +87,7 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         again = read_adapter(tmp_path / "plain")
         ours = read_adapter(adapter)
         assert all((again[name].b == ours[name].b).all() for name in ours)
-        # What was exported is taken in again, with the logits that it brings.
+        # What was exported is taken in again.
         done = command("import", str(tmp_path / "plain"), **place)
         assert done.returncode == 0, done.stderr
     finally:
@@ -95,6 +102,7 @@ def test_a_failed_command_prints_one_line_and_leaves_nothing(tmp_path: Path, ada
         done = command("import", str(adapter), "--base-model", "tuneship-tiny", "--json", **place)
         model = json.loads(done.stdout)["id"]
         foreign = trained_elsewhere(build_family(tmp_path / "b", "llama"), tmp_path / "foreign")
+        (foreign / "chat_template.jinja").unlink()
         done = command("import", str(foreign), "--base-model", "tuneship-tiny", **place)
         assert done.returncode == 1
         assert "do not fit the base model" in done.stderr
@@ -141,3 +149,32 @@ def test_an_export_that_is_killed_leaves_nothing_that_the_next_does_not_remove(
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob(".exporting-*")) == []
     assert (target / "README.md").is_file()
+
+
+@pytest.mark.soak
+def test_an_adapter_with_another_template_is_served_once_an_operator_has_added_it(
+    tmp_path: Path, adapter: Path
+) -> None:
+    own = Path(shutil.copytree(adapter, tmp_path / "own"))
+    template = (own / "chat_template.jinja").read_text().replace("<|system|>", "<|system|>Brief. ")
+    (own / "chat_template.jinja").write_text(template + "{# another #}")
+    config = json.loads((own / CONFIG).read_text())
+    (own / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": "tiny-brief"}))
+    serve = Serve(tmp_path / "data")
+    try:
+        place = {"data_dir": str(tmp_path / "data")}
+        done = command("import", str(own), "--base-model", "tuneship-tiny", **place)
+        assert done.returncode == 1
+        assert "has a chat template of its own" in done.stderr
+        # As docs/models.md says it.
+        base = Path(shutil.copytree(TINY, tmp_path / "tiny-brief"))
+        shutil.copyfile(own / "chat_template.jinja", base / "chat_template.jinja")
+        done = command("add", str(base), "--id", "tiny-brief", **place)
+        assert done.returncode == 0, done.stderr
+        done = command("import", str(own), "--base-model", "tiny-brief", "--json", **place)
+        assert done.returncode == 0, done.stderr
+        client = serve.client()
+        deployment = running_deployment(client, "d", json.loads(done.stdout)["id"])
+        assert client.deployments.generate(deployment, PROMPT).deployment_id == deployment
+    finally:
+        serve.stop()

@@ -97,6 +97,23 @@ class Browser:
         self._driver.get(url)
         return True
 
+    def sign_in(self, ui: str, auth_string: str) -> None:
+        """Give the UI the string for which it asks, and wait for its answer: the first page, or a refusal."""
+        self.open(f"{ui}/login", shows="Login")
+
+        def type_in() -> bool:
+            field = self._one("//input[@type='password']")
+            field.clear()
+            field.send_keys(auth_string)
+            self.settle()
+            assert field.get_property("value") == auth_string
+            return True
+
+        self.wait(type_in)
+        self.press("Login")
+        answers = ("Dashboard", "Authentication failed")
+        self.wait(lambda: any(one in self.text for one in answers) or None)
+
     def open_form(self, url: str) -> None:
         """Open a form and wait until all its fields are there: some appear only after others."""
         self.open(url, shows="Validate parameters")

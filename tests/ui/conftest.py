@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.support.engines import PlayedTrainer
 from tests.support.in_process import ANSWER, Service
 from tests.support.local_machine import Machine
 from tests.ui.browser import PROGRAMS, Browser
+from tuneship.contract.scopes import PRESETS
 
 SECRET = "Q7-planted-patient-text"
 SECRETS = (SECRET, ANSWER)
@@ -143,7 +145,7 @@ def installation(
         installed = PlayedInstallation(machine, service, folder, pace)
         own = {
             "TUNESHIP_URL": service.url,
-            "TUNESHIP_API_KEY": service.headers["alice"]["Authorization"].split()[1],
+            "TUNESHIP_API_KEY": service.keys.issue("alice", PRESETS["pipeline"], None),
             "TUNESHIP_CLIENT_ID": "alice",
         }
         quick = {"plan": QUICK | {"traffic": installed.traffic()}}
@@ -206,11 +208,20 @@ def play(trainer: PlayedTrainer, pace: Pace) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Open one window for the tests of a file, and close it after them: open pages would keep using the processor."""
+    with opened_window(tmp_path_factory.mktemp("browser")) as window:
+        window.sign_in(machine.prefect.removesuffix("/api"), machine.auth_string)
+        window.wait_for_text("Dashboard")
+        yield window
+
+
+@contextmanager
+def opened_window(folder: Path) -> Iterator[Browser]:
+    """Open a window that has not signed in; skips the test where there is no Chromium."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not found (Debian: chromium, chromium-driver)")
-    window = Browser(tmp_path_factory.mktemp("browser"))
+    window = Browser(folder)
     yield window
     window.close()

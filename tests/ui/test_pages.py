@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.ui.browser import Browser
-from tests.ui.conftest import RETRAIN, SECRETS, STEPS, PlayedInstallation
+from tests.ui.conftest import RETRAIN, SECRETS, STEPS, PlayedInstallation, opened_window
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 FORMS = {
@@ -61,6 +62,23 @@ def artifacts(installation: PlayedInstallation, run_id: str) -> list[dict[str, A
     """The artifacts of a run, newest first."""
     wanted = {"flow_runs": {"id": {"any_": [run_id]}}, "sort": "CREATED_DESC"}
     return installation.machine.ask("POST", "/artifacts/filter", wanted)
+
+
+def test_the_pages_show_nothing_until_somebody_signs_in_with_the_string(
+    installation: PlayedInstallation, tmp_path: Path
+) -> None:
+    form = form_of(installation, "guard")
+    with opened_window(tmp_path) as window:
+        window.open(form, shows="Login")
+        assert "guard" not in window.text
+        window.sign_in(installation.ui, "admin:pass")
+        assert "Authentication failed" in window.text
+        window.sign_in(installation.ui, installation.machine.auth_string)
+        window.open(form, shows="guard")
+        # The other name of this machine is another origin, with the same pages and the same question.
+        named = installation.ui.replace("127.0.0.1", "localhost")
+        window.sign_in(named, installation.machine.auth_string)
+        window.open(form.replace(installation.ui, named), shows="guard")
 
 
 @pytest.mark.parametrize("name", FORMS)

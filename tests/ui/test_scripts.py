@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from prefect import flow
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.release import report
 from flows.rollout import page
@@ -25,7 +25,9 @@ RUNS_A_SCRIPT = "data:text/html,<p>shown</p><img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module")
 def ui(machine: Machine) -> Iterator[str]:
     """Direct the tests to the machine's Prefect server, and return the address of its UI."""
-    with temporary_settings({PREFECT_API_URL: machine.prefect}):
+    with temporary_settings(
+        {PREFECT_API_URL: machine.prefect, PREFECT_API_AUTH_STRING: machine.auth_string}
+    ):
         yield machine.prefect.removesuffix("/api")
 
 

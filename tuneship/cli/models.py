@@ -95,7 +95,7 @@ def _fill(
     from tuneship.host.staging import remove_abandoned, staged  # noqa: PLC0415
     from tuneship.service.catalogues.base_models import Catalogue  # noqa: PLC0415
     from tuneship.service.catalogues.origins import added_folder  # noqa: PLC0415
-    from tuneship.service.common.conversion import convert_in_process  # noqa: PLC0415
+    from tuneship.service.common.conversion import A_DAY, convert_in_process  # noqa: PLC0415
     from tuneship.service.models.exports import EXPORTING, Exporter  # noqa: PLC0415
 
     catalogue = Catalogue(settings.model_catalogue, added_folder(settings.data_dir))
@@ -103,7 +103,7 @@ def _fill(
     place = folder.absolute().parent
     typer.echo("writing and comparing ...", err=True)
     with staged(place, EXPORTING, lambda where: remove_abandoned(where, EXPORTING)) as stage:
-        made = exporter.make(model, stage, wanted, lambda: False, gates)
+        made = exporter.make(model, stage, wanted, A_DAY, gates)
         count = len(list(made.iterdir()))
         made.rename(folder)
     flush(place)

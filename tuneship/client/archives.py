@@ -16,7 +16,7 @@ from tuneship.contract.errors import SourceError
 # What is sent of an adapter's folder; the service needs nothing else.
 WEIGHTS = "adapter_model.safetensors"
 SENT = (
-    *("adapter_config.json", WEIGHTS, "parity.json", "chat_template.jinja"),
+    *("adapter_config.json", WEIGHTS, "chat_template.jinja"),
     *("special_tokens_map.json", "tokenizer_config.json", "tokenizer.json", "added_tokens.json"),
 )
 NAMED_TEMPLATES = "additional_chat_templates"

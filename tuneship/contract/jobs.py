@@ -33,6 +33,7 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.contract.job_reports import JobLogEntry, JobLogs, JobMetrics, JobStep
+from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.contract.operation import Example, operation
 from tuneship.contract.pages import by_after
 from tuneship.contract.verbs import Asynchronous, Blocking, C_co, Pages, Resource, Verb
@@ -83,7 +84,9 @@ class Hyperparameters(CreateRequest):
     warmup_steps: Annotated[Int64, Field(ge=0)] | Auto = Field(
         default=0, description="At most the steps of the job."
     )
-    lora_rank: Annotated[int, Field(ge=1, le=512, description="Size of the trained matrices.")] = 16
+    lora_rank: Annotated[
+        int, Field(ge=1, le=MAX_LORA_RANK, description="Size of the trained matrices.")
+    ] = 16
     lora_alpha: Annotated[
         int | None, Field(ge=1, le=2048, description="Default: twice the rank.")
     ] = None

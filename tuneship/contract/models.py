@@ -19,7 +19,12 @@ from tuneship.contract.common import (
     Tags,
     Timestamp,
 )
-from tuneship.contract.errors import InvalidRequestError, ModelNotFound, PermissionDenied
+from tuneship.contract.errors import (
+    InvalidRequestError,
+    ModelNotFound,
+    PermissionDenied,
+    QuotaExceeded,
+)
 from tuneship.contract.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
 from tuneship.contract.operation import Example, TarFile, operation
 from tuneship.contract.verbs import AdapterVerb, C_co, DownloadVerb, Pages, Resource, Verb
@@ -233,7 +238,7 @@ def get_model_content(
     "/v1/models",
     scope="models:write",
     status=201,
-    refusals=(ModelNotFound,),
+    refusals=(ModelNotFound, QuotaExceeded),
     example=Example(
         {"adapter": {"name": "icd-chapters", "base_model": BASE, "file": "a tar archive"}},
         {**EXAMPLE_TUNED, "fine_tuning_job_id": None},
@@ -243,7 +248,8 @@ def import_model(form: ModelImport, file: TarFile) -> Model:
     """Make a tuned model of a LoRA adapter that was trained elsewhere: a tar archive of a peft directory.
 
     It is loaded as it will be served before it is accepted, so that one for another base model, of wrong shapes or with
-    values that are not finite is refused. Weights are taken as safetensors only.
+    values that are not finite is refused. Weights are taken as safetensors only, and it is asked in the chat template
+    of its base model: one that comes with another is refused.
     """
     raise NotImplementedError
 

@@ -36,6 +36,10 @@ PRESETS = {
     "operator": _READING
     | _writing("models", "deployments", "endpoints", "webhooks")
     | {"generate"},
+    # What the shipped flows call, and so what a Prefect worker needs: it takes no model away and imports none.
+    "pipeline": _READING - {"webhooks:read", "logs:read"}
+    | _writing("datasets", "jobs", "deployments", "endpoints")
+    | {"generate"},
     "inference": frozenset({"generate"}),
     "auditor": frozenset({"audit:read"}),
     "monitoring": frozenset({"metrics:read", "machine:read"}),

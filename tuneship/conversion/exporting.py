@@ -25,8 +25,9 @@ from tuneship.conversion.logits import (
     peft_model,
     transformers_logits,
 )
-from tuneship.conversion.order import GGUF_FILE, ExportOrder, ExportReport
+from tuneship.conversion.order import GGUF_FILE, NICENESS, ExportOrder, ExportReport
 from tuneship.conversion.side_files import read_object, write_side_files
+from tuneship.host.priority import lower_priority
 from tuneship.parity import Probe
 from tuneship.serving.adapters import CONFIG
 from tuneship.serving.model import ModelRefused
@@ -140,4 +141,5 @@ def _write_gguf(order: ExportOrder) -> str:
 
 
 if __name__ == "__main__":
+    lower_priority(NICENESS)
     sys.exit(main(*sys.argv[1:]))

@@ -18,10 +18,16 @@ from tuneship.training.progress_file import TrainingFailed
 
 # The library that reads and writes tensors has the number of an error in its text alone.
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
+MAX_CHARACTERS = 1000
 
 
 def refusal_of(error: Exception) -> str:
     """Say what failed; of a library's error without its own text, which may hold pages of names."""
+    # A text may quote a name in a foreign file.
+    return _reason(error)[:MAX_CHARACTERS]
+
+
+def _reason(error: Exception) -> str:
     named = GgufRefused | ModelRefused | AdapterRefused | TemplateFailed | TokenizerFault
     if isinstance(error, named):
         return str(error)

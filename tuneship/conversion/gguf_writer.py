@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from tuneship.conversion.gguf_header import LAYER_TENSORS, ROPE_FACTORS, GgufRefused
 from tuneship.conversion.gguf_model import rope_factors
-from tuneship.conversion.side_files import portable_source, text_format
+from tuneship.conversion.side_files import text_format
+from tuneship.conversion.template_texts import portable_source
 from tuneship.template import PromptTemplate
 
 # llama.cpp's name of each kind of model that is written.

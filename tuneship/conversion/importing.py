@@ -1,7 +1,8 @@
 """`python -m tuneship.conversion.importing ORDER REPORT`: check an adapter that was trained elsewhere.
 
-It is loaded as it will be served. Logits and greedy tokens that came with it are compared; without them those of peft
-are, and they are saved, so that it is checked like our own from now on. Loads torch.
+All of the archive is foreign, so its files are read here and nowhere else. What the service stores is written here: the
+tensors, a configuration of plain names and numbers, and logits and greedy tokens as peft computes them, with which the
+adapter is compared at each load. Of the chat template only the text is compared. Loads torch.
 """
 
 import sys
@@ -13,10 +14,13 @@ import torch
 from tuneship import parity
 from tuneship.conversion.failure_reasons import refusal_of
 from tuneship.conversion.logits import engine_with_adapter, peft_model
-from tuneship.conversion.order import ImportOrder, ImportReport
+from tuneship.conversion.order import NICENESS, ImportOrder, ImportReport
+from tuneship.conversion.plain_adapter import write_plain
+from tuneship.conversion.received_adapter import AdapterFault, check_template, received
 from tuneship.conversion.trained_tokenizer import check_tokenizer
+from tuneship.host.priority import lower_priority
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.template import PromptTemplate
+from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import encode, load_tokenizer
 from tuneship.training.greedy import greedy_logits
 from tuneship.training.parity_notes import probe_of
@@ -25,41 +29,50 @@ from tuneship.training.parity_notes import probe_of
 def main(order_file: str, report_file: str) -> int:
     """Carry out one order; returns the exit code."""
     try:
-        check(ImportOrder.read(Path(order_file)))
-        report = ImportReport()
+        report = take_in(ImportOrder.read(Path(order_file)))
+    except AdapterFault as fault:
+        report = ImportReport(refused=str(fault))
     except Exception as error:  # noqa: BLE001 (whatever a foreign file brings about)
-        report = ImportReport(refused=refusal_of(error))
+        report = ImportReport(refused=f"cannot be served: {refusal_of(error)}")
     report.write(Path(report_file))
     return 0
 
 
-def check(order: ImportOrder) -> None:
-    """Load the adapter, and compare it with peft where it has no parity file. Raises what is wrong with it."""
-    base, adapter = Path(order.base), Path(order.adapter)
-    if order.tokenizer is not None:
-        check_tokenizer(base, adapter, Path(order.tokenizer))
-    engine = engine_with_adapter(base, adapter)
+def take_in(order: ImportOrder) -> ImportReport:
+    """Fill the order's target. Raises what is wrong with the adapter."""
+    target = Path(order.target)
+    source = target.with_name("received")
+    source.mkdir(mode=0o700)
+    identifier = received(order, source)
+    if identifier is None:
+        return ImportReport()
+    base = Path(order.bases[identifier])
+    check_template(base, source)
+    check_tokenizer(base, source)
+    write_plain(source, target, identifier)
+    engine = engine_with_adapter(base, target)
     context_length = engine.model.facts.context_length
     del engine  # the memory of one model at a time
-    template = PromptTemplate.load(adapter, base=base)
-    encoded = partial(encode, load_tokenizer(base))
-    known = parity.Parity.load(adapter)
-    if known is not None:
-        if not parity.reads_alike(known, template, encoded):
-            raise AdapterRefused("its chat template or tokenizer is not that of its training")
-        return
-    reference = peft_model(base, adapter)
+    save_parity(base, source, target, context_length)
+    # Now it has what peft computes, from the adapter's own configuration, to be compared with.
+    engine_with_adapter(base, target)
+    return ImportReport(identifier)
+
+
+def save_parity(base: Path, source: Path, target: Path, context_length: int) -> None:
+    """Write the parity file of the adapter in `source` into `target`. Raises `AdapterRefused`."""
+    tokenizer = load_tokenizer(base)
+    template = ModelTextFormat.of_base(base, tokenizer).template
+    reference = peft_model(base, source)
     probes: list[parity.Probe] = []
-    for messages, prompt in parity.prompts(template, encoded, context_length):
+    for messages, prompt in parity.prompts(template, partial(encode, tokenizer), context_length):
         logits = greedy_logits(reference, prompt, parity.greedy_count(prompt, context_length))
         if not torch.isfinite(logits).all():
             raise AdapterRefused("with it the base model computes values that are not finite")
         probes.append(probe_of(messages, prompt, logits))
-    del reference
-    parity.Parity("float32", probes).save(adapter)
-    # Now it has what peft computes to be compared with.
-    engine_with_adapter(base, adapter)
+    parity.Parity("float32", probes).save(target)
 
 
 if __name__ == "__main__":
+    lower_priority(NICENESS)
     sys.exit(main(*sys.argv[1:]))

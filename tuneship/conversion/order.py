@@ -8,6 +8,9 @@ from typing import Self
 # Our engine and transformers compute in another order, and a converted model is kept in 16 bits where it was quantized.
 # This much the losses of single tokens may differ for it, as the root of the mean of the squares.
 ALLOWED_DIFFERENCE = 0.01
+MAX_MESSAGE_BYTES = 1 << 20
+# As trainings are: those who serve go first.
+NICENESS = 5
 # What the engine is asked by a check.
 QUESTION = "What is the capital of France?"
 
@@ -22,7 +25,10 @@ class ProcessMessage:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a file. Raises `OSError` without one, and ValueError when it is cut."""
+        """Read a file. Raises `OSError` without one, and ValueError when it is cut or larger than any report."""
+        # The text of a refusal may quote a name in a foreign file.
+        if file.stat().st_size > MAX_MESSAGE_BYTES:
+            raise ValueError("too large")
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
 
@@ -117,19 +123,23 @@ class ExportReport(ProcessMessage):
 
 @dataclass(frozen=True)
 class ImportOrder(ProcessMessage):
-    """An adapter that was trained elsewhere, to be checked."""
+    """An adapter that was trained elsewhere, to be checked and written as our own."""
 
-    base: str
-    """Folder of the base model that it is for."""
-    adapter: str
-    """Folder of the adapter, in which its parity file is written where it has none."""
-    tokenizer: str | None = None
-    """Folder with files of the tokenizer that it was trained with, as far as they came with it."""
+    archive: str
+    """The tar archive in which it came, in plain; it is removed once it is unpacked."""
+    target: str
+    """Folder to fill with its tensors, its configuration and a parity file."""
+    bases: dict[str, str]
+    """The folders of the base models that it may be for, by id."""
+    base_model: str | None = None
+    """The id of the one that it is for; None: the one that it names."""
 
 
 @dataclass(frozen=True)
 class ImportReport(ProcessMessage):
     """The result of such a check."""
 
+    base_model: str | None = None
+    """The id of the base model that it is for; None where neither order nor adapter names one."""
     refused: str | None = None
-    """Why the adapter cannot be served; None when nothing is wrong."""
+    """Why the adapter is not taken, as the rest of a sentence that begins with it; None when nothing is wrong."""

@@ -5,13 +5,13 @@ code that is not part of the export.
 """
 
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tuneship.conversion.logits import Talk
+from tuneship.conversion.template_texts import portable_source
 from tuneship.serving.model import ModelRefused
 from tuneship.template import (
     SPECIAL_TOKEN_NAMES,
@@ -76,15 +76,6 @@ def write_side_files(
             raise ModelRefused(
                 "transformers reads a conversation differently from its tokenizer.json"
             )
-
-
-def portable_source(template: PromptTemplate) -> str:
-    """The template for programs that have a text for special tokens that the model does not have."""
-    source = template.source
-    missing = [name for name in SPECIAL_TOKEN_NAMES if not template.special_tokens.get(name)]
-    used = [name for name in missing if re.search(rf"\b{name}\b", source)]
-    # The last tag keeps the white space at the beginning of the template.
-    return "".join(f"{{%- set {name} = '' -%}}{{{{ '' }}}}" for name in used) + source
 
 
 def text_format(base: Path, template: PromptTemplate) -> ModelTextFormat:

@@ -15,7 +15,7 @@ from tuneship.text_tokenizer import TOKENIZER_FILE, load_tokenizer
 from tuneship.training.tokenizer_check import TEXTS
 
 
-def check_tokenizer(base: Path, adapter: Path, folder: Path) -> None:
+def check_tokenizer(base: Path, folder: Path) -> None:
     """Raise `AdapterRefused` where the files name a token that the base model has not, or read texts differently."""
     ours: Any = load_tokenizer(base)
     added = ours.get_added_tokens_decoder()
@@ -31,7 +31,7 @@ def check_tokenizer(base: Path, adapter: Path, folder: Path) -> None:
                 f"it was trained with an added token {number} that the base model has not"
             )
     known = {token.content for token in added.values()}
-    for file in (folder / TOKENIZER_CONFIG_FILE, adapter / SPECIAL_TOKENS_FILE):
+    for file in (folder / TOKENIZER_CONFIG_FILE, folder / SPECIAL_TOKENS_FILE):
         for name, text in _special(read_object(file)):
             # An end token may be a plain one, and a token that is searched for in every text not.
             is_there = text in known or (

@@ -1,9 +1,9 @@
 """The entry point of worker processes: restricts the process, then runs the module.
 
-`python -m tuneship.runtime.launch PARENT_PID MODE [--read=PATH ...] [--write=PATH ...] MODULE ARGUMENTS...`. A worker
-dies with its parent, leaves no core file and gives up rights (`isolation.py`) as MODE says. Linux
-delivers the parent-death signal when the parent *thread* ends, so workers are started from the service's main thread.
-On other systems the worker notices itself that its socket or parent is gone.
+`python -m tuneship.runtime.launch PARENT_PID MODE [--read=PATH ...] [--write=PATH ...] [--memory=BYTES] MODULE
+ARGUMENTS...`. A worker dies with its parent, leaves no core file and gives up rights (`isolation.py`) as MODE says.
+Linux delivers the parent-death signal when the parent *thread* ends, so workers are started from the service's main
+thread. On other systems the worker notices itself that its socket or parent is gone.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ PR_SET_CHILD_SUBREAPER = 36
 # Modes: full isolation, or the worker does not start; as far as the host can; none, for third-party
 # programs; the same as the worker that starts this one.
 ISOLATED, WEAKLY_ISOLATED, OPEN, INHERITED = "isolated", "weakly-isolated", "open", "inherited"
-READ, WRITE = "--read=", "--write="
+READ, WRITE, MEMORY = "--read=", "--write=", "--memory="
 
 
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -59,17 +59,21 @@ def leave_no_core() -> None:
 def run(command: Sequence[str]) -> None:
     """Restrict this process and run a module in it. `command`: the arguments of this program."""
     parent, mode, *rest = command
-    options = list(takewhile(lambda option: option.startswith((READ, WRITE)), rest))
+    options = list(takewhile(lambda option: option.startswith((READ, WRITE, MEMORY)), rest))
     module, *arguments = rest[len(options) :]
     die_with_parent(int(parent))
     leave_no_core()
     os.umask(0o077)
     if mode in {ISOLATED, WEAKLY_ISOLATED}:
-        readable, writable = (
-            tuple(Path(option.removeprefix(kind)) for option in options if option.startswith(kind))
-            for kind in (READ, WRITE)
+        readable, writable, limits = (
+            tuple(option.removeprefix(kind) for option in options if option.startswith(kind))
+            for kind in (READ, WRITE, MEMORY)
         )
-        isolate(Places(readable, writable), is_needed=mode == ISOLATED)
+        for limit in map(int, limits):
+            # What it allocates, threads' stacks included, but not the files and libraries that it maps.
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        places = Places(tuple(map(Path, readable)), tuple(map(Path, writable)))
+        isolate(places, is_needed=mode == ISOLATED)
     else:
         hide()  # the only restriction of a worker that its child processes do not inherit
     sys.argv = [module, *arguments]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from tuneship.runtime.launch import COMMAND, ISOLATED, OPEN, READ, WEAKLY_ISOLATED, WRITE
+from tuneship.runtime.launch import COMMAND, ISOLATED, MEMORY, OPEN, READ, WEAKLY_ISOLATED, WRITE
 from tuneship.runtime.worker_protocol import Worker, WorkerSpec
 from tuneship.settings import worker_environment
 
@@ -153,5 +153,6 @@ class LocalProcesses:
             ISOLATED if self._isolated else WEAKLY_ISOLATED,
             *(f"{READ}{path.absolute()}" for path in spec.places.readable),
             *(f"{WRITE}{path.absolute()}" for path in writable),
+            *([f"{MEMORY}{spec.memory_bytes}"] if spec.memory_bytes else []),
             *module,
         ]

@@ -24,6 +24,8 @@ class WorkerSpec:
     """More variables, e.g. a secret, which arguments would show to other users of the machine."""
     places: Places = field(default_factory=Places)
     """Files and folders that it may use: an isolated worker reaches no others of its user."""
+    memory_bytes: int = 0
+    """The most memory of its own that it may allocate, as far as the host enforces it; 0: no limit."""
     needs_network: bool = False
     """Whether it is a third-party program with sockets of its own, which is not isolated."""
 

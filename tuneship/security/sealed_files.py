@@ -7,6 +7,7 @@ A key of None stands for a plain file from an earlier version. `tuneship/service
 """
 
 import io
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -141,6 +142,18 @@ def read_plain(path: Path, key: str | None) -> bytes:
     """Read the plain bytes of a whole file. Raises `OSError`, `ObjectDamaged`."""
     with open_plain(path, key) as file:
         return b"".join(iter(lambda: file.read(BLOCK_BYTES), b""))
+
+
+def seal_file(source: Path, path: Path, key: str) -> None:
+    """Write a sealed copy of a plain file, a block at a time. Raises `OSError`."""
+    # Whoever made the file may have put a link to another one in its place.
+    with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        writer = SealingWriter(path.open("wb", buffering=0), key, path.name)
+        try:
+            while block := file.read(BLOCK_BYTES):
+                writer.write(block)
+        finally:
+            writer.close()
 
 
 def write_sealed(path: Path, key: str | None, content: bytes) -> None:

@@ -32,6 +32,7 @@ from tuneship.events.connector import Receivers
 from tuneship.events.delivery import Deliverer
 from tuneship.host.durable import write_private
 from tuneship.host.gpus import GpuLeases
+from tuneship.host.interpreter import known_fault
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
 from tuneship.host.thread_pools import Threads
@@ -164,6 +165,8 @@ def serve(
     if with_parent is not None:
         die_with_parent(with_parent, signal.SIGTERM)
     with locked(settings.data_dir), listener_on(settings.host, settings.port) as listener:
+        if (fault := known_fault()) is not None:
+            logger.warning(fault)
         tempfile.tempdir = str(settings.data_dir / "scratch")  # uploads spool here, not in /tmp
         scheme = "http" if settings.tls_certificate is None else "https"
         address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"

@@ -1,33 +1,36 @@
 """Reads a LoRA directory in peft's format without peft: scaled A and B matrices by module name.
 
-An option that cannot be followed exactly is refused by its name. Knows no model; `lora` fits the matrices to one.
+Only what our own trainings and imports write is read: modules by their names, and numbers. Anything else is refused by
+its name. peft's regular expressions are programs, which would run where all tenants' requests wait: they are replaced
+when an adapter is imported (`conversion/plain_adapter.py`). Knows no model; `lora` fits the matrices to one.
 """
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from tuneship.contract.limits import MAX_LORA_RANK
+from tuneship.host.memory import free_memory
 from tuneship.security.sealed_files import read_plain
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
 # The fields of peft's LoraConfig that are followed here, and those that change nothing once the adapter is trained. Any
 # other one that is set is refused by its name, so also the fields of a newer peft.
 FOLLOWED = frozenset({
     "peft_type", "task_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias",
-    "init_lora_weights", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+    "init_lora_weights", "target_modules",
 })  # fmt: skip
 WITHOUT_EFFECT = frozenset({
     "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
@@ -40,6 +43,8 @@ PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica")
 CONVERTIBLE_STARTS = ("pissa", "olora", "corda", "lora_ga")
 # peft's own values where the file names none.
 DEFAULT_RANK = DEFAULT_ALPHA = 8
+# Copies of a file in memory while it is read.
+COPIES = 4
 
 
 class AdapterRefused(Exception):
@@ -58,21 +63,30 @@ class Matrices:
 
 def read_adapter(directory: Path, key: str | None = None) -> dict[str, Matrices]:
     """Read the matrices of each module by its name; `key` opens sealed files. Raises `AdapterRefused`."""
+    config, tensors = read_files(directory, key)
+    refuse_unsupported(config, FOLLOWED)
     try:
-        config = json.loads(read_plain(directory / CONFIG, key))
-        tensors = load(read_plain(directory / WEIGHTS, key))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise AdapterRefused(f"adapter files cannot be read: {type(error).__name__}") from error
-    if not isinstance(config, dict):
-        raise AdapterRefused(f"{CONFIG} does not describe a LoRA adapter")
-    _refuse_unsupported(cast("dict[str, Any]", config))
-    try:
-        return _pair(cast("dict[str, Any]", config), tensors)
-    except (TypeError, ValueError, AttributeError, ArithmeticError, re.error) as error:
+        return _pair(config, tensors)
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise AdapterRefused(f"{CONFIG} is not understood: {type(error).__name__}") from error
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+def read_files(directory: Path, key: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The configuration and the tensors of an adapter, as they are. Raises `AdapterRefused`."""
+    try:
+        if COPIES * (directory / WEIGHTS).stat().st_size > free_memory():
+            raise AdapterRefused("the free memory is not enough for the adapter")
+        config = json.loads(read_plain(directory / CONFIG, key))
+        tensors = load(read_plain(directory / WEIGHTS, key))
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise AdapterRefused(f"adapter files cannot be read: {type(error).__name__}") from error
+    if not isinstance(config, dict):
+        raise AdapterRefused(f"{CONFIG} does not describe a LoRA adapter")
+    return cast("dict[str, Any]", config), tensors
+
+
+def refuse_unsupported(config: Mapping[str, Any], followed: frozenset[str]) -> None:
+    """Raise `AdapterRefused` for an option that is set, is not `followed`, and would change the answers."""
     kind, task = config.get("peft_type"), config.get("task_type")
     if kind != "LORA":
         raise AdapterRefused(
@@ -85,8 +99,8 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             "LoRA option bias is not supported: it changes the base model's biases"
         )
     for option, value in config.items():
-        if value and option not in FOLLOWED | WITHOUT_EFFECT:
-            raise AdapterRefused(f"LoRA option {option} is not supported")
+        if value and option not in followed | WITHOUT_EFFECT:
+            raise AdapterRefused(f"LoRA option {option:.80} is not supported")
     start = config.get("init_lora_weights", True)
     if not start or start is True or str(start).lower() in PLAIN_STARTS:
         return
@@ -99,69 +113,72 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     raise AdapterRefused(f"{problem}: it is right with those weights alone")
 
 
-def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Matrices]:
-    """Pair the A and B matrices of each module, and scale them."""
+def _parts(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """The A and B matrix of each module."""
     parts: dict[str, dict[str, Tensor]] = {}
+    targets = _targets(config)
     for key, tensor in tensors.items():
-        match = _KEY.fullmatch(key)
+        match = KEY.fullmatch(key)
         if match is None or tensor.dim() != 2:
-            raise AdapterRefused(f"tensor {key} is not a LoRA matrix of a linear layer")
+            raise AdapterRefused(f"tensor {key:.200} is not a LoRA matrix of a linear layer")
         if not torch.isfinite(tensor).all():
-            raise AdapterRefused(f"tensor {key} holds values that are not finite")
-        if not _is_target(match["module"], config):
-            raise AdapterRefused(f"tensor {key} is of a layer that {CONFIG} leaves out")
-        parts.setdefault(match["module"], {})[match["part"]] = tensor
+            raise AdapterRefused(f"tensor {key:.200} holds values that are not finite")
+        module = match["module"]
+        if targets is not None and targets.isdisjoint(_endings(module)):
+            raise AdapterRefused(f"tensor {key:.200} is of a layer that {CONFIG} leaves out")
+        parts.setdefault(module, {})[match["part"]] = tensor
     if not parts:
         raise AdapterRefused("the adapter holds no tensors")
+    return parts
+
+
+def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Matrices]:
+    """Pair the A and B matrices of each module, and scale them."""
+    parts = _parts(config, tensors)
+    patterns: list[Mapping[str, Any]] = []
+    for option in ("rank_pattern", "alpha_pattern"):
+        patterns.append(config.get(option) or {})
+        if not patterns[-1].keys() <= parts.keys():
+            raise AdapterRefused(
+                f"{option} in {CONFIG} names another module than those of the adapter: import the adapter again"
+            )
 
     matrices: dict[str, Matrices] = {}
     for module, pair in parts.items():
         if len(pair) != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
-            raise AdapterRefused(f"the LoRA matrices of {module} do not fit together")
-        rank = _by_pattern(config.get("rank_pattern"), module, config.get("r", DEFAULT_RANK))
-        if pair["A"].shape[0] != rank:
+            raise AdapterRefused(f"the LoRA matrices of {module:.200} do not fit together")
+        found = pair["A"].shape[0]
+        if found > MAX_LORA_RANK:
             raise AdapterRefused(
-                f"the LoRA matrices of {module} are of rank {pair['A'].shape[0]}, and {CONFIG} says {rank}"
+                f"the LoRA matrices of {module:.200} are of rank {found}, and {MAX_LORA_RANK} is the most"
             )
-        alpha = config.get("lora_alpha", DEFAULT_ALPHA)
-        alpha = _by_pattern(config.get("alpha_pattern"), module, alpha)
+        rank = patterns[0].get(module, config.get("r", DEFAULT_RANK))
+        if found != rank:
+            raise AdapterRefused(
+                f"the LoRA matrices of {module:.200} are of rank {found}, and {CONFIG} says {rank!s:.40}"
+            )
+        alpha = patterns[1].get(module, config.get("lora_alpha", DEFAULT_ALPHA))
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         # In float32, as peft computes, so that a matrix of 16 bits is rounded by the model's own number format alone.
         matrices[module] = Matrices(a=pair["A"], b=pair["B"].float().t() * scale)
     return matrices
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """Peft's rule: the value of the first key that is a suffix (as a regular expression) of the module's name."""
-    found = (key for key in patterns or {} if re.match(rf"(.*\.)?({key})$", module))
-    key = next(found, None)
-    return default if patterns is None or key is None else patterns[key]
+def _targets(config: Mapping[str, Any]) -> frozenset[str] | None:
+    """The names of the modules to change, or their ends; None: all. Raises `AdapterRefused`."""
+    named = config.get("target_modules")
+    if named == "all-linear":
+        return None
+    if named is None or isinstance(named, str):
+        what = "has no" if named is None else "has a regular expression as its"
+        raise AdapterRefused(f"{CONFIG} {what} target_modules")
+    return frozenset(named)
 
 
-def _is_target(module: str, config: Mapping[str, Any]) -> bool:
-    """Whether peft reads matrices of this module: those of other ones it passes over."""
-    targets, excluded = config.get("target_modules"), config.get("exclude_modules")
-    if excluded and _is_named(module, excluded):
-        return False
-    if targets is None:
-        raise AdapterRefused(f"{CONFIG} has no target_modules")
-    if targets == "all-linear":
-        return True
-    if not _is_named(module, targets):
-        return False
-    layers, pattern = config.get("layers_to_transform"), config.get("layers_pattern")
-    if isinstance(targets, str) or layers is None or layers == []:
-        return True
-    names: list[str] = [pattern] if isinstance(pattern, str) else list(pattern or [])
-    found = (re.match(rf"(?:^|.*?\.){name}\.(?P<layer>\d+)\.", module) for name in names)
-    # Without a pattern, the first number in the name counts.
-    any_layer = re.match(r".*?\.[^.]*\.(?P<layer>\d+)\.", module)
-    match = next((one for one in found if one), None) if names else any_layer
-    return match is not None and int(match["layer"]) in np.atleast_1d(layers)
-
-
-def _is_named(module: str, names: str | Sequence[str]) -> bool:
-    """Whether a regular expression matches the whole name, or one of several names is its end."""
-    if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
-    return any(f".{module}".endswith(f".{name}") for name in names)
+def _endings(module: str) -> Iterator[str]:
+    """The name itself and all that follows one of its dots."""
+    while module:
+        yield module
+        module = module.partition(".")[2]

@@ -8,13 +8,14 @@ not one of the KV cache.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tuneship.host.memory import free_memory
 from tuneship.serving.adapters import AdapterRefused, Matrices
 from tuneship.serving.gather_sum import weighted_sums
 from tuneship.serving.linear import Product
@@ -116,6 +117,9 @@ class Lora:
         self._residents: list[str | None] = []
         """The adapter in each slot."""
         self._rank = 0
+        """The largest rank of an adapter in a slot."""
+        self._ranks: dict[str, int] = {}
+        """The largest rank of each loaded adapter."""
         self._users: Counter[str] = Counter()
         self._used_at: dict[str, int] = {}
         self._clock = self._moves = 0
@@ -134,6 +138,11 @@ class Lora:
     def moves(self) -> int:
         """A counter that grows whenever matrices are loaded, moved or dropped, which may free memory."""
         return self._moves
+
+    @property
+    def bytes_allocated(self) -> int:
+        """The bytes of all slots, taken or not."""
+        return sum(stack.bytes_allocated for stack in self._stacks)
 
     def load(self, adapter: str, matrices: Mapping[str, Matrices]) -> None:
         """Register an adapter by module names, replacing one of the same name. Raises `AdapterRefused`."""
@@ -155,9 +164,18 @@ class Lora:
             fitted.setdefault(number, {})[member] = Matrices(
                 a=pair.a.to(self._dtype, copy=True), b=b.to(self._dtype, copy=True).contiguous()
             )
+        rank = max(pair.a.shape[0] for members in fitted.values() for pair in members.values())
+        others = [known for name, known in self._ranks.items() if name != adapter]
+        # All of them may run at the same time, each in a slot of the largest rank.
+        slots = min(len(others) + 1, SPARE_SLOTS)
+        if not self._has_room(slots, max([rank, *others]), fitted.keys()):
+            raise AdapterRefused(
+                f"the adapter is of rank {rank}, for which the free memory is not enough beside {len(others)} others"
+            )
         # All of it fits: only now the adapter of the same name may go.
         self.unload(adapter)
         self._registry[adapter] = fitted
+        self._ranks[adapter] = rank
         self._moves += 1
 
     def unload(self, adapter: str) -> bool:
@@ -167,10 +185,20 @@ class Lora:
         was_loaded = adapter in self
         self._moves += 1
         self._merged.forget(adapter)
-        self._residents = [None if name == adapter else name for name in self._residents]
+        if adapter in self._residents:
+            slot = self._residents.index(adapter)
+            self._residents[slot] = None
+            for stack in self._stacks:
+                stack.empty(slot)
         self._registry.pop(adapter, None)
         self._used_at.pop(adapter, None)
+        self._ranks.pop(adapter, None)
         del self._users[adapter]
+        # Every token's sums run over the largest rank in the slots.
+        needed = max((self._ranks[name] for name in self._residents if name), default=1)
+        if needed < self._rank:
+            self._rank = needed
+            self._resize(len(self._residents))
         return was_loaded
 
     def acquire(self, adapter: str) -> None:
@@ -183,9 +211,8 @@ class Lora:
         slot = self._free_slot()
         sites = self._registry.pop(adapter)
         self._moves += 1
-        rank = max(pair.a.shape[0] for members in sites.values() for pair in members.values())
-        if rank > self._rank:
-            self._rank = rank
+        self._rank, before = max(self._rank, self._ranks[adapter]), self._rank
+        if self._rank != before:
             self._resize(len(self._residents))
         for number, stack in enumerate(self._stacks):
             stack.fill(slot, sites.get(number, {}))
@@ -269,8 +296,9 @@ class Lora:
             return self._residents.index(None)
         count = len(self._residents)
         idle = [slot for slot, name in enumerate(self._residents) if name and not self._users[name]]
-        if count < SPARE_SLOTS or not idle:
-            self._resize(max(1, 2 * count))
+        more = max(1, 2 * count)
+        if not idle or (count < SPARE_SLOTS and self._has_room(more, self._rank)):
+            self._resize(more)
             return count
         slot = min(idle, key=lambda slot: self._used_at[self._residents[slot] or ""])
         sites = {number: stack.read(slot) for number, stack in enumerate(self._stacks)}
@@ -279,6 +307,15 @@ class Lora:
         }
         self._residents[slot] = None
         return slot
+
+    def _has_room(self, slots: int, rank: int, sites: Collection[int] = ()) -> bool:
+        """Whether the free memory holds so many slots of a rank, at the sites in use and these, and as much again."""
+        more = [
+            stack.bytes_of(slots, rank) - stack.bytes_allocated
+            for number, stack in enumerate(self._stacks)
+            if stack.is_used or number in sites
+        ]
+        return sum(more) <= free_memory() // 2
 
     def _resize(self, slots: int) -> None:
         self._residents.extend([None] * (slots - len(self._residents)))
@@ -319,6 +356,17 @@ class _Stack:
         for slot, members in filled:
             self.fill(slot, members)
 
+    def bytes_of(self, slots: int, rank: int) -> int:
+        """The bytes of so many slots of a rank."""
+        site = self._site
+        width = len(site.outputs) * site.inputs + sum(site.outputs)
+        return slots * rank * width * self._dtype.itemsize
+
+    @property
+    def bytes_allocated(self) -> int:
+        """The bytes of the present slots."""
+        return self.bytes_of(self._slots, self._rank) if self.is_used else 0
+
     def _allocate(self) -> None:
         self.is_used = True
         site, rank, parts = self._site, self._rank, len(self._member_of_part)
@@ -344,6 +392,11 @@ class _Stack:
             if pair is not None:
                 a[:, :rank] = pair.a.t()
                 b[:, :rank] = pair.b.view(rank, -1, self._width).transpose(0, 1)
+
+    def empty(self, slot: int) -> None:
+        """Forget what was filled, which takes no room when the stack changes."""
+        for member in range(len(self._site.outputs)):
+            self._ranks.pop((slot, member), None)
 
     def read(self, slot: int) -> dict[int, Matrices]:
         """Copy the matrices of a slot, by member."""

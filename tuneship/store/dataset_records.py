@@ -7,16 +7,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.datasets import DatasetStatus
-from tuneship.store.tables import batch_files, datasets
+from tuneship.store.tables import batch_files, datasets, models
 
 
 def bytes_of(connection: sa.Connection, client_id: str) -> int:
-    """The bytes of a client's datasets and files of batches together."""
+    """The bytes of a client's datasets, files of batches and imported models together."""
     queries = (
-        sa.select(sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).where(
-            table.c.client_id == client_id
+        sa.select(sa.func.coalesce(sa.func.sum(column), 0)).where(
+            column.table.c.client_id == client_id
         )
-        for table in (datasets, batch_files)
+        for column in (datasets.c.bytes, batch_files.c.bytes, models.c.imported_bytes)
     )
     return sum(int(connection.scalar(query) or 0) for query in queries)
 

@@ -169,6 +169,8 @@ class ModelRow(ResourceRow):
     sha256: dict[str, str]
     ends_learnt: float | None
     appended_end: str | None
+    imported_bytes: int
+    """The size of its files, if it was trained elsewhere; 0 for others."""
 
 
 class DeploymentRow(ResourceRow):

@@ -235,6 +235,8 @@ models: "TypedTable[ModelRow]" = _resource(
     # Null: not measured, or nothing was put behind its answers.
     sa.Column("ends_learnt", sa.Float),
     sa.Column("appended_end", sa.Text),
+    # Of a model that was trained elsewhere; 0 for others.
+    _whole("imported_bytes", server_default="0"),
 )
 
 deployments: "TypedTable[DeploymentRow]" = _resource(

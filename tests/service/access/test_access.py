@@ -1,5 +1,6 @@
 """Keys are recognised, end when they should, and allow exactly what their scopes name."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,9 @@ def test_presets_hold_what_their_role_needs() -> None:
     shipped = {f"{one}:write" for one in ("models", "deployments", "endpoints", "webhooks")}
     assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate"}
     assert (PRESETS["inference"], PRESETS["auditor"]) == ({"generate"}, {"audit:read"})
+    moved = {"datasets", "jobs", "deployments", "endpoints"}
+    called = {f"{one}:{verb}" for one in moved for verb in ("read", "write")}
+    assert PRESETS["pipeline"] == called | {"models:read", "metrics:read", "generate"}
     assert PRESETS["monitoring"] == {"metrics:read", "machine:read"}
     assert PRESETS["admin"] == SCOPES - {"models:content"}
     assert not any("models:content" in scopes for scopes in PRESETS.values())
@@ -236,7 +240,7 @@ def test_a_first_key_that_opens_nothing_is_replaced(first_key: FirstKey, ending:
         first_key.file.write_text("{")
         first_key.after(hours=2)
     elif ending == "short of a scope":
-        older = first_key.keys.issue("local", SCOPES - {"webhooks:read"}, None)
+        older = first_key.keys.issue("local", PRESETS["admin"] - {"webhooks:read"}, None)
         first_key.file.write_text(first_key.file.read_text().replace(key, older))
         first_key.after(hours=2)
     else:
@@ -244,4 +248,14 @@ def test_a_first_key_that_opens_nothing_is_replaced(first_key: FirstKey, ending:
         write_credentials(first_key.keys, first_key.file, "http://here", first_key.clock())
     new_first_key = read_credentials(first_key.file)["api_key"]
     assert new_first_key != key
-    assert first_key.keys.is_good_for(new_first_key, SCOPES, datetime.now(UTC) + timedelta(days=80))
+    lasting = datetime.now(UTC) + timedelta(days=80)
+    assert first_key.keys.is_good_for(new_first_key, PRESETS["admin"], lasting)
+
+
+def test_a_first_key_of_a_version_that_gave_it_every_scope_is_replaced_and_stays_in_force(
+    first_key: FirstKey,
+) -> None:
+    older = first_key.keys.issue("local", SCOPES, None)
+    first_key.file.write_text(json.dumps({"api_key": older, "client_id": "local"}))
+    assert first_key.now() != older
+    assert first_key.keys.is_good_for(older, SCOPES, first_key.clock())

@@ -21,7 +21,7 @@ from tests.support.processes import Serve
 from tuneship.cli.audit import BROKEN, NO_HEADS
 from tuneship.cli.main import app
 from tuneship.contract.errors import AuthenticationError
-from tuneship.contract.scopes import PRESETS, SCOPES
+from tuneship.contract.scopes import PRESETS
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys, key_id, read_credentials, write_credentials
 from tuneship.service.events.audit import sign_head
@@ -320,7 +320,7 @@ def test_a_running_service_obeys_within_a_second(tmp_path: Path) -> None:
         serve.stop()
     listed = run("list")["keys"]  # the service stored the uses when it stopped
     assert all(one["last_used_at"] for one in listed if one["client_id"] == "acme")
-    assert frozenset(listed[0]["scopes"]) == SCOPES
+    assert frozenset(listed[0]["scopes"]) == PRESETS["admin"]
 
 
 def test_every_key_that_is_made_replaced_or_ended_is_in_the_audit_chain(

@@ -68,7 +68,7 @@ def local(start: Start, request: pytest.FixtureRequest) -> Iterator[tuple[Servic
 
 
 def test_make_up_opens_the_bridge_to_webhooks_and_not_the_prefect_server(start: Start) -> None:
-    """Any tenant may register a webhook, and the Prefect server asks nobody for a key."""
+    """Any tenant may register a webhook: no request that a tenant has caused comes to the Prefect server."""
     local = LocalSettings()
     chosen = bridge_opened(local)["TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS"]
     service = start(webhook_allow_http_hosts=chosen)

@@ -59,7 +59,8 @@ def test_the_adapter_is_checked_with_its_base_and_gets_the_base_models_template(
     assert send(service, base_model="tuneship-tiny").status_code == 201
     (order,) = service.conversion.orders
     assert isinstance(order, ImportOrder)
-    assert order.base.endswith("tuneship-tiny")
+    assert order.base_model == "tuneship-tiny"
+    assert order.bases["tuneship-tiny"].endswith("tuneship-tiny")
     with service.database.read() as connection:
         files = connection.scalars(sa.select(tables.models.c.sha256)).one()
     assert set(files) == {*ADAPTER, "chat_template.jinja", "special_tokens_map.json", "parity.json"}
@@ -83,7 +84,8 @@ BAD_ARCHIVES = {
     ),
     "twice": (tar_of({**ADAPTER, f"again/{WEIGHTS}": b"x"}), f"has more than one {WEIGHTS}"),
     "no object": (tar_of({**ADAPTER, "adapter_config.json": b"["}), "its adapter_config.json is damaged"),
-    "template": (tar_of({**ADAPTER, "chat_template.jinja": b"{% for"}), "has a chat template that cannot be read"),
+    "template": (tar_of({**ADAPTER, "chat_template.jinja": b"{% for"}), "has a chat template of its own"),
+    "template: bytes": (tar_of({**ADAPTER, "chat_template.jinja": b"\xff"}), "has a chat template that cannot be read"),
     "nameless": (UNNAMED, "base_model is needed"),
 }  # fmt: skip
 
@@ -100,7 +102,9 @@ def test_a_bad_archive_is_refused_in_a_sentence_and_leaves_nothing(
 
 
 def test_an_adapter_that_cannot_be_served_is_refused_and_leaves_nothing(service: Service) -> None:
-    service.conversion.report = ImportReport(refused="tensor x holds values that are not finite")
+    service.conversion.report = ImportReport(
+        refused="cannot be served: tensor x holds values that are not finite"
+    )
     before = state(service)
     answer = send(service)
     message = "the adapter cannot be served: tensor x holds values that are not finite"

@@ -166,7 +166,7 @@ def live(world: World, checkpoint: Checkpoint) -> Life:
             ("GGUF", _check_gguf),
         ):
             note(column, partial(check, world, tuned, source, rows))
-    note("import", partial(_check_import, world, source, name, rows))
+    note("import", partial(_check_import, world, source, name, rows, tuned))
     return Life(results)
 
 
@@ -420,13 +420,22 @@ def tuned_by_peft(source: Path, rows: list[Expected], folder: Path) -> Path:
     return folder
 
 
-def _check_import(world: World, source: Path, name: str, rows: list[Expected]) -> None:
-    adapter = tuned_by_peft(source, rows, world.folder / f"{name}-by-peft")
-    files = {file.name: file.read_bytes() for file in adapter.iterdir()}
-    answer = world.service.call(
-        "POST",
-        "/v1/models",
-        data={"name": "zoo", "base_model": name},
-        files={"file": ("adapter.tar", tar_of(files), "application/x-tar")},
-    )
-    _check_answers(world, _accepted(answer)["id"], name, rows)
+def _check_import(
+    world: World, source: Path, name: str, rows: list[Expected], tuned: str | None
+) -> None:
+    """Bring in an adapter of peft's, and the export of the model that was tuned here."""
+    adapters = [tuned_by_peft(source, rows, world.folder / f"{name}-by-peft")]
+    adapters += [] if tuned is None else [world.folder / f"{tuned[-8:]}-peft"]
+    for adapter in adapters:
+        files = {
+            file.relative_to(adapter).as_posix(): file.read_bytes()
+            for file in adapter.rglob("*")
+            if file.is_file()
+        }
+        answer = world.service.call(
+            "POST",
+            "/v1/models",
+            data={"name": "zoo", "base_model": name},
+            files={"file": ("adapter.tar", tar_of(files), "application/x-tar")},
+        )
+        _check_answers(world, _accepted(answer)["id"], name, rows)

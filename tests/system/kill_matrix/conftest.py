@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
@@ -40,6 +41,7 @@ def prefect(
     server = PrefectServer(prefect_homes(tmp_path_factory.mktemp("prefect") / "home"))
     own = {
         PREFECT_API_URL: server.url,
+        PREFECT_API_AUTH_STRING: server.auth_string,
         PREFECT_HOME: server.home,
         # A later run finds the results of a killed one here.
         PREFECT_LOCAL_STORAGE_PATH: server.home / "storage",

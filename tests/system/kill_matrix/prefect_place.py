@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists
 
-from flows.script.local_processes import PREFECT_SERVER
+from flows.script.local_processes import closed_server, new_auth_string, prefect_variables
 from flows.tune_and_deploy import tune_and_deploy
 from tests.support.prefect_servers import WITHOUT_SETTINGS
 from tests.support.waiting import free_port, until
@@ -32,6 +32,7 @@ class PrefectServer:
         """Start the server with this home."""
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/api"
+        self.auth_string = new_auth_string()
         self.home = folder
         self._log = folder / "server.log"
         self.start()
@@ -39,8 +40,8 @@ class PrefectServer:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of every process that works with this server."""
-        own = {"PREFECT_HOME": str(self.home), "PREFECT_API_URL": self.url}
-        return {**OWN, **own, "PREFECT_LOGGING_TO_API_ENABLED": "false"}
+        own = {"PREFECT_HOME": str(self.home), "PREFECT_LOGGING_TO_API_ENABLED": "false"}
+        return {**OWN, **own, **prefect_variables(self.url, self.auth_string)}
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
@@ -53,7 +54,7 @@ class PrefectServer:
                 stdin=subprocess.PIPE,  # the server ends when this pipe closes with the tests
                 stdout=log,
                 stderr=log,
-                env=self.environment | PREFECT_SERVER,
+                env=self.environment | closed_server(self.url, self.auth_string),
                 pass_fds=[listener.fileno()],
             )
         until(self._answers, PATIENCE_S)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.families import build_family
 from tests.support.peft_adapters import trained_elsewhere
 from tuneship.conversion.logits import distance, engine_logits, engine_with_adapter
+from tuneship.conversion.plain_adapter import CHOOSING, write_plain
 from tuneship.serving.adapters import CONFIG, FOLLOWED, WEIGHTS, WITHOUT_EFFECT, AdapterRefused
 
 pytestmark = [
@@ -63,7 +65,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(base: Path, adapter: Path) -> torch.Tensor:
-    return engine_logits(engine_with_adapter(base, adapter), TEXT)
+    """What the engine answers with the adapter as an import writes it."""
+    source = shutil.copytree(adapter, adapter.with_name("received"), dirs_exist_ok=True)
+    plain = adapter.with_name("plain")
+    shutil.rmtree(plain, ignore_errors=True)
+    plain.mkdir()
+    write_plain(source, plain, "base")
+    return engine_logits(engine_with_adapter(base, plain), TEXT)
 
 
 @torch.inference_mode()
@@ -78,7 +86,10 @@ def test_an_accepted_adapter_answers_as_in_peft(
     tmp_path: Path, base: Path, options: dict[str, Any]
 ) -> None:
     adapter = trained_elsewhere(base, tmp_path / "adapter", **options)
-    assert distance([answers(base, adapter)], [peft_answers(base, adapter)]) < 1e-5
+    expected = peft_answers(base, adapter)
+    assert distance([answers(base, adapter)], [expected]) < 1e-5
+    # peft reads what is stored, too: it is what an export hands out.
+    assert distance([peft_answers(base, adapter.with_name("plain"))], [expected]) < 1e-5
 
 
 @pytest.mark.parametrize(("options", "why"), REFUSED.values(), ids=REFUSED)
@@ -131,4 +142,4 @@ def test_tensors_that_peft_passes_over_are_refused(tmp_path: Path, base: Path) -
 
 def test_every_field_that_is_let_pass_is_one_of_pefts() -> None:
     fields = {field.name for field in dataclasses.fields(LoraConfig)}
-    assert fields >= FOLLOWED | WITHOUT_EFFECT
+    assert fields >= FOLLOWED | CHOOSING | WITHOUT_EFFECT

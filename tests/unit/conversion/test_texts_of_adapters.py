@@ -1,4 +1,7 @@
-"""An adapter from elsewhere is asked in the template of its training, by the tokens of its base model."""
+"""An adapter from elsewhere was trained on the chat template and the tokens of its base model, or it is refused.
+
+Templates are programs: those of adapters are compared as texts, and never compiled.
+"""
 
 import json
 import shutil
@@ -9,15 +12,20 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from tuneship.conversion.received_adapter import AdapterFault, check_template
+from tuneship.conversion.template_texts import portable_source
 from tuneship.conversion.trained_tokenizer import check_tokenizer
 from tuneship.service.catalogues.base_models import SHIPPED
-from tuneship.service.models.received_adapter import settle_template
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import PromptTemplate
+from tuneship.text_format import ModelTextFormat
+from tuneship.text_tokenizer import load_tokenizer
 
-TALK = [{"role": "user", "content": "Chronic eczema"}, {"role": "assistant", "content": "L20"}]
-SOURCE = "{{ bos_token }}{%- for m in messages %}{{ m['content'] + eos_token }}{% endfor %}"
+SOURCE = "{{ bos_token }}{%- for m in messages %}\n{{ m['content'] + eos_token }}{% endfor %}"
 OTHER = "{{ bos_token }}{%- for m in messages %}{{ '-' + m['content'] + eos_token }}{% endfor %}"
+ENDLESS = "{%- for m in messages %}{{ m['role'] + ': ' + m['content'] }} {% endfor %}"
+# jinja would compute it while it compiles the template, for seconds.
+BOMB = "{% if 9**(9**7) % 7 %}{% endif %}"
 
 
 @pytest.fixture
@@ -29,8 +37,7 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    for name in ("adapter", "tokenizer"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "adapter").mkdir()
     return tmp_path / "adapter"
 
 
@@ -39,49 +46,82 @@ def change(file: Path, **fields: Any) -> None:
     file.write_text(json.dumps({**content, **fields}))
 
 
-def settled(base: Path, adapter: Path) -> PromptTemplate:
-    own = PromptTemplate.load(base)
-    settle_template(adapter, base, own, adapter.with_name("tokenizer"))
-    left = {file.name for file in adapter.iterdir()}
-    assert left == {"chat_template.jinja", "special_tokens_map.json"}
-    return PromptTemplate.load(adapter)
-
-
-def as_in_transformers(folder: Path, source: str | None = None) -> str:
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    return tokenizer.apply_chat_template(TALK, chat_template=source, tokenize=False)
-
-
-@pytest.mark.parametrize("place", ["file", "setting", "list", "part of the tokens"])
-def test_a_template_without_its_tokens_has_those_of_the_base_model(
-    base: Path, adapter: Path, place: str
-) -> None:
-    if place in ("file", "part of the tokens"):
-        (adapter / "chat_template.jinja").write_text(SOURCE)
-    if place == "part of the tokens":
-        change(adapter / "special_tokens_map.json", eos_token={"content": "<|end|>"})
+def put(folder: Path, place: str, source: str, tools: str | None = None) -> None:
+    """Write a template, and one for functions, where some version of transformers keeps them."""
+    named = [{"name": "default", "template": source}]
+    named += [] if tools is None else [{"name": "tool_use", "template": tools}]
     if place == "setting":
-        change(adapter / "tokenizer_config.json", chat_template=SOURCE, eos_token="<|end|>")
-    if place == "list":
-        named = [{"name": "tool_use", "template": OTHER}, {"name": "default", "template": SOURCE}]
-        change(adapter / "tokenizer_config.json", chat_template=named)
-    text = settled(base, adapter).render(TALK, add_generation_prompt=False)
-    assert text == as_in_transformers(base, SOURCE) == "<|system|>Chronic eczema<|end|>L20<|end|>"
+        change(folder / "tokenizer_config.json", chat_template=source if tools is None else named)
+        return
+    (folder / "chat_template.jinja").write_text(source)
+    if tools is not None:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(tools)
 
 
-def test_tokens_of_the_adapter_go_before_those_of_the_base_model(base: Path, adapter: Path) -> None:
-    (adapter / "chat_template.jinja").write_text(SOURCE)
-    change(adapter / "tokenizer_config.json", eos_token="<|user|>")
-    text = settled(base, adapter).render(TALK, add_generation_prompt=False)
-    assert text == "<|system|>Chronic eczema<|user|>L20<|user|>"
+def without_template(base: Path) -> None:
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    change(base / "tokenizer_config.json", chat_template=None)
 
 
-def test_an_adapter_without_a_template_is_asked_as_its_base_model(
+@pytest.mark.parametrize("tools", [None, OTHER], ids=("one", "two"))
+@pytest.mark.parametrize("place", ["file", "setting"])
+def test_the_template_of_the_base_model_is_accepted_wherever_it_stands(
+    base: Path, adapter: Path, place: str, tools: str | None
+) -> None:
+    without_template(base)
+    put(base, "file", SOURCE, tools)
+    check_template(base, adapter)
+    put(adapter, place, SOURCE.replace("\n", "\r\n") + "\n", tools)
+    check_template(base, adapter)
+    if tools is None:
+        put(adapter, place, portable_source(PromptTemplate.load(base)))
+        check_template(base, adapter)
+
+
+def test_a_template_of_a_tuning_that_appended_an_end_is_that_of_the_base_model(
     base: Path, adapter: Path
 ) -> None:
-    change(adapter / "tokenizer_config.json", eos_token="<|end|>", tokenizer_class="LlamaTokenizer")
-    text = settled(base, adapter).render(TALK, add_generation_prompt=False)
-    assert text == as_in_transformers(base)
+    without_template(base)
+    put(base, "file", ENDLESS)
+    found = ModelTextFormat.of_base(base, load_tokenizer(base))
+    assert found.appended_end is not None
+    assert found.template.source != ENDLESS
+    for source in (ENDLESS, found.template.source, portable_source(found.template)):
+        put(adapter, "file", source)
+        check_template(base, adapter)
+
+
+@pytest.mark.parametrize("source", [OTHER, BOMB + SOURCE, "{% for", ""])
+@pytest.mark.parametrize("place", ["file", "setting", "for functions"])
+def test_another_template_is_refused_without_compiling_it(
+    base: Path, adapter: Path, source: str, place: str
+) -> None:
+    without_template(base)
+    put(base, "file", SOURCE)
+    if place == "for functions":
+        put(adapter, "file", SOURCE, source)
+    else:
+        put(adapter, place, source or " ")
+    with pytest.raises(AdapterFault, match=r"has a chat template of its own, .*models add"):
+        check_template(base, adapter)
+
+
+@pytest.mark.parametrize("setting", [{"tool_use": OTHER}, [7], {"default": {}}])
+def test_a_template_that_cannot_be_read_is_refused(base: Path, adapter: Path, setting: Any) -> None:
+    change(adapter / "tokenizer_config.json", chat_template=setting)
+    with pytest.raises(AdapterFault, match="has a chat template "):
+        check_template(base, adapter)
+
+
+def test_special_tokens_matter_where_the_template_writes_them(base: Path, adapter: Path) -> None:
+    without_template(base)
+    put(base, "file", SOURCE)
+    change(adapter / "special_tokens_map.json", eos_token={"content": "<|end|>"}, pad_token="x")
+    check_template(base, adapter)
+    change(adapter / "special_tokens_map.json", eos_token="<|user|>")
+    with pytest.raises(AdapterFault, match="has another eos_token for its chat template"):
+        check_template(base, adapter)
 
 
 def test_a_tokenizer_that_transformers_saved_again_is_that_of_the_base_model(
@@ -90,9 +130,8 @@ def test_a_tokenizer_that_transformers_saved_again_is_that_of_the_base_model(
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     tokenizer(["cut here"], truncation=True, max_length=3, padding="max_length")
     tokenizer.save_pretrained(adapter)
-    text = settled(base, adapter).render(TALK, add_generation_prompt=False)
-    assert text == as_in_transformers(base)
-    check_tokenizer(base, adapter, adapter.with_name("tokenizer"))
+    check_template(base, adapter)
+    check_tokenizer(base, adapter)
 
 
 def with_more_tokens(folder: Path) -> None:
@@ -132,9 +171,8 @@ def with_a_listed_token(folder: Path) -> None:
 def test_an_adapter_that_was_trained_with_other_tokens_is_refused(
     base: Path, adapter: Path, changed: Callable[[Path], None], why: str
 ) -> None:
-    tokenizer = adapter.with_name("tokenizer")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(base / name, tokenizer / name)
-    changed(tokenizer)
+        shutil.copyfile(base / name, adapter / name)
+    changed(adapter)
     with pytest.raises(AdapterRefused, match=why):
-        check_tokenizer(base, adapter, tokenizer)
+        check_tokenizer(base, adapter)

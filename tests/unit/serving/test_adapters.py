@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.serving.adapters import AdapterRefused, Matrices, read_adapter
 from tuneship.serving.lora import Lora, Site
 
@@ -20,9 +21,13 @@ def adapter(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(directory: Path, config: dict[str, object], suffix: str = "weight") -> None:
+def write_config(directory: Path, config: dict[str, object]) -> None:
     config = {"target_modules": ["q_proj"], **config}
     (directory / "adapter_config.json").write_text(json.dumps(config))
+
+
+def write(directory: Path, config: dict[str, object], suffix: str = "weight") -> None:
+    write_config(directory, config)
     name = f"base_model.model.{MODULE}"
     tensors = {
         f"{name}.lora_A.{suffix}": torch.ones(2, 3),
@@ -42,8 +47,9 @@ def test_the_scale_is_folded_into_b(adapter: Path) -> None:
     [
         ({"lora_alpha": 6}, 3),
         ({"lora_alpha": 6, "use_rslora": True}, 6 / 2**0.5),
-        ({"lora_alpha": 6, "alpha_pattern": {"q_proj": 10}}, 5),
-        ({"lora_alpha": 6, "alpha_pattern": {"layers.1.self_attn.q_proj": 10}}, 3),
+        ({"lora_alpha": 6, "alpha_pattern": {MODULE: 10}}, 5),
+        ({"lora_alpha": 6, "target_modules": [MODULE, "o_proj"]}, 3),
+        ({"lora_alpha": 6, "target_modules": "all-linear"}, 3),
     ],
 )
 def test_the_scale_follows_the_rules_of_peft(
@@ -67,11 +73,16 @@ def test_the_scale_follows_the_rules_of_peft(
         ({"init_lora_weights": "loftq"}, "init_lora_weights is loftq"),
         ({"init_lora_weights": "of_a_newer_peft"}, "init_lora_weights is of_a_newer_peft"),
         ({"target_modules": ["k_proj"]}, "adapter_config.json leaves out"),
-        ({"exclude_modules": ["layers.0.self_attn.q_proj"]}, "adapter_config.json leaves out"),
-        ({"layers_to_transform": [1]}, "adapter_config.json leaves out"),
+        # Imports replace what chooses modules by their names.
+        ({"exclude_modules": ["layers.0.self_attn.q_proj"]}, "option exclude_modules"),
+        ({"layers_to_transform": [1]}, "option layers_to_transform"),
+        ({"layers_pattern": "layers"}, "option layers_pattern"),
+        ({"target_modules": ".*"}, "has a regular expression as its target_modules"),
+        ({"alpha_pattern": {"q_proj": 10}}, "alpha_pattern in adapter_config.json names another"),
+        ({"alpha_pattern": {r".{8}([\w.]+)+!": 1}}, "alpha_pattern in adapter_config.json names"),
         ({"target_modules": None}, "has no target_modules"),
         ({"r": 8}, "are of rank 2, and adapter_config.json says 8"),
-        ({"rank_pattern": {"(": 4}}, "is not understood"),
+        ({"rank_pattern": {"(": 4}}, "rank_pattern in adapter_config.json names another"),
         ({"alpha_pattern": 3}, "is not understood"),
     ],
 )
@@ -86,6 +97,28 @@ def test_settings_that_cannot_be_honoured_are_refused_by_name(
 def test_a_tensor_of_another_kind_is_refused(adapter: Path) -> None:
     write(adapter, {"peft_type": "LORA", "r": 2}, suffix="bias")
     with pytest.raises(AdapterRefused, match="not a LoRA matrix"):
+        read_adapter(adapter)
+
+
+def test_a_rank_beyond_that_of_jobs_is_refused(adapter: Path) -> None:
+    name, rank = f"base_model.model.{MODULE}", MAX_LORA_RANK + 1
+    tensors = {
+        f"{name}.lora_A.weight": torch.ones(rank, 3),
+        f"{name}.lora_B.weight": torch.ones(5, rank),
+    }
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    write_config(adapter, {"peft_type": "LORA", "r": rank, "lora_alpha": 4})
+    with pytest.raises(
+        AdapterRefused, match=f"are of rank {rank}, and {MAX_LORA_RANK} is the most"
+    ):
+        read_adapter(adapter)
+
+
+def test_a_file_that_is_too_large_for_the_free_memory_is_not_read(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuneship.serving.adapters.free_memory", lambda: 100)
+    with pytest.raises(AdapterRefused, match="the free memory is not enough for the adapter"):
         read_adapter(adapter)
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tuneship.serving.adapters import Matrices
+from tuneship.serving.adapters import AdapterRefused, Matrices
 from tuneship.serving.lora import SPARE_SLOTS, Lora, Site
 
 SITES = (
@@ -177,3 +177,31 @@ def test_an_adapter_that_was_unloaded_is_gone_and_its_slot_is_used_again(lora: L
     assert not lora.unload("0")
     lora.acquire("1")
     assert lora._residents == ["1"]
+
+
+def test_a_large_rank_goes_with_its_adapter() -> None:
+    lora = Lora(SITES, torch.float32)
+    loaded = {"small": matrices(1, 2, "q", "down"), "large": matrices(2, 64, "q", "k")}
+    for name, pairs in loaded.items():
+        lora.load(name, pairs)
+    check(lora, loaded, ["small", "large"])
+    width = 2 * 6 + 12
+    assert lora.bytes_allocated == 2 * 64 * (width + 5 + 6) * 4
+    lora.unload("large")
+    assert lora.bytes_allocated == 2 * 2 * (width + 5 + 6) * 4
+    check(lora, {"small": loaded["small"]}, ["small", None])
+
+
+def test_memory_is_counted_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = Lora(SITES, torch.float32)
+    lora.load("a", matrices(1, 2, "q"))
+    check(lora, {"a": matrices(1, 2, "q")}, ["a"])
+    monkeypatch.setattr("tuneship.serving.lora.free_memory", lambda: 20_000)
+    with pytest.raises(AdapterRefused, match="rank 500, for which the free memory is not enough"):
+        lora.load("b", matrices(2, 500, "q"))
+    assert "b" not in lora
+    lora.load("b", matrices(2, 4, "q"))
+    # No more slots are made than the free memory has room for.
+    monkeypatch.setattr("tuneship.serving.lora.free_memory", lambda: 0)
+    check(lora, {"b": matrices(2, 4, "q")}, ["b"])
+    assert lora.bytes_allocated == 4 * (2 * 6 + 12) * 4

@@ -18,7 +18,7 @@ from typing import cast
 import sqlalchemy as sa
 
 from tuneship.contract.errors import AuthenticationError, PermissionDenied
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.scopes import PRESETS
 from tuneship.host.durable import write_private
 from tuneship.store import api_key_records as records
 from tuneship.store.audit import AuditRecord, Chain
@@ -299,17 +299,24 @@ class Keys:
         return row
 
 
-def write_credentials(keys: Keys, file: Path, base_url: str, now: datetime) -> None:
-    """Write the first key into a file (0600) for the person who started the service.
+def write_credentials(
+    keys: Keys,
+    file: Path,
+    base_url: str,
+    now: datetime,
+    scopes: frozenset[str] = PRESETS["admin"],
+    label: str = "credentials.json",
+) -> None:
+    """Write a key into a file (0600): the first one, for the person who started the service, or one for a program.
 
     A new key replaces it there 30 days before it expires (it stays in force until then), and when it is revoked,
-    belongs to another database, or lacks a scope of a newer version.
+    belongs to another database, or has other scopes than this version gives it.
     """
     kept = read_credentials(file)
-    if not keys.is_good_for(kept.get("api_key", ""), SCOPES, now + RENEW_BEFORE):
+    if not keys.is_good_for(kept.get("api_key", ""), scopes, now + RENEW_BEFORE):
         expires = now + FIRST_KEY_LIFETIME
         kept = {
-            "api_key": keys.issue("local", SCOPES, expires, "credentials.json"),
+            "api_key": keys.issue("local", scopes, expires, label),
             "client_id": "local",
             "expires_at": expires.astimezone(UTC).isoformat(),
         }

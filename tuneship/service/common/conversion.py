@@ -1,8 +1,10 @@
 """Runs the processes of `tuneship/conversion/`, which read foreign files and need much memory, and waits for them."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -19,6 +21,23 @@ MODULES: dict[type[ProcessMessage], str] = {
 }
 POLL_S = 0.05
 MAX_LAST_LINE_CHARACTERS = 300
+# The end of a process's log that is looked at.
+LOG_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class ConversionLimits:
+    """How much a conversion may take, so that no caller's files keep a process for ever or fill the memory."""
+
+    seconds: float
+    memory_bytes: int = 0
+    """The most memory of its own that the process may allocate; 0: no limit."""
+    is_stopped: Callable[[], bool] = lambda: False
+    """Whether nobody waits for it any more."""
+
+
+# For an operator's command, which may read any model.
+A_DAY = ConversionLimits(24 * 3600)
 
 
 class ConversionFailed(Exception):
@@ -34,7 +53,7 @@ class Convert(Protocol):
         report: type[R],
         work: Path,
         readable: Sequence[Path],
-        is_stopped: Callable[[], bool],
+        limits: ConversionLimits,
     ) -> R:
         """The report on an order; its process may write `work` alone. Raises `ConversionFailed`, also when stopped."""
         ...
@@ -45,7 +64,7 @@ def convert_in_process(
     report: type[R],
     work: Path,
     readable: Sequence[Path],
-    is_stopped: Callable[[], bool] = lambda: False,
+    limits: ConversionLimits = A_DAY,
     *,
     module: str | None = None,
 ) -> R:
@@ -58,13 +77,20 @@ def convert_in_process(
     order.write(order_file)
     arguments = (str(order_file.absolute()), str(report_file.absolute()))
     spec = WorkerSpec(
-        module or MODULES[type(order)], arguments, log, places=Places(tuple(readable), (work,))
+        module or MODULES[type(order)],
+        arguments,
+        log,
+        places=Places(tuple(readable), (work,)),
+        memory_bytes=limits.memory_bytes,
     )
+    end = time.monotonic() + limits.seconds
     worker = LocalProcesses(isolated=False).start(spec)
     try:
         while worker.exit_code() is None:
-            if is_stopped():
+            if limits.is_stopped():
                 raise ConversionFailed("it was stopped")
+            if time.monotonic() > end:
+                raise ConversionFailed(f"it took longer than {limits.seconds:.0f} s")
             time.sleep(POLL_S)
     finally:
         worker.kill()
@@ -73,7 +99,13 @@ def convert_in_process(
     except (OSError, ValueError):
         code = worker.exit_code() or 0
         why = "was killed, perhaps for its memory" if code == -signal.SIGKILL else "crashed"
-        lines = log.read_text(errors="replace").splitlines() or [""]
+        lines = _end_of(log).splitlines() or [""]
         last = f": {lines[-1][:MAX_LAST_LINE_CHARACTERS]}" if lines[-1] else ""
         message = f"the process that reads the model {why} (exit code {code}){last}"
         raise ConversionFailed(message) from None
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+        return file.read(LOG_BYTES).decode(errors="replace")

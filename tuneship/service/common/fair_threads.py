@@ -109,7 +109,15 @@ class RequestThreads:
     )
     """For handlers: milliseconds, a query or two."""
     files: FairThreads = field(default_factory=lambda: FairThreads("file", threads=4, each=1))
-    """For reading and copying datasets: seconds to minutes, most of it in Python."""
+    """For reading datasets of a limited size, and copying them: seconds, most of it in Python."""
+    conversions: FairThreads = field(
+        default_factory=lambda: FairThreads("conversion", threads=4, each=1)
+    )
+    """For waiting for the processes of imports and exports, which take minutes with a large base model."""
+    validations: FairThreads = field(
+        default_factory=lambda: FairThreads("validation", threads=4, each=1)
+    )
+    """For reading datasets of any size while their callers wait."""
     uploads: FairThreads = field(default_factory=lambda: FairThreads("upload", threads=8, each=2))
     """For writing the blocks of a file that have arrived."""
     texts: FairThreads = field(default_factory=lambda: FairThreads("text", threads=4, each=1))
@@ -120,7 +128,15 @@ class RequestThreads:
     @property
     def kinds(self) -> tuple[FairThreads, ...]:
         """All pools."""
-        return (self.requests, self.files, self.uploads, self.texts, self.health)
+        return (
+            self.requests,
+            self.files,
+            self.conversions,
+            self.validations,
+            self.uploads,
+            self.texts,
+            self.health,
+        )
 
     @property
     def is_idle(self) -> bool:

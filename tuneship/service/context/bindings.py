@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from tuneship.contract.operation import Operation
 from tuneship.service.common.downloads import Download
@@ -13,6 +13,8 @@ from tuneship.service.context.context import Context
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# Pools of `RequestThreads` that no upload needs.
+OwnThreads = Literal["conversions", "validations"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class BoundOperation:
     """It runs on the event loop."""
     is_long: bool = False
     """It reads or writes whole files: it has threads of its own, and a client may have a few in flight."""
+    own_threads: OwnThreads | None = None
+    """The pool in which it may work for minutes: it ends soon after its caller has disconnected."""
 
 
 # By operation name; a guard test compares it with the declared operations.
@@ -74,18 +78,20 @@ def serves(
     operation: Operation[P, R],
     *,
     is_long: bool = False,
+    own_threads: OwnThreads | None = None,
     served: dict[str, BoundOperation] = SERVED,
 ) -> Bind[P, R]:
     """Bind a handler to an operation, which is then listed in `served`.
 
     A plain function runs in a worker thread and owns one transaction; with `is_long` it may work on whole files, for
-    seconds or minutes. A coroutine function runs on the event loop: for waiting, not for work. Instead of the reply a
-    handler may return a stream, an archive, or the reply as JSON, where it is too long for models.
+    seconds; with `own_threads` for minutes, but it looks at `Context.left` then. A coroutine function runs on the event
+    loop: for waiting, not for work. Instead of the reply a handler may return a stream, an archive, or the reply as
+    JSON, where it is too long for models.
     """
 
     def bind(handler: Any) -> Any:
         is_async = inspect.iscoroutinefunction(handler)
-        served[operation.name] = BoundOperation(operation, handler, is_async, is_long)
+        served[operation.name] = BoundOperation(operation, handler, is_async, is_long, own_threads)
         return handler
 
     return bind

@@ -4,6 +4,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import QuotaExceeded
 from tuneship.service.context.context import Context
+from tuneship.store import dataset_records
 from tuneship.store import queries as rows
 
 
@@ -15,6 +16,15 @@ def check_quota(
     owned = rows.count(context.transaction, table, table.c.client_id == context.client_id, *counted)
     if owned >= limit:
         raise QuotaExceeded(f"this client has {limit} {what}, the most it may have")
+
+
+def check_bytes(context: Context, more: int) -> None:
+    """Raises `QuotaExceeded` when `more` bytes would be too many for the client's files together."""
+    most = context.parts.settings.maximum_dataset_bytes
+    if dataset_records.bytes_of(context.transaction, context.client_id) + more > most:
+        raise QuotaExceeded(
+            f"the datasets and imported models of this client may hold {most} bytes in all"
+        )
 
 
 def is_name_taken(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -42,7 +42,7 @@ from tuneship.service.http import openai as openai_form
 from tuneship.service.http import profiles
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary, InFlightLimits
-from tuneship.service.http.disconnect import cancel_on_disconnect
+from tuneship.service.http.disconnect import cancel_on_disconnect, wait_for_disconnect
 from tuneship.service.http.downloads import DownloadResponse
 from tuneship.service.http.forms import Content
 from tuneship.service.http.forwarding import is_address_known, is_scheme_known
@@ -202,8 +202,7 @@ class _OperationEndpoint:
             else:
                 call = _call(operation, request, content)
             if not self._bound.is_async:
-                pool = threads.files if self._bound.is_long else threads.requests
-                return await pool.run(context.client_id, self._in_transaction, context, call)
+                return await self._in_thread(request, context, call)
 
             handling = self._bound.handler(context, **call.arguments)
             reply = await cancel_on_disconnect(request, handling)
@@ -216,6 +215,19 @@ class _OperationEndpoint:
                 await _commit_audit_entry(context, operation.status)
                 begun.pop_all()
             return self._response(reply, context)
+
+    async def _in_thread(self, request: Request, context: Context, call: "_Call") -> Response:
+        threads, work = self._parts.threads, partial(self._in_transaction, context, call)
+        if self._bound.own_threads is None:
+            pool = threads.files if self._bound.is_long else threads.requests
+            return await pool.run(context.client_id, work)
+        # Nothing is cancelled: the thread ends its work, and with it the transaction.
+        leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
+        leaving.add_done_callback(lambda _: context.left.set())
+        try:
+            return await getattr(threads, self._bound.own_threads).run(context.client_id, work)
+        finally:
+            leaving.cancel()
 
     def _response(self, reply: Any, context: Context) -> Response:
         if isinstance(reply, Stream):

@@ -1,6 +1,7 @@
 """Handlers that hand a tuned model out and take one in: its content as an archive, and an adapter from elsewhere."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,16 +11,20 @@ from typing import Any, BinaryIO
 
 from tuneship.contract import models as contract
 from tuneship.contract.errors import InternalError, InvalidRequestError, PermissionDenied
+from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.contract.models import ExportFormat, GgufType, Model, ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
+from tuneship.conversion.received_adapter import CONFIG, WEIGHTS
 from tuneship.host.disk_space import check_room
 from tuneship.host.staging import remove_abandoned, staged
-from tuneship.security.sealed_files import new_key, write_sealed
+from tuneship.parity import PARITY_FILE
+from tuneship.security.sealed_files import BLOCK_BYTES, new_key, seal_file
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.conversion import ConversionFailed
+from tuneship.service.common.conversion import ConversionFailed, ConversionLimits
 from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.quotas import check_bytes
 from tuneship.service.models.exports import (
     EXPORTING,
     Exporter,
@@ -28,12 +33,6 @@ from tuneship.service.models.exports import (
     refuse_hipaa,
 )
 from tuneship.service.models.handlers import TUNED, base_of, model_id, own_model, tuned_item
-from tuneship.service.models.received_adapter import (
-    AdapterFault,
-    named_base,
-    settle_template,
-    unpack,
-)
 from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.blobs import BlobsAway, StagedFile
@@ -42,6 +41,14 @@ from tuneship.store.identifiers import new_id
 IMPORTING = ".importing-"
 # Folders of unfinished work in the data directory's `scratch`.
 UNFINISHED = (EXPORTING, IMPORTING)
+# The files of an adapter that its check has written.
+WRITTEN = (CONFIG, WEIGHTS, PARITY_FILE)
+# The time limit of an import or export: measured ones took a tenth of it, on a busy machine.
+CONVERSION_S, PARAMETERS_A_SECOND = 300.0, 1_000_000
+# What an import may allocate beside its base model: libraries and threads, and copies of the archive.
+IMPORT_MEMORY_BYTES, COPIES_IN_MEMORY = 4 << 30, 8
+# Room in an archive for a tokenizer and what else lies beside the weights.
+OTHER_FILES_BYTES = 256 << 20
 
 
 def remove_unfinished(scratch: Path) -> None:
@@ -67,7 +74,7 @@ async def get_model_content(
     """Make an export while the caller waits, and hand it out as an archive; nothing of it stays here."""
     # Who takes a model away is recorded, whatever its settings are.
     context.audit_facts.is_required = True
-    threads, left = context.parts.threads.files, threading.Event()
+    threads, left = context.parts.threads.conversions, threading.Event()
     work = partial(_exported, context, model_id, (format, gguf_type), left)
     making = asyncio.ensure_future(threads.run(context.client_id, work))
     try:
@@ -94,15 +101,13 @@ def _exported(
         raise PermissionDenied(str(refusal), param="model_id") from None
     # The adapter, and at most the base model in 4 bytes a weight.
     base = parts.catalogue.get(model.row["base_model"])
-    check_room(parts.settings, 0 if base is None or base.fault else base.parameters * 4)
+    parameters = 0 if base is None or base.fault else base.parameters
+    check_room(parts.settings, parameters * 4)
     exporter = Exporter(parts.blobs, parts.catalogue, parts.convert)
-
-    def is_stopped() -> bool:
-        return left.is_set() or parts.halted.is_set()
-
+    limits = limits_of(parts, left, parameters)
     with _work(parts, EXPORTING) as stage:
         try:
-            folder = exporter.make(model, stage, wanted, is_stopped)
+            folder = exporter.make(model, stage, wanted, limits)
         except ExportRefused as refusal:
             _refuse_stopped(parts)
             raise InvalidRequestError(str(refusal), param="model_id", status=409) from None
@@ -117,56 +122,87 @@ def _refuse_stopped(parts: Parts) -> None:
         raise InternalError("the service is shutting down", status=503, retry_after=1)
 
 
-@serves(contract.import_model, is_long=True)
+@serves(contract.import_model, own_threads="conversions")
 def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
-    """Check an adapter that was trained elsewhere as it will be served, then seal it like our own."""
+    """Have an adapter that was trained elsewhere checked and written as our own, then seal it.
+
+    Nothing of the archive is read here: it is foreign, and this process serves all tenants.
+    """
     if not isinstance(file, StagedFile):
         raise TypeError("the HTTP boundary stages a form's file before its handler runs")
     parts = context.parts
     base = None if form.base_model is None else base_of(parts, form.base_model, "base_model")
+    if base is not None and not base.engine.is_own:
+        text = f"the adapter is for a base model that {base.runtime} serves, which is not checked"
+        raise InvalidRequestError(text, param="base_model")
+    bases = [base] if base is not None else _usable(parts)
+    most = max(map(_largest_archive, bases), default=0)
+    if file.size > most:
+        text = f"the adapter is larger than one of rank {MAX_LORA_RANK} can be with its files: {most >> 20} MiB"
+        raise InvalidRequestError(text, param="file", status=413)
+    # The archive in plain, then its files, their plain copies, and the sealed ones.
+    check_room(parts.settings, 4 * file.size)
     with _work(parts, IMPORTING) as stage:
-        adapter = stage / "adapter"
+        archive, adapter = stage / "archive.tar", stage / "adapter"
         adapter.mkdir(mode=0o700)
-        try:
-            with file.open() as opened:
-                unpack(opened, adapter)
-            if base is None:
-                known = {one.id: one for one in parts.catalogue}
-                name = named_base(adapter)
-                if name not in known:
-                    text = (
-                        "base_model is needed: the adapter names none of the base models, which are"
-                    )
-                    raise InvalidRequestError(f"{text} {', '.join(known)}", param="base_model")
-                base = known[name]
-            _check(parts, base, adapter, stage)
-        except AdapterFault as fault:
-            raise InvalidRequestError(f"the adapter {fault}", param="file") from None
+        with file.open() as opened, archive.open("xb") as plain:
+            shutil.copyfileobj(opened, plain, BLOCK_BYTES)
+        base = _checked(context, base, archive, adapter)
         return _stored(context, form, base, adapter)
 
 
-def _check(parts: Parts, base: CataloguedModel, adapter: Path, stage: Path) -> None:
-    """Raises `AdapterFault` for an adapter that cannot be served with this base model."""
-    named = named_base(adapter)
-    if named != base.id and parts.catalogue.get(named) is not None:
-        raise AdapterFault(f"was trained for the base model {named}")
-    if not base.engine.is_own:
-        raise AdapterFault(f"is for a base model that {base.runtime} serves, which is not checked")
-    tokenizer = stage / "tokenizer"
-    tokenizer.mkdir(mode=0o700)
-    settle_template(adapter, base.path, base.text_format.template, tokenizer)
+def _usable(parts: Parts) -> list[CataloguedModel]:
+    return [one for one in parts.catalogue if one.engine.is_own and one.fault is None]
+
+
+def _largest_archive(base: CataloguedModel) -> int:
+    widths = sum(sum(shape) for shape in base.tensors.values() if len(shape) == 2)
+    # In 4 bytes a number, beside checkpoints of the optimizer, which some folders have.
+    return OTHER_FILES_BYTES + 4 * 4 * MAX_LORA_RANK * widths
+
+
+def _checked(
+    context: Context, base: CataloguedModel | None, archive: Path, adapter: Path
+) -> CataloguedModel:
+    """Have the adapter checked and written into its folder; returns its base model."""
+    parts = context.parts
+    usable = {one.id: one for one in _usable(parts)}
+    folders = {name: one.path.absolute() for name, one in usable.items()}
+    size = archive.stat().st_size
+    largest = max((one.parameters for one in ([base] if base else usable.values())), default=0)
     order = ImportOrder(
-        str(base.path.absolute()), str(adapter.absolute()), str(tokenizer.absolute())
+        str(archive.absolute()),
+        str(adapter.absolute()),
+        {name: str(folder) for name, folder in folders.items()},
+        None if base is None else base.id,
     )
+    memory = IMPORT_MEMORY_BYTES + COPIES_IN_MEMORY * size
+    limits = limits_of(parts, context.left, largest, memory)
     try:
-        report = parts.convert(
-            order, ImportReport, stage, (base.path.absolute(),), parts.halted.is_set
-        )
+        report = parts.convert(order, ImportReport, archive.parent, tuple(folders.values()), limits)
     except ConversionFailed as failure:
         _refuse_stopped(parts)
-        raise AdapterFault(f"cannot be checked: {failure}") from None
+        text = f"the adapter cannot be checked: {failure}"
+        raise InvalidRequestError(text, param="file") from None
     if report.refused is not None:
-        raise AdapterFault(f"cannot be served: {report.refused}")
+        raise InvalidRequestError(f"the adapter {report.refused}", param="file")
+    if report.base_model is None:
+        known = ", ".join(one.id for one in parts.catalogue)
+        text = f"base_model is needed: the adapter names none of the base models, which are {known}"
+        raise InvalidRequestError(text, param="base_model")
+    return usable[report.base_model]
+
+
+def limits_of(
+    parts: Parts, left: threading.Event, parameters: int, memory_bytes: int = 0
+) -> ConversionLimits:
+    """How much a conversion with a base model of so many parameters may take; `memory_bytes`: beside the model."""
+    return ConversionLimits(
+        CONVERSION_S + parameters / PARAMETERS_A_SECOND,
+        # Two copies of the base model, in 4 bytes a weight.
+        memory_bytes and memory_bytes + 8 * parameters,
+        lambda: left.is_set() or parts.halted.is_set(),
+    )
 
 
 def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter: Path) -> Model:
@@ -174,18 +210,22 @@ def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter:
     parts, identifier, key = context.parts, new_id("ft"), new_key()
     blob, sealed = f"models/{identifier}", adapter.with_name("sealed")
     sealed.mkdir(mode=0o700)
+    for name in WRITTEN:
+        seal_file(adapter / name, sealed / name, key)
+    # The base model's, with which the adapter's was compared.
+    base.text_format.template.save(sealed, key)
+    files = sorted(sealed.iterdir())
+    size = sum(file.stat().st_size for file in files)
     undo = partial(_remove_unless_stored, parts, context.client_id, blob)
     context.after_rollback.append(undo)
-    digests: dict[str, str] = {}
     try:
         # Before the transaction, for which other writers would wait.
-        for file in sorted(adapter.iterdir()):
-            write_sealed(sealed / file.name, key, file.read_bytes())
-            digests[file.name] = parts.blobs.put(sealed / file.name, f"{blob}/{file.name}")
+        digests = {file.name: parts.blobs.put(file, f"{blob}/{file.name}") for file in files}
     except BlobsAway:
         # The removal would wait for the same store; the supervisor finds what may be left.
         context.after_rollback.remove(undo)
         raise
+    check_bytes(context, size)
     row: dict[str, Any] = {
         "id": model_id(base.id, form.name, identifier),
         "client_id": context.client_id,
@@ -199,7 +239,8 @@ def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter:
         "blob": blob,
         "sha256": digests,
         "ends_learnt": None,
-        "appended_end": None,
+        "appended_end": base.text_format.appended_end,
+        "imported_bytes": size,
     }
     stored = rows.insert(context.transaction, tables.models, row)
     parts.keyring.add(context.transaction, context.client_id, blob, key, context.now)

@@ -6,7 +6,6 @@ Used by the API (`content.py`) and by `tuneship models export`. The work is that
 
 import hashlib
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +24,7 @@ from tuneship.service.access.hipaa import is_hipaa
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.origins import Origin
 from tuneship.service.catalogues.sources import CheckpointSource
-from tuneship.service.common.conversion import ConversionFailed, Convert
+from tuneship.service.common.conversion import ConversionFailed, ConversionLimits, Convert
 from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
 from tuneship.startup import StartupError
 from tuneship.store import queries as rows
@@ -95,7 +94,7 @@ class Exporter:
         model: Exportable,
         stage: Path,
         wanted: tuple[str, str],
-        is_stopped: Callable[[], bool],
+        limits: ConversionLimits,
         gates: tuple[dict[str, Any], ...] = (),
     ) -> Path:
         """Make an export within `stage` and return its folder. Raises `ExportRefused` and `OSError`.
@@ -117,7 +116,7 @@ class Exporter:
             base_name=facts.base_source or base.id, name=model.row["name"], licence=facts.base_licence,
         )  # fmt: skip
         try:
-            report = self.convert(order, ExportReport, stage, (base.path.absolute(),), is_stopped)
+            report = self.convert(order, ExportReport, stage, (base.path.absolute(),), limits)
         except ConversionFailed as failure:
             raise ExportRefused(f"the model cannot be exported: {failure}") from None
         _refuse_faulty(report)

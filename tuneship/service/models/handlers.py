@@ -16,6 +16,7 @@ from tuneship.contract import models as contract
 from tuneship.contract.common import Deleted
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
+from tuneship.conversion.received_adapter import CONFIG
 from tuneship.runtime.replica_protocol import Adapter
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.catalogues.base_models import CataloguedModel
@@ -24,7 +25,6 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
-from tuneship.service.models.received_adapter import CONFIG
 from tuneship.store import deployment_records, job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.blobs import Blobs, ObjectRef
@@ -46,6 +46,8 @@ class FoundModel:
     adapter: Adapter | None = None
     files: ObjectRef | None = None
     """The adapter's files, whose prefix is also the name of their data key; None for a base model."""
+    is_imported: bool = False
+    """Its adapter was trained elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class ServedModel(FoundModel):
     """A model ready to be served."""
 
     own_template: PromptTemplate | None = field(kw_only=True, default=None)
-    """The template that its adapter was tuned with; None for a base model."""
+    """The template that its adapter was tuned with; None for a base model and for an imported one, which has that of
+    its base model."""
 
     # No cached property: in Python 3.11 one that hangs would hold up those of all other models.
     @property
@@ -231,7 +234,7 @@ def find_model(
     # entered in a thread, since it may download files: loading local ones does without both.
     hold = partial(parts.blobs.fetched, files) if parts.blobs.is_remote else None
     adapter = Adapter(identifier, parts.blobs.path_of(files.prefix), key, hold)
-    return FoundModel(base, adapter, files)
+    return FoundModel(base, adapter, files, row["job_id"] is None)
 
 
 def served_model(
@@ -248,7 +251,11 @@ def served_model(
     engine, key, fault = found.base.engine, found.adapter.key, None
     files = found.files.only(*TEMPLATE_FILES)
     try:
-        template = _template(parts.blobs, files, key, found.base.path)
+        # Those of imports of earlier versions may be foreign programs. Where such a template wrote other texts than the
+        # base model's, the parity file says so before the adapter serves.
+        template = (
+            None if found.is_imported else _template(parts.blobs, files, key, found.base.path)
+        )
         if not engine.is_own:  # another engine may know less than ours, which checks what it loads
             config = _adapter_config(parts.blobs, found.files.only(CONFIG), key)
             fault = engine.fault_of_adapter(config, found.base.runtime_options)
@@ -256,7 +263,9 @@ def served_model(
         raise _cannot_be_served(damage) from damage
     if fault is not None:
         raise DeploymentError(f"the model's adapter {fault}", param="model_name", status=409)
-    return ServedModel(found.base, found.adapter, found.files, own_template=template)
+    return ServedModel(
+        found.base, found.adapter, found.files, found.is_imported, own_template=template
+    )
 
 
 def _cannot_be_served(damage: ObjectDamaged) -> DeploymentError:
