@@ -138,6 +138,8 @@ class Context:
     """The scopes of the caller's key; the boundary has checked the one of the operation."""
     accept: str = ""
     """The media types that the caller accepts, as they were sent."""
+    key_has_ended: bool = False
+    """The caller's key was revoked or has expired while the request was at work."""
     caller: Caller = field(default_factory=Caller)
     audit_facts: AuditFacts = field(default_factory=AuditFacts)
     """The facts for this request's audit entry."""
