@@ -3,7 +3,8 @@
 import sqlalchemy as sa
 
 from tuneship.contract.errors import QuotaExceeded
-from tuneship.service.context.context import Context
+from tuneship.service.context.context import Context, Parts
+from tuneship.store import dataset_records
 from tuneship.store import queries as rows
 
 
@@ -15,6 +16,19 @@ def check_quota(
     owned = rows.count(context.transaction, table, table.c.client_id == context.client_id, *counted)
     if owned >= limit:
         raise QuotaExceeded(f"this client has {limit} {what}, the most it may have")
+
+
+def room_left(parts: Parts, connection: sa.Connection, client_id: str) -> int:
+    """The bytes that the client's files may still grow by, all kinds of them together."""
+    used = dataset_records.bytes_of(connection, client_id)
+    return parts.settings.maximum_dataset_bytes - used
+
+
+def check_bytes(context: Context, more_bytes: int) -> None:
+    """Raises `QuotaExceeded` when the client's files would have too many bytes together."""
+    if room_left(context.parts, context.transaction, context.client_id) < more_bytes:
+        most = context.parts.settings.maximum_dataset_bytes
+        raise QuotaExceeded(f"the files of this client may hold {most} bytes in all")
 
 
 def is_name_taken(

@@ -29,18 +29,17 @@ from tuneship.contract.errors import (
     ErrorDetail,
     InternalError,
     ModelNotFound,
-    QuotaExceeded,
     ResourceNotFound,
 )
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
-from tuneship.service.context.quotas import check_quota
+from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.service.models.handlers import base_of
-from tuneship.store import dataset_records, job_records, tables
+from tuneship.store import job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.blobs import DATA_FILE, BlobsAway, StagedFile
 from tuneship.store.identifiers import new_id
@@ -187,7 +186,7 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     """
     keep_file(context, tables.datasets, row, staged)
     check_quota(context, tables.datasets, context.parts.settings.maximum_datasets, "datasets")
-    check_bytes(context, staged)
+    check_bytes(context, staged.size)
     row = {**row, "sha256": staged.sha256, "bytes": staged.size}
     stored = rows.insert(context.transaction, tables.datasets, row)
     context.parts.keyring.add(
@@ -210,13 +209,6 @@ def keep_file(context: Context, table: sa.Table, row: Row, staged: StagedFile) -
         # The removal would wait for the same store; the supervisor finds what the upload may have left.
         context.after_rollback.remove(undo)
         raise
-
-
-def check_bytes(context: Context, staged: StagedFile) -> None:
-    """Raises `QuotaExceeded` when the client's files would have too many bytes together."""
-    most = context.parts.settings.maximum_dataset_bytes
-    if dataset_records.bytes_of(context.transaction, context.client_id) + staged.size > most:
-        raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
 
 
 def remove_unless_stored(parts: Parts, table: sa.Table, row: Row) -> None:

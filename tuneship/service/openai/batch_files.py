@@ -17,8 +17,8 @@ from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.security.sealed_files import open_plain
 from tuneship.service.common.downloads import FileDownload
 from tuneship.service.context.context import Context, Parts
-from tuneship.service.context.quotas import check_quota
-from tuneship.service.datasets.handlers import check_bytes, keep_file
+from tuneship.service.context.quotas import check_bytes, check_quota
+from tuneship.service.datasets.handlers import keep_file
 from tuneship.service.openai.lists import page_behind
 from tuneship.store import batch_records, tables
 from tuneship.store import queries as rows
@@ -80,7 +80,7 @@ def upload_batch_file(context: Context, name: str, staged: StagedFile) -> BatchF
     most = context.parts.settings.maximum_datasets
     is_input = tables.batch_files.c.purpose == INPUT
     check_quota(context, tables.batch_files, most, "files for batches", is_input)
-    check_bytes(context, staged)
+    check_bytes(context, staged.size)
     return insert_file(context.parts, context.transaction, row, staged)
 
 
