@@ -9,7 +9,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuneship.contract.errors import InvalidRequestError
+from tuneship.contract.errors import InvalidRequestError, PermissionDenied
 from tuneship.events.connector import Receivers
 from tuneship.host.gpus import GpuLeases
 from tuneship.metrics.recorder import Recorder, WindowKey
@@ -171,6 +171,11 @@ class Context:
             return
         with self.parts.database.read() as connection:
             yield connection
+
+    def require(self, scope: str, why: str = "") -> None:
+        """Raises `PermissionDenied` where the key lacks a scope that a request needs beside its operation's own."""
+        if scope not in self.scopes:
+            raise PermissionDenied(f"{why}this key lacks the scope {scope}")
 
     def page_size(self, limit: int) -> int:
         """The entries on one page of a list: `limit`, or all where the caller could not see that there are more."""
