@@ -46,8 +46,8 @@ from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
 
-# A page size beyond the number of any tenant's rows.
-ALL_ROWS = 2**31 - 1
+# The most entries of a list without pages: nobody's answer may grow without a bound.
+WHOLE_LIST = 1_000
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ class Context:
             raise PermissionDenied(f"{why}this key lacks the scope {scope}")
 
     def page_size(self, limit: int) -> int:
-        """The entries on one page of a list: `limit`, or all where the caller could not see that there are more."""
-        return ALL_ROWS if self.wants_whole_lists else limit
+        """The entries on one page of a list: `limit`, or many where the caller could not see that there are more."""
+        return WHOLE_LIST if self.wants_whole_lists else limit
 
     def touch(self, *resources: Row) -> None:
         """Note that a handler looked at these jobs, deployments, batches or files of batches.

@@ -24,9 +24,9 @@ def room_left(parts: Parts, connection: sa.Connection, client_id: str) -> int:
     return parts.settings.maximum_dataset_bytes - used
 
 
-def check_bytes(context: Context, more_bytes: int) -> None:
-    """Raises `QuotaExceeded` when the client's files would have too many bytes together."""
-    if room_left(context.parts, context.transaction, context.client_id) < more_bytes:
+def check_bytes(context: Context, more: int) -> None:
+    """Raises `QuotaExceeded` when `more` bytes would be too many for the client's files together."""
+    if room_left(context.parts, context.transaction, context.client_id) < more:
         most = context.parts.settings.maximum_dataset_bytes
         raise QuotaExceeded(f"the files of this client may hold {most} bytes in all")
 

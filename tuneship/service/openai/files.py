@@ -49,7 +49,7 @@ STATES: dict[str, Literal["uploaded", "processed", "error"]] = {
 }
 # A result file shows that there is a job.
 LISTS_JOBS = "jobs:read"
-# Each result file of a page is made to know its size.
+# The size of each takes some queries.
 RESULTS_IN_A_PAGE = 100
 
 
