@@ -324,8 +324,8 @@ def test_receivers_of_some_tenants_that_hang_hold_up_no_other_tenant(
                     outbox.webhook(receiver.url("/sick"), client_id=tenant)
                 outbox.emit()
             await outbox.until(lambda: len(deliverer._busy) >= 5)
-            # The first one had half of the places, and each of the others one beyond them.
-            assert max(deliverer._tenants.values()) == 2
+            # The first one has half of the places at most, and each of the others one, if need be beyond them.
+            assert max(deliverer._tenants.values()) <= 2
             outbox.resource["client_id"] = "bob"
             outbox.webhook(receiver.url("/healthy"), client_id="bob")
             for _ in range(10):
