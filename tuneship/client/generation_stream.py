@@ -31,8 +31,6 @@ FRAMES: dict[str, type[BaseModel]] = {
     "done": Generation,
     "error": BrokenOff,
 }
-# Status of a stream that fails after it has begun: its own status was sent long before.
-FAILED_STATUS = 500
 
 
 def streaming(call: Call) -> Call:
@@ -76,7 +74,7 @@ def _pieces(name: str, reader: EventReader) -> Following:
                 continue
             entry = read_event(name, FRAMES, event)
             if isinstance(entry, BrokenOff):
-                raise error_from_answer(FAILED_STATUS, entry.model_dump())
+                raise error_from_answer(None, entry.model_dump())
             yield Followed(entry)
             if event.kind == "done":
                 return

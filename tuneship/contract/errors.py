@@ -248,10 +248,11 @@ BY_CODE: dict[str, type[ApiError]] = {
 }
 
 
-def error_from_answer(status: int, body: object) -> ApiError:
+def error_from_answer(status: int | None, body: object) -> ApiError:
     """The error that an HTTP answer stands for; an unknown code becomes a plain `ApiError`.
 
-    `body` is the decoded JSON or anything else. Of a body of another shape, only the status is used.
+    `body` is the decoded JSON or anything else. Of a body of another shape, only the status is used. Without a status
+    it is the last event of a stream, whose own status was sent long before: then the error has its class's first one.
     """
     fields = cast("dict[str, object]", body).get("error") if isinstance(body, dict) else None
     if not isinstance(fields, dict):
@@ -273,7 +274,7 @@ def error_from_answer(status: int, body: object) -> ApiError:
         for detail in fields.get("details") or ()
     ]
     # A later version of the service may use another status, which the class would refuse.
-    if known and status in known.statuses:
+    if known and (status is None or status in known.statuses):
         error = known(message, param=param, details=details, status=status)
     else:
         error = ApiError(message, param=param, details=details, status=status)

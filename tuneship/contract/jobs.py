@@ -375,9 +375,9 @@ def get_job_logs(
 ) -> JobLogs:
     """Read the job's log, oldest first (§4.1).
 
-    With `stream` it is sent while it is written, as server-sent events (`log`, `metrics`, at the end `done`), or as one
-    JSON object a line for `Accept: application/x-ndjson`. A stream continues behind `Last-Event-ID` or `after`;
-    `limit` does not bound it.
+    With `stream` it is sent while it is written, as server-sent events (`log`, `metrics`, at the end `done`, or `error`
+    when the key ends), or as one JSON object a line for `Accept: application/x-ndjson`. A stream continues behind
+    `Last-Event-ID` or `after`; `limit` does not bound it.
     """
     raise NotImplementedError
 

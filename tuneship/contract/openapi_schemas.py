@@ -29,7 +29,7 @@ TEMPLATE = "#/components/schemas/{model}"
 GENERATED = TypeAdapter[Any](GeneratedText | Generation | BrokenOff)
 # Models of the lines of a stream, by operation.
 FRAMES = {
-    get_job_logs.name: TypeAdapter[Any](JobLogEntry | JobStep),
+    get_job_logs.name: TypeAdapter[Any](JobLogEntry | JobStep | BrokenOff),
     generate.name: GENERATED,
     generate_by_endpoint.name: GENERATED,
 }

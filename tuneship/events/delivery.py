@@ -7,6 +7,7 @@ least once. A slow receiver does not delay others.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -30,7 +31,8 @@ logger = logging.getLogger(__name__)
 SHORTEST_PAUSE_S = 0.01
 # Attempts in flight for one receiver.
 IN_FLIGHT = 2
-# Attempts in flight in all, since each holds a socket. Healthy receivers come first.
+# Attempts in flight in all, since each holds a socket. Healthy receivers come first. A tenant has at most as many as
+# are left; one that has none is let in, however many others there are.
 MAX_IN_FLIGHT = 256
 # The longest pause before a failed write is retried. Until the outcome is recorded, its delivery takes
 # one of the receiver's places.
@@ -73,6 +75,8 @@ class Deliverer:
         self._timing = timing or DeliveryTiming()
         self._busy: dict[str, set[str]] = {}
         """Ids of the events in flight, by webhook."""
+        self._tenants: Counter[str] = Counter()
+        """Events in flight, by tenant."""
         self._tasks: set[asyncio.Task[None]] = set()
         every_s = self._timing.look_every_s
         self._ticks = Ticks(every_s, every_s, SHORTEST_PAUSE_S)
@@ -94,7 +98,7 @@ class Deliverer:
         """Start the attempts that are due."""
         busy = {webhook_id: frozenset(ids) for webhook_id, ids in self._busy.items()}
         try:
-            due_now = await self._threads.run(self._find, busy)
+            due_now = await self._threads.run(self._find, busy, Counter(self._tenants))
         except Exception:  # e.g. the database does not answer: the next tick tries again
             logger.exception("due webhook deliveries could not be read")
             await asyncio.sleep(self._timing.record_again_s)
@@ -102,20 +106,25 @@ class Deliverer:
         for due in due_now:
             webhook_id, event_id = due.key
             self._busy.setdefault(webhook_id, set()).add(event_id)
+            self._tenants[due.webhook["client_id"]] += 1
             task = asyncio.create_task(self._deliver(due))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _find(self, busy: Mapping[str, frozenset[str]]) -> list[Due]:
-        """Read the deliveries to start now, next to those in flight (`busy`)."""
+    def _find(self, busy: Mapping[str, frozenset[str]], tenants: Counter[str]) -> list[Due]:
+        """Read the deliveries to start now, next to those in flight: `busy` by webhook, `tenants` by tenant."""
         now, chosen = self._clock(), list[Due]()
-        room = MAX_IN_FLIGHT - sum(len(ids) for ids in busy.values())
         with self._database.read() as connection:
             for webhook in webhook_records.webhooks_with_due(connection, now):
                 ids = busy.get(webhook["id"], frozenset[str]())
-                limit = min(IN_FLIGHT - len(ids), room - len(chosen))
+                client = webhook["client_id"]
+                own, left = tenants[client], MAX_IN_FLIGHT - tenants.total()
+                share = max(-((own - left) // 2), 1 - own)
+                limit = min(IN_FLIGHT - len(ids), share)
                 if limit > 0:
-                    chosen += webhook_records.next_due(connection, webhook, now, ids, limit)
+                    found = webhook_records.next_due(connection, webhook, now, ids, limit)
+                    tenants[client] += len(found)
+                    chosen += found
         return chosen
 
     async def _deliver(self, due: Due) -> None:
@@ -139,6 +148,7 @@ class Deliverer:
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
         finally:
+            self._tenants[due.webhook["client_id"]] -= 1
             self._busy[webhook_id].discard(event_id)
             if not self._busy[webhook_id]:
                 del self._busy[webhook_id]

@@ -6,11 +6,18 @@ from tuneship.contract.errors import InternalError
 from tuneship.settings import ServiceSettings
 
 
+class DiskNearlyFull(InternalError):
+    """There is no room on the disk now."""
+
+    def __init__(self) -> None:
+        super().__init__("the disk is nearly full", status=503, retry_after=60)
+
+
 def check_room(settings: ServiceSettings, more_bytes: int = 0) -> None:
-    """Raise a 503 where `more_bytes` would leave less free disk than the settings require."""
+    """Raise `DiskNearlyFull` (503) where `more_bytes` would leave less free disk than the settings require."""
     usage = shutil.disk_usage(settings.data_dir)
     minimum_free = max(
         settings.minimum_free_disk_bytes, int(usage.total * settings.minimum_free_disk_share)
     )
     if usage.free - more_bytes < minimum_free:
-        raise InternalError("the disk is nearly full", status=503, retry_after=60)
+        raise DiskNearlyFull

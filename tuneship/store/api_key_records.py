@@ -1,6 +1,6 @@
 """The rows of API keys. Who may do what with a key is decided in `tuneship/service/access/api_keys.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -23,6 +23,13 @@ def all_of(connection: sa.Connection) -> list[Row]:
 def ids_of(connection: sa.Connection) -> Sequence[str]:
     """The public parts of all keys."""
     return connection.scalars(sa.select(api_keys.c.id)).all()
+
+
+def ended(connection: sa.Connection, identifiers: Collection[str], now: datetime) -> set[str]:
+    """Those of the keys that are revoked or have expired."""
+    has_ended = api_keys.c.revoked_at.is_not(None) | (api_keys.c.expires_at <= now)
+    query = sa.select(api_keys.c.id).where(api_keys.c.id.in_(identifiers), has_ended)
+    return set(connection.scalars(query))
 
 
 def add(connection: sa.Connection, values: Row) -> None:

@@ -66,6 +66,14 @@ def parts_of(connection: sa.Connection, batch_id: str) -> Sequence[BatchFileRow]
     return fetch_all(connection, query.order_by(batch_files.c.position))
 
 
+def bytes_of_parts(connection: sa.Connection, batch_id: str) -> int:
+    """The bytes that a batch has stored so far."""
+    query = sa.select(sa.func.coalesce(sa.func.sum(batch_files.c.bytes), 0)).where(
+        batch_files.c.batch_id == batch_id, batch_files.c.purpose.in_(PARTS)
+    )
+    return int(connection.scalar(query) or 0)
+
+
 def remove_parts(connection: sa.Connection, batch_id: str) -> None:
     """Remove the rows of a batch's parts at once: there may be hundreds, and no list counts them."""
     connection.execute(

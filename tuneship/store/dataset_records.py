@@ -1,6 +1,5 @@
 """The rows of datasets, and the bytes of all files. Who may do what is decided in `tuneship/service/datasets/`."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,10 +20,12 @@ def bytes_of(connection: sa.Connection, client_id: str) -> int:
     return sum(int(connection.scalar(query) or 0) for query in queries)
 
 
-def ids_to_process(connection: sa.Connection) -> Sequence[str]:
-    """The datasets of all clients whose file is still to be read, oldest first."""
-    query = sa.select(datasets.c.id).where(datasets.c.status == DatasetStatus.PROCESSING)
-    return connection.scalars(query.order_by(datasets.c.created_at, datasets.c.id)).all()
+def to_process(connection: sa.Connection) -> dict[str, str]:
+    """The clients of the datasets whose file is still to be read, by the id of the dataset, oldest first."""
+    query = sa.select(datasets.c.id, datasets.c.client_id)
+    query = query.where(datasets.c.status == DatasetStatus.PROCESSING)
+    found = connection.execute(query.order_by(datasets.c.created_at, datasets.c.id))
+    return {row.id: row.client_id for row in found}
 
 
 def end_processing(

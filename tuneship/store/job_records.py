@@ -138,7 +138,7 @@ def last_step_of(connection: sa.Connection, job_id: str) -> int:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Steps of a job in ascending order; each row has the columns of `SHOWN`."""
+    """Steps of a job in ascending order."""
 
     rows: Sequence[sa.Row[Any]]
     is_thinned: bool
@@ -146,13 +146,51 @@ class StepRows:
 
 
 def curve_of(
-    connection: sa.Connection, job_id: str, *, evaluated_only: bool, most: int = MOST_STEPS
+    connection: sa.Connection,
+    job_id: str,
+    *,
+    evaluated_only: bool,
+    most: int = MOST_STEPS,
+    columns: Sequence["sa.ColumnElement[Any]"] = SHOWN,
 ) -> StepRows:
     """All steps of a job, or only those with an evaluation, thinned to about `most` if there are more.
 
     A thinned curve keeps every evaluated step (if those alone are too many, the best and every nth of them), its
     beginning and its end without gaps, and every nth step between. Steps that are left out are not read.
     """
+    parts, is_thinned = _parts_of_curve(connection, job_id, evaluated_only, most)
+    rows = list[sa.Row[Any]]()
+    for part in parts:
+        query = sa.select(*columns).where(part).order_by(job_metrics.c.step)
+        rows += connection.execute(query).all()
+    return StepRows(rows, is_thinned)
+
+
+@dataclass(frozen=True)
+class CurveSize:
+    """Counts of a curve: its steps, those with an evaluation, and the digits of all their numbers."""
+
+    steps: int = 0
+    evaluated: int = 0
+    digits: int = 0
+
+
+def curve_size(connection: sa.Connection, job_id: str) -> CurveSize:
+    """The size of `curve_of`, whose steps are not read for it."""
+    digits = sa.func.sum(sa.func.length(sa.cast(job_metrics.c.step, sa.Text)))
+    evaluated = sa.func.count().filter(job_metrics.c.evaluated)
+    parts, _ = _parts_of_curve(connection, job_id, False, MOST_STEPS)
+    counts = [
+        connection.execute(sa.select(sa.func.count(), evaluated, digits).where(part)).one()
+        for part in parts
+    ]
+    return CurveSize(*(sum(one or 0 for one in column) for column in zip(*counts, strict=True)))
+
+
+def _parts_of_curve(
+    connection: sa.Connection, job_id: str, evaluated_only: bool, most: int
+) -> tuple[Sequence["sa.ColumnElement[bool]"], bool]:
+    """Conditions that select the steps of a curve, one after the other, and whether some are left out."""
     own = job_metrics.c.job_id == job_id
     # Two queries: each is one index look-up, while a single query for both would scan the index.
     first, last = (
@@ -160,10 +198,7 @@ def curve_of(
         for end in (sa.func.min, sa.func.max)
     )
     if last - first < most:
-        query = sa.select(*SHOWN).where(own).order_by(job_metrics.c.step)
-        if evaluated_only:
-            query = query.where(job_metrics.c.evaluated)
-        return StepRows(connection.execute(query).all(), is_thinned=False)
+        return [own & job_metrics.c.evaluated if evaluated_only else own], False
 
     chosen, is_thinned = _evaluated_steps(connection, job_id, most // 2)
     if not evaluated_only:
@@ -173,12 +208,10 @@ def curve_of(
         chosen |= set(range(last - UNTHINNED_STEPS // 2 + 1, last + 1))
 
     # A database limits the number of parameters of one query.
-    steps, rows = sorted(chosen), list[sa.Row[Any]]()
-    for begin in range(0, len(steps), STEPS_PER_QUERY):
-        is_wanted = job_metrics.c.step.in_(steps[begin : begin + STEPS_PER_QUERY])
-        query = sa.select(*SHOWN).where(own, is_wanted).order_by(job_metrics.c.step)
-        rows += connection.execute(query).all()
-    return StepRows(rows, is_thinned)
+    steps = sorted(chosen)
+    begins = range(0, len(steps), STEPS_PER_QUERY)
+    parts = [own & job_metrics.c.step.in_(steps[one : one + STEPS_PER_QUERY]) for one in begins]
+    return parts, is_thinned
 
 
 def _evaluated_steps(connection: sa.Connection, job_id: str, most: int) -> tuple[set[int], bool]:
@@ -217,11 +250,6 @@ def steps_after(
         .limit(limit)
     )
     return fetch_all(connection, query)
-
-
-def measured_steps(connection: sa.Connection, job_id: str) -> set[int]:
-    """The steps at which the model was measured, thinned as in `curve_of`."""
-    return {row.step for row in curve_of(connection, job_id, evaluated_only=True).rows}
 
 
 def best_step(connection: sa.Connection, job_id: str) -> JobMetricsRow | None:

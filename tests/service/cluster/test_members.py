@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from datetime import timedelta
 
 import pytest
 
+from tests.support.batches import batch, ended, permits, request
 from tests.support.in_process import ANSWER, Service, split
 from tests.support.members import standing_still
 from tests.support.waiting import until
@@ -128,6 +130,41 @@ async def _end_news(service: Service) -> None:
     for task in service._role_tasks:
         task.cancel()
     await asyncio.gather(*service._role_tasks, return_exceptions=True)
+
+
+def test_streams_and_batches_end_wherever_their_key_was_revoked(members: list[Service]) -> None:
+    leader, other = members
+    deployment = other.deployment("d")
+    headers = leader.key_headers("alice", lifetime=timedelta(days=1))
+    for member in members:
+        asked(member, f"deployments/{deployment}")
+        member.engines.may_answer.clear()
+    leader.spare = permits(1)
+    running = [
+        asyncio.run_coroutine_threadsafe(
+            one.ask(
+                "POST",
+                f"/v1/deployments/{deployment}/generate",
+                None,
+                json=PROMPT,
+                headers=headers,
+            ),
+            one.loop,
+        )
+        for one in members
+    ]
+    kept, other.headers = other.headers, {**other.headers, "alice": headers}
+    made = batch(other, request("a", deployment))
+    other.headers = kept
+    until(lambda: len(leader.engines.replicas[0].running) == 2)
+    until(lambda: len(other.engines.replicas[0].running) == 1)
+    other.keys.revoke(headers["Authorization"][11:19])
+    assert [one.result(60).status_code for one in running] == [401, 401]
+    for member in members:
+        until(lambda member=member: not member.engines.replicas[0].running)
+        member.engines.may_answer.set()
+    done = ended(other, made)
+    assert (done["status"], done["errors"]["data"][0]["code"]) == ("cancelled", "key_ended")
 
 
 def test_readers_of_a_stream_are_woken_by_other_members(members: list[Service]) -> None:

@@ -22,6 +22,7 @@ from tuneship.contract.datasets import DatasetUpload
 from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import read_plain
 from tuneship.service.catalogues.base_models import SHIPPED
+from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.http.boundary import InFlightLimits
 from tuneship.store import tables
 
@@ -231,6 +232,20 @@ def test_a_big_file_is_processed_after_the_answer(start: Start) -> None:
     assert record["suggestions"] == ["`note` in 1 line is ignored."]
     assert dataset_events(service, dataset) == ["dataset.uploaded", "dataset.processed"]
     assert service.call("POST", "/v1/fine-tuning/jobs", json=body).status_code == 201
+
+
+def test_tenants_take_turns_with_their_big_files(start: Start) -> None:
+    service = start(inline_dataset_bytes=10)
+    service.rest()
+    owners = {service.dataset(client): client for client in ("alice", "alice", "alice", "bob")}
+    processing, order = DatasetProcessing(service.parts), list[str]()
+    while processing._process_next():
+        states = {
+            one: service.call("GET", f"/v1/datasets/{one}", client).json()["status"]
+            for one, client in owners.items()
+        }
+        order += [owners.pop(one) for one, status in states.items() if status == "processed"]
+    assert order == ["alice", "bob", "alice", "alice"]
 
 
 def test_a_big_bad_file_fails_with_the_report(start: Start) -> None:

@@ -9,7 +9,9 @@ import pytest
 from tests.support.in_process import Service
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InvalidRequestError
+from tuneship.service.context import context
 from tuneship.service.http.profiles import chosen
+from tuneship.service.openai import models as openai_models
 from tuneship.settings import ServiceSettings
 from tuneship.store import queries as rows
 from tuneship.store import tables
@@ -116,7 +118,9 @@ def values_of(answer: Any) -> list[Any]:
     return [value for entry in entries for value in entry.values()]
 
 
-def test_the_short_lists_hold_every_entry_unless_a_page_is_asked_for(service: Service) -> None:
+def test_the_short_lists_hold_every_entry_unless_a_page_is_asked_for(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service.rest()
     body = {"model_name": "tuneship-tiny"}
     deployments = [
@@ -145,6 +149,13 @@ def test_the_short_lists_hold_every_entry_unless_a_page_is_asked_for(service: Se
             rows.insert(connection, tables.models, row)
     every = asked(service, "simplified", "GET", "/v1/models")["models"]
     assert {one["id"] for one in tuned} <= {one["id"] for one in every}
+    # Beyond a thousand, the newest: each answer has a bound.
+    for module in (context, openai_models):
+        monkeypatch.setattr(module, "WHOLE_LIST", 20)
+    for path, name in (("/v1/models", "models"), ("/v1/deployments", "deployments")):
+        assert len(asked(service, "simplified", "GET", path)[name]) == 20
+        assert len(asked(service, "simplified", "GET", f"{path}?offset=20")[name]) > 0
+    assert len(service.call("GET", "/openai/v1/models").json()["data"]) == 20
 
 
 def test_a_strict_profile_leaves_out_what_a_base_model_does_not_have(service: Service) -> None:

@@ -19,6 +19,7 @@ import pytest
 from tests.support.in_process import Service
 from tests.support.processes import Serve, rows_file, start_job, trainer_at_work
 from tests.support.waiting import until, until_async
+from tuneship.contract.errors import ApiError
 from tuneship.contract.job_reports import JobLogEntry
 from tuneship.service.common.streaming import Frame, Notifier, Stream
 from tuneship.service.common.timing import ServiceTiming
@@ -376,8 +377,12 @@ def test_a_reader_who_does_not_read_cannot_hold_the_end_up(service: Service) -> 
             await stuck.wait()
             return {"type": "http.disconnect"}
 
+        async def key_end() -> ApiError:
+            await stuck.wait()
+            raise AssertionError("the key has not ended")
+
         context = Context(service.parts, "alice", "req_1")
-        response = StreamResponse(context, Stream(endless()), nullcontext())
+        response = StreamResponse(context, Stream(endless()), nullcontext(), key_end)
         sending = asyncio.create_task(response({"type": "http", "headers": []}, receive, send))
         await asyncio.sleep(0.05)
         assert not sending.done()

@@ -5,18 +5,19 @@ The cases come from the declarations: a new operation is covered by being declar
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.service.openai.conftest import ENDPOINT
+from tests.support.batches import ended
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openai.ids import result_file_of, shown_id
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.scopes import PRESETS, SCOPES
 from tuneship.store.identifiers import new_id
 
 Declared = OpenAIOperation[..., Any]
@@ -185,6 +186,83 @@ def test_a_key_without_the_scope_is_refused_and_recorded(
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
     last = entries(busy)[-1]
     assert (last["action"], last["status"]) == (operation.name, 403)
+
+
+@EVERY
+def test_an_operation_is_opened_by_its_scope_alone(busy: Service, operation: Declared) -> None:
+    """The ids do not exist, so a scope that lets the request through leads to 404 at most."""
+    key = busy.key_headers("alice", frozenset({operation.scope}))["Authorization"]
+    ids = missing_ids()
+    options = options_of(operation, ids)
+    headers = {"Authorization": key}
+    answer = call(busy, operation, path_of(operation, ids), headers=headers, **options)
+    assert answer.status_code not in (401, 403), answer.text
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_opens_the_operations_of_its_scopes_and_no_other(
+    busy: Service, preset: str
+) -> None:
+    headers = {"Authorization": busy.key_headers("alice", PRESETS[preset])["Authorization"]}
+    ids = missing_ids()
+    for operation in OPENAI:
+        options = options_of(operation, ids)
+        answer = call(busy, operation, path_of(operation, ids), headers=headers, **options)
+        is_open = operation.scope in PRESETS[preset]
+        assert (answer.status_code != 403) == is_open, (operation.name, answer.text)
+
+
+# Operations that do more than their scope names, with what they need beside it.
+FURTHER = [
+    ("openai_list_files", "jobs:read", {"params": {"purpose": "fine-tune-results"}}),
+    ("openai_get_file", "jobs:read", {}),
+    ("openai_get_file_content", "generate", {}),
+    ("openai_create_chat_completion", "deployments:write", {}),
+    ("openai_create_completion", "deployments:write", {}),
+    ("openai_create_response", "deployments:write", {}),
+    ("openai_create_embeddings", "deployments:write", {}),
+    ("openai_delete_model", "deployments:write", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "options"), FURTHER, ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_what_an_operation_does_beside_its_own_needs_the_scope_of_that(
+    start: Callable[..., Service], name: str, scope: str, options: dict[str, Any]
+) -> None:
+    (operation,) = (one for one in OPENAI if one.name == name)
+    service = start()
+    model = service.model()
+    job = service.call("GET", f"/v1/models/{model}").json()["fine_tuning_job_id"]
+    ids = missing_ids() | {"file_id": result_file_of(job), "model_id": model}
+    options = options_of(operation, ids) | options
+    if scope == "generate":
+        ids["file_id"] = output_of_a_batch(service)
+    elif name == "openai_delete_model":  # which has a deployment from its first request
+        service.call("POST", CHAT, json={"model": model, **MESSAGES})
+    elif scope == "deployments:write":
+        options["json"]["model"] = model
+    before = service.call("GET", "/v1/deployments").json()["deployments"]
+
+    for scopes, status in ((SCOPES - {scope}, 403), (frozenset({operation.scope, scope}), 200)):
+        headers = {"Authorization": service.key_headers("alice", scopes)["Authorization"]}
+        answer = call(service, operation, path_of(operation, ids), headers=headers, **options)
+        assert answer.status_code == status, answer.text
+        if status == 403:
+            assert answer.json()["error"]["code"] == "missing_scope"
+            assert scope in answer.json()["error"]["message"]
+            assert service.call("GET", "/v1/deployments").json()["deployments"] == before
+
+
+CHAT = "/openai/v1/chat/completions"
+MESSAGES = {"messages": [{"role": "user", "content": "a"}]}
+
+
+def output_of_a_batch(service: Service) -> str:
+    service.endpoint(ENDPOINT, service.deployment("answers"))
+    done = ended(service, batch_of(service, "alice")["batch_id"])
+    return done["output_file_id"]
 
 
 def entries(service: Service) -> list[Any]:

@@ -11,7 +11,10 @@ import pytest
 
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers, blocking
+from tuneship.contract.openai.ids import result_file_of
 from tuneship.service.models.hyperparameters import usual_rate
+from tuneship.service.openai import result_files
+from tuneship.store import job_records
 
 pytestmark = pytest.mark.both_databases
 
@@ -147,13 +150,37 @@ def test_a_job_from_the_upload_to_its_results(client: openai.OpenAI, answering: 
     lines = base64.b64decode(content).decode().splitlines()
     assert lines == [
         "step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy",
-        "1,1.5,,,",
-        "2,1.25,,1.25,0.5",
+        "1,1.500000e+00,,,",
+        "2,1.250000e+00,,1.250000e+00,5.000000e-01",
     ]
     assert client.files.retrieve(done.result_files[0]).bytes == len(content)
     listed = client.files.list(purpose="fine-tune-results")
     assert done.result_files[0] in {one.id for one in listed}
     _check_reports(client, done)
+
+
+def test_a_list_of_results_makes_none_of_them_and_says_how_long_they_are(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = service.model()
+    job = service.call("GET", f"/v1/models/{model}").json()["fine_tuning_job_id"]
+    losses = [5e-324, 0.0, 1 / 3, 12345.678, float("inf")]
+    names = ("training_loss", "validation_loss", "learning_rate", "epoch", "accuracy", "perplexity")
+    steps = [
+        {"step": number, "evaluated": number % 3 == 0, **dict.fromkeys(names, losses[number % 5])}
+        for number in range(3, 1500)
+    ]
+    with service.database.write("alice") as connection:
+        job_records.put_metrics(connection, job, steps)
+    path, name = "/openai/v1/files", result_file_of(job)
+    content = service.call("GET", f"{path}/{name}/content").text
+
+    made: list[Any] = []
+    monkeypatch.setattr(result_files, "csv_of", made.append)
+    (listed,) = service.call("GET", f"{path}?purpose=fine-tune-results").json()["data"]
+    assert listed == service.call("GET", f"{path}/{name}").json()
+    assert (listed["id"], listed["bytes"]) == (name, len(content))
+    assert made == []
 
 
 def _check_reports(client: openai.OpenAI, done: Any) -> None:

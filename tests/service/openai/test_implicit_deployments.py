@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.batches import batch, ended, lines_of, request, upload
 from tests.support.in_process import ANSWER, Service
 from tests.support.openai_clients import blocking
 
@@ -115,3 +116,63 @@ def test_a_model_of_a_job_with_audit_logging_is_served_with_it(service: Service)
     entries = service.call("GET", "/v1/audit", params={"limit": 1000}).json()["entries"]
     answered = [one for one in entries if one["action"] == "openai_create_chat_completion"]
     assert answered[-1]["completion_tokens"] > 0
+
+
+GENERATE = frozenset({"generate"})
+
+
+def status_of(service: Service, model: str, **options: Any) -> tuple[int, str | None]:
+    """Ask with a key of `generate` alone; returns the status and the code of the error."""
+    headers = service.key_headers("alice", GENERATE)
+    body = {"model": model, "messages": MESSAGES}
+    path = "/openai/v1/chat/completions"
+    answer = service.call("POST", path, None, headers=headers, json=body, **options)
+    return answer.status_code, answer.json().get("error", {}).get("code")
+
+
+def test_a_key_that_may_only_generate_makes_none_and_is_told_what_to_ask_for(
+    service: Service,
+) -> None:
+    body = {"model": "tuneship-tiny", "messages": MESSAGES}
+    headers = service.key_headers("alice", GENERATE)
+    for more in ({}, {"stream": True}):
+        answer = service.call(
+            "POST", "/openai/v1/chat/completions", None, headers=headers, json=body | more
+        )
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (403, "missing_scope")
+        assert "ask its operator to deploy it" in error["message"]
+        assert "deployments:write" in error["message"]
+        assert answer.headers["x-should-retry"] == "false"
+    assert deployments(service) == []
+    entry = service.call("GET", "/v1/audit", params={"limit": 1000}).json()["entries"][-2]
+    assert (entry["action"], entry["status"]) == ("openai_create_chat_completion", 403)
+    # A name that nothing has is said to be unknown, as to every other key.
+    assert status_of(service, "gpt-unknown") == (404, "model_not_found")
+    assert status_of(service, f"ft:tuneship-tiny:m:{'a' * 24}") == (404, "model_not_found")
+
+
+def test_it_uses_those_that_are_there_asleep_or_awake(start: Callable[..., Service]) -> None:
+    service = start(auto_scaling_idle_s=0.1)
+    service.listen()
+    assert ask(service, "tuneship-tiny") == ANSWER
+    (made,) = deployments(service)
+    path = f"/v1/deployments/{made['id']}"
+    service.until(lambda: service.call("GET", path).json()["current_replicas"] == 0)
+    assert status_of(service, "tuneship-tiny") == (200, None)
+
+
+@pytest.mark.parametrize("scopes", [GENERATE, GENERATE | {"deployments:write"}])
+def test_a_batch_makes_one_only_where_its_key_may(service: Service, scopes: frozenset[str]) -> None:
+    file_id = upload(service, [request("a", "tuneship-tiny")])
+    service.headers["alice"] = service.key_headers("alice", scopes)
+    made = batch(service, file_id=file_id)
+    service.headers["alice"] = service.key_headers("alice")
+    done = ended(service, made)
+    if scopes != GENERATE:
+        assert done["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        return
+    (line,) = lines_of(service, done["error_file_id"])
+    assert line["response"]["status_code"] == 403
+    assert line["response"]["body"]["error"]["code"] == "missing_scope"
+    assert deployments(service) == []

@@ -309,6 +309,37 @@ def test_a_sick_receiver_gets_two_tries_at_a_time_and_delays_nobody(outbox: Outb
     asyncio.run(story())
 
 
+def test_receivers_of_some_tenants_that_hang_hold_up_no_other_tenant(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "MAX_IN_FLIGHT", 4)
+
+    async def story() -> None:
+        outbox.timeout_s = 600
+        async with listening() as receiver, outbox.delivering() as deliverer:
+            receiver.answers["/sick"] = None
+            for tenant in ("ann", "ben", "cem", "dan", "eve"):
+                outbox.resource["client_id"] = tenant
+                for _ in range(4):
+                    outbox.webhook(receiver.url("/sick"), client_id=tenant)
+                outbox.emit()
+            await outbox.until(lambda: len(deliverer._busy) >= 5)
+            # The first one has half of the places at most, and each of the others one, if need be beyond them.
+            assert max(deliverer._tenants.values()) <= 2
+            outbox.resource["client_id"] = "bob"
+            outbox.webhook(receiver.url("/healthy"), client_id="bob")
+            for _ in range(10):
+                outbox.emit()
+            await outbox.until(
+                lambda: sum(one.path == "/healthy" for one in receiver.received) == 10
+            )
+            await outbox.until(lambda: "bob" not in +deliverer._tenants)
+            for task in deliverer._tasks:
+                task.cancel()
+
+    asyncio.run(story())
+
+
 def test_a_silent_receiver_is_left_after_the_time_limit(outbox: Outbox) -> None:
     async def story() -> None:
         outbox.timeout_s = 0.2

@@ -118,6 +118,23 @@ def test_as_many_steps_as_are_read_at_once_are_all_read(database: Database) -> N
         assert job_records.curve_of(connection, "ft_none", evaluated_only=False).rows == []
 
 
+@pytest.mark.parametrize(("steps", "measured_every"), [(0, 1), (120, 7), (20_000, 10), (20_000, 2)])
+def test_a_curve_is_as_long_as_its_size_says(
+    database: Database, steps: int, measured_every: int
+) -> None:
+    with database.write() as connection:
+        if steps:
+            add_curve(connection, steps, measured_every)
+        size = job_records.curve_size(connection, "ft_1")
+        columns = (tables.job_metrics.c.step, tables.job_metrics.c.evaluated)
+        curve = job_records.curve_of(connection, "ft_1", evaluated_only=False, columns=columns)
+    assert size == job_records.CurveSize(
+        steps=len(curve.rows),
+        evaluated=sum(one.evaluated for one in curve.rows),
+        digits=sum(len(str(one.step)) for one in curve.rows),
+    )
+
+
 def test_the_end_of_an_epoch_is_reported_first_once(database: Database) -> None:
     with database.write() as connection:
         add_job(connection, "ft_1")

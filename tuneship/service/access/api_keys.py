@@ -3,19 +3,23 @@
 A change in the table, also by `tuneship keys` in another process, takes effect within `CACHE_SECONDS`.
 """
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
 
 import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import PRESETS
@@ -30,6 +34,8 @@ from tuneship.store.row_types import ApiKeyRow
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 # A longer header holds no key, and is not searched for one.
 LONGEST_HEADER = 256
+logger = logging.getLogger(__name__)
+
 # The position of the public part in a key, and in its header.
 KEY_PART = slice(4, 12)
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
@@ -39,6 +45,8 @@ FIRST_KEY_LIFETIME = timedelta(days=90)
 RENEW_BEFORE = timedelta(days=30)
 # A revocation takes effect within this time.
 CACHE_SECONDS = 1.0
+# How often long work looks whether its key has ended: with the cache it ends within two seconds.
+LOOK_EVERY_S = 0.5
 MAX_CACHED = 10_000
 # `last_used_at` is updated at most this often, and stored some seconds later.
 USE_GRAIN = timedelta(seconds=60)
@@ -123,6 +131,11 @@ class Keys:
         self._cache: dict[str, tuple[float, sa.RowMapping | None]] = {}
         self._issued: tuple[float, frozenset[str]] | None = None
         """When the ids of all keys were last read, and the ids."""
+        self._watched: Counter[str] = Counter()
+        """How many requests at work wait for the end of a key, by its id."""
+        self._looking = asyncio.Lock()
+        self._seen_ended: tuple[float, Collection[str]] = (0.0, ())
+        """When the watched keys were last read, and those of them that had ended."""
         self._noted: dict[str, datetime] = {}
         self._unstored: set[str] = set()
 
@@ -258,6 +271,38 @@ class Keys:
             self._unstored.add(public)
         lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
         return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
+
+    async def wait_until_ended(self, identifier: str) -> None:
+        """Return when a key was revoked or has expired. All who wait share one query a second."""
+        self._watched[identifier] += 1
+        try:
+            while identifier not in self._seen_ended[1]:
+                await asyncio.sleep(LOOK_EVERY_S)
+                async with self._looking:
+                    if not self._is_fresh(self._seen_ended[0]):
+                        await self._look_at_watched()
+        finally:
+            self._watched[identifier] -= 1
+            if not self._watched[identifier]:
+                del self._watched[identifier]
+
+    async def _look_at_watched(self) -> None:
+        moment, watched = self._clock().timestamp(), [*self._watched]
+        try:
+            ended = await asyncio.to_thread(self._ended_among, watched)
+        except SQLAlchemyError as error:  # no key can be ended meanwhile either
+            logger.warning("keys could not be looked at: %s", type(error).__name__)
+            ended = self._seen_ended[1]
+        self._seen_ended = (moment, ended)
+
+    def _ended_among(self, identifiers: Collection[str]) -> set[str]:
+        with self._database.read() as connection:
+            return records.ended(connection, identifiers, self._clock())
+
+    def is_ended(self, identifier: str) -> bool:
+        """Whether a key was revoked or has expired."""
+        row = self._row(identifier)
+        return row is None or not is_in_force(row, self._clock())
 
     def has_fresh_ids(self) -> bool:
         """Whether `is_issued` needs no query."""

@@ -5,14 +5,17 @@ on in the same way: each request that is left gets an error instead of an answer
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import BinaryIO
 
-from tuneship.contract.openai.batches import BatchStatus
+from tuneship.contract.openai.batches import BatchError, BatchStatus
+from tuneship.host.disk_space import DiskNearlyFull
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
 from tuneship.service.batches.answering import (
@@ -29,6 +32,7 @@ from tuneship.service.batches.input_lines import (
 )
 from tuneship.service.batches.pace import BatchPace, BatchShare
 from tuneship.service.batches.stored_answers import (
+    OverQuota,
     change_state,
     end_batch,
     store_answers,
@@ -39,12 +43,18 @@ from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.row_types import BatchRow
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 0.05
 # Requests that were begun and are not stored: one that takes long holds up no more than these.
 BEGUN_AT_MOST = 256
 READ_AT_ONCE = 64
 # Bytes of answers, of embeddings above all, that wait in memory to be stored.
 STORED_AT_BYTES = 8 << 20
+# Bytes of answers that wait behind one that takes long.
+HELD_AT_MOST_BYTES = 64 << 20
+# The pause before answers are stored again for which the disk had no room; nothing is asked meanwhile.
+ROOM_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,13 @@ class _Begun:
     @property
     def is_done(self) -> bool:
         return self.task is None or self.task.done()
+
+    @property
+    def bytes(self) -> int:
+        """The length of its answer, where a model has given one."""
+        if self.task is None or not self.task.done() or self.task.cancelled():
+            return 0
+        return 0 if self.task.exception() is not None else len(self.task.result().line)
 
     def result(self, why_not: str) -> RequestAnswer:
         """The answer, or where it was cancelled the error `why_not`."""
@@ -101,7 +118,11 @@ class BatchRun:
         self._begun: deque[_Begun] = deque()
         self._answers: list[RequestAnswer] = []
         """The next answers to be stored."""
+        self._held_bytes = 0
+        """Bytes of the answers behind one that is still written."""
         self._stored_at = asyncio.get_running_loop().time()
+        self._has_room_at = self._stored_at
+        """The time before which the disk has no room."""
         self._why_not = ""
         """The code for requests that are left; empty while requests are answered."""
         if batch["status"] == BatchStatus.CANCELLING:
@@ -121,6 +142,7 @@ class BatchRun:
 
     async def run(self) -> None:
         """Work until the batch has ended. Raises `BatchLost`, `OSError` and SQLAlchemy's errors."""
+        errors: list[BatchError] = []
         with ExitStack() as opened:
             if self._batch["status"] == BatchStatus.VALIDATING and not await self._is_valid():
                 return
@@ -135,6 +157,9 @@ class BatchRun:
                 self._share = opened.enter_context(self._pace.joined(self._batch["client_id"]))
                 try:
                     await self._answer_all(requests)
+                except OverQuota as over:
+                    self._batch = over.batch
+                    errors.append(self._over_quota())
                 finally:
                     # Where the work breaks off, whoever goes on from the row sends these again.
                     begun = (one.task for one in self._begun)
@@ -142,7 +167,16 @@ class BatchRun:
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-        await self._finish()
+        await self._finish(errors)
+
+    def _over_quota(self) -> BatchError:
+        kept = self._batch["completed"] + self._batch["failed"]
+        most = self._parts.settings.maximum_dataset_bytes
+        text = (
+            f"The files of this client may hold {most} bytes in all. The answers to the first {kept} requests are "
+            "kept: delete files, and send the other requests in a new batch."
+        )
+        return BatchError(code="insufficient_quota", message=text)
 
     def _open(self) -> BinaryIO:
         with self._parts.database.read() as connection:
@@ -187,14 +221,12 @@ class BatchRun:
         has_more = True
         while has_more or waiting or self._begun or self._answers:
             while self._begun and self._begun[0].is_done:
-                self._answers.append(self._begun.popleft().result(self._why_not))
+                first = self._begun.popleft()
+                self._held_bytes -= first.bytes
+                self._answers.append(first.result(self._why_not))
             is_last = not (has_more or waiting or self._begun)
-            if self._answers and (is_last or self._is_time_to_store()):
-                answers, self._answers = self._answers, []
-                self._batch = await self._threads.run(
-                    store_answers, self._parts, self._batch, answers
-                )
-                self._stored_at = asyncio.get_running_loop().time()
+            if self._answers and self._has_room() and (is_last or self._is_time_to_store()):
+                await self._store()
             if has_more and not waiting:
                 waiting.extend(await self._threads.run(_next_of, requests))
                 has_more = bool(waiting)
@@ -203,6 +235,21 @@ class BatchRun:
                     await wait_for_event(self._changed, POLL_S)
                 self._changed.clear()
 
+    async def _store(self) -> None:
+        """Store the answers, later where the disk has no room now."""
+        answers, now = self._answers, asyncio.get_running_loop().time
+        try:
+            self._batch = await self._threads.run(store_answers, self._parts, self._batch, answers)
+        except DiskNearlyFull:
+            logger.warning("a batch waits for room on the disk: %s", self._batch["id"])
+            self._has_room_at = now() + ROOM_PAUSE_S
+            return
+        self._answers = []
+        self._stored_at = now()
+
+    def _has_room(self) -> bool:
+        return asyncio.get_running_loop().time() >= self._has_room_at
+
     def _begin_next(self, waiting: "deque[CheckedRequest]") -> bool:
         """Begin the next request if it may begin; returns whether it did."""
         if not waiting or len(self._begun) + len(self._answers) >= BEGUN_AT_MOST:
@@ -210,18 +257,22 @@ class BatchRun:
         if self._why_not:
             self._begun.append(_Begun(waiting.popleft(), None))
             return True
-        if self._parts.drain.has_begun or not self._share.take():
+        if self._parts.drain.has_begun or self._held_bytes >= HELD_AT_MOST_BYTES:
+            return False
+        if not self._has_room() or not self._share.take():
             return False
         request = waiting.popleft()
         task = asyncio.create_task(
             answer(self._parts, self._batch, request, self._timing.retry_after_s)
         )
-        task.add_done_callback(self._note_end)
-        self._begun.append(_Begun(request, task))
+        begun = _Begun(request, task)
+        task.add_done_callback(lambda _: self._note_end(begun))
+        self._begun.append(begun)
         return True
 
-    def _note_end(self, _: object) -> None:
+    def _note_end(self, begun: _Begun) -> None:
         self._share.give_back()
+        self._held_bytes += begun.bytes
         self._changed.set()
 
     def _is_time_to_store(self) -> bool:
@@ -245,12 +296,15 @@ class BatchRun:
         )
         return True
 
-    async def _finish(self) -> None:
-        """Make the files of a batch whose requests are all answered, and end it."""
+    async def _finish(self, errors: list[BatchError]) -> None:
+        """Make the files of a batch, and end it; `errors` say why requests are left."""
         batch, before = self._batch, [BatchStatus.FINALIZING]
         status = BatchStatus.COMPLETED
         if batch["status"] == BatchStatus.CANCELLING:
             status, before = BatchStatus.CANCELLED, [BatchStatus.CANCELLING]
+        elif errors:
+            status = BatchStatus.FAILED if batch["expired_at"] is None else BatchStatus.EXPIRED
+            before = [BatchStatus.IN_PROGRESS]
         elif batch["status"] != BatchStatus.FINALIZING:
             self._batch = batch = await self._threads.run(
                 change_state,
@@ -262,7 +316,8 @@ class BatchRun:
             )
         if batch["expired_at"] is not None and status is BatchStatus.COMPLETED:
             status = BatchStatus.EXPIRED
-        await self._threads.run(end_batch, self._parts, batch, status, before)
+        more = {"errors": [one.model_dump() for one in errors]} if errors else {}
+        await self._threads.run(partial(end_batch, self._parts, batch, status, before, **more))
 
 
 def _next_of(requests: Iterator[CheckedRequest]) -> list[CheckedRequest]:

@@ -7,24 +7,42 @@ batch whose work fails by a fault of the service is tried a few times, then it i
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tuneship.contract.openai.batches import OPEN, BatchError, BatchStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
 from tuneship.service.batches.batch_run import BatchRun, BatchTiming
 from tuneship.service.batches.pace import BatchPace, TakeSpare
-from tuneship.service.batches.stored_answers import BatchLost, end_batch
+from tuneship.service.batches.stored_answers import BatchLost, cancel_for_its_key, end_batch
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
-from tuneship.store import batch_records
+from tuneship.store import api_key_records, batch_records
 from tuneship.store.row_types import BatchRow
 
 logger = logging.getLogger(__name__)
 
-# Batches that are worked on at the same time, of one tenant and of all; the others wait, the oldest first.
+# Batches that are worked on at the same time, of one tenant and of all; the others wait, the oldest first. A tenant
+# that has none at work is let in beyond the second number, since the others' batches may take a day.
 AT_ONCE_EACH = 2
 AT_ONCE = 8
+
+
+def to_start(waiting: Sequence[BatchRow], running: Mapping[str, int]) -> list[BatchRow]:
+    """The batches to start beside so many of each tenant's, oldest first; nobody's second before another's first."""
+    counts, chosen = Counter(running), dict[str, BatchRow]()
+    for number in range(AT_ONCE_EACH):
+        for row in waiting:
+            client = row["client_id"]
+            has_place = number == 0 or counts.total() < AT_ONCE
+            if counts[client] == number and has_place and row["id"] not in chosen:
+                counts[client] += 1
+                chosen[row["id"]] = row
+    return [*chosen.values()]
+
+
+# The states in which a batch asks models, or is going to.
+ASKING = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
 class BatchKeeper:
@@ -38,6 +56,8 @@ class BatchKeeper:
         self._retries = BackgroundRetries(parts.clock)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """Batches that are being cancelled because their key has ended."""
         self.threads = Threads("batches", 4)
         self.timing = BatchTiming()
 
@@ -47,30 +67,54 @@ class BatchKeeper:
             with self._parts.database.listening(self._ticks.wake):
                 await self._ticks.repeat(self._look)
         finally:
-            for task in self._tasks.values():
+            tasks = [*self._tasks.values(), *self._ending.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self) -> None:
-        found = await self.threads.run(self._open_batches)
+        found, ended_keys = await self.threads.run(self._open_batches)
         self._retries.keep_only([row["id"] for row in found])
-        clients = Counter(row["client_id"] for row in found if row["id"] in self._runs)
+        waiting: list[BatchRow] = []
         for row in found:
-            run = self._runs.get(row["id"])
-            if run is not None:
-                if row["status"] == BatchStatus.CANCELLING:
-                    run.cancel_requests("batch_cancelled")
-            elif (
-                clients[row["client_id"]] < AT_ONCE_EACH
-                and len(self._runs) < AT_ONCE
-                and not self._retries.is_waiting(row["id"])
-            ):
-                clients[row["client_id"]] += 1
-                self._start(row)
+            run, status = self._runs.get(row["id"]), row["status"]
+            if row["caller"]["key_id"] in ended_keys and status in ASKING:
+                self._end(row)
+            elif run is None and not self._retries.is_waiting(row["id"]):
+                # One that asks for nothing more needs no place.
+                if status in ASKING:
+                    waiting.append(row)
+                else:
+                    self._start(row)
+            elif run is not None and status == BatchStatus.CANCELLING:
+                run.cancel_requests("batch_cancelled")
+        asking = [one for one in found if one["id"] in self._runs and one["status"] in ASKING]
+        for row in to_start(waiting, Counter(one["client_id"] for one in asking)):
+            self._start(row)
 
-    def _open_batches(self) -> Sequence[BatchRow]:
+    def _open_batches(self) -> tuple[Sequence[BatchRow], set[str]]:
+        """The batches, and the keys among theirs that have ended."""
         with self._parts.database.read() as connection:
-            return batch_records.open_batches(connection)
+            found = batch_records.open_batches(connection)
+            keys = {row["caller"]["key_id"] for row in found}
+            return found, api_key_records.ended(connection, keys, self._parts.clock())
+
+    def _end(self, row: BatchRow) -> None:
+        """Cancel a batch whose key has ended, in a task: its tenant's writer may be busy."""
+        batch_id = row["id"]
+        if batch_id not in self._ending:
+            self._ending[batch_id] = task = asyncio.create_task(self._cancel(row))
+            task.add_done_callback(lambda _: self._ending.pop(batch_id))
+
+    async def _cancel(self, row: BatchRow) -> None:
+        try:
+            await self.threads.run(cancel_for_its_key, self._parts, row)
+            if row["id"] in self._runs:
+                self._runs[row["id"]].cancel_requests("batch_cancelled")
+        except BatchLost:
+            pass
+        except Exception:  # the next look tries again
+            logger.exception("a batch could not be cancelled: %s", row["id"])
 
     def _start(self, row: BatchRow) -> None:
         batch_id = row["id"]
@@ -93,7 +137,13 @@ class BatchKeeper:
                 text = f"the batch could not be answered: {given_up}"
                 errors = [BatchError(code="server_error", message=text).model_dump()]
                 await self.threads.run(
-                    end_batch, self._parts, row, BatchStatus.FAILED, OPEN, errors=errors
+                    end_batch,
+                    self._parts,
+                    row,
+                    BatchStatus.FAILED,
+                    OPEN,
+                    has_files=False,
+                    errors=errors,
                 )
         except BatchLost:
             pass  # its row has changed, e.g. it is being cancelled: the next look begins from there

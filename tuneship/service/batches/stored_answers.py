@@ -7,13 +7,16 @@ So an answer is either stored and counted, or its request is sent again. Called 
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import accumulate
 from typing import Any
 
 import sqlalchemy as sa
 
-from tuneship.contract.openai.batches import BatchStatus
+from tuneship.contract.openai.batches import BatchError, BatchStatus
+from tuneship.host.disk_space import check_room
 from tuneship.service.batches.answering import RequestAnswer
 from tuneship.service.context.context import Parts
+from tuneship.service.context.quotas import room_left
 from tuneship.service.datasets.handlers import remove_unless_stored
 from tuneship.service.openai.batch_files import (
     insert_file,
@@ -42,8 +45,34 @@ class BatchLost(Exception):
     """Somebody else has changed the batch: whoever worked on it stops and looks at its row again."""
 
 
+class OverQuota(Exception):
+    """The files of the tenant may hold no more; `batch` is the row with what was stored until then."""
+
+    def __init__(self, batch: BatchRow) -> None:
+        super().__init__(batch["id"])
+        self.batch = batch
+
+
 def store_answers(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer]) -> BatchRow:
-    """Store the next answers of a batch, in the order of its requests; returns its row. Raises `BatchLost`."""
+    """Store the next answers of a batch, in the order of its requests; returns its row.
+
+    Raises `BatchLost`; `OverQuota`, after those that still fit were stored; and `DiskNearlyFull`, which passes.
+    """
+    with parts.database.read() as connection:
+        left = room_left(parts, connection, batch["client_id"])
+        stored = batch_records.bytes_of_parts(connection, batch["id"])
+    ends = accumulate(len(one.line) for one in answers)
+    fitting = answers[: sum(end <= left for end in ends)]
+    # At its end the parts lie beside the files that they are joined to.
+    check_room(parts.settings, stored + 2 * sum(len(one.line) for one in fitting))
+    if fitting:
+        batch = _store(parts, batch, fitting)
+    if len(fitting) < len(answers):
+        raise OverQuota(batch)
+    return batch
+
+
+def _store(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer]) -> BatchRow:
     now = parts.clock()
     changes = _counted(batch, answers)
     position = batch["completed"] + batch["failed"]
@@ -62,6 +91,8 @@ def store_answers(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer
                 raise BatchLost(batch["id"])
             for row, staged in files:
                 insert_file(parts, connection, row, staged)
+            if room_left(parts, connection, batch["client_id"]) < 0:
+                raise OverQuota(batch)  # something else has taken the room meanwhile
             return _row(connection, batch["id"])
 
 
@@ -109,21 +140,47 @@ def change_state(
         return _row(connection, batch["id"])
 
 
-def end_batch(
-    parts: Parts, batch: BatchRow, status: BatchStatus, before: Sequence[BatchStatus], **values: Any
-) -> None:
-    """Join the parts of a batch to its files, and end it with an event. Raises `BatchLost`.
+KEY_ENDED = BatchError(
+    code="key_ended",
+    message="The API key that made this batch was revoked or has expired. What was answered is kept.",
+)
 
-    One that has failed has no files.
+
+def cancel_for_its_key(parts: Parts, batch: BatchRow) -> None:
+    """Cancel a batch whose key has ended, as its owner could. Raises `BatchLost`."""
+    change_state(
+        parts,
+        batch,
+        [BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS],
+        status=BatchStatus.CANCELLING,
+        cancelling_at=parts.clock(),
+        errors=[KEY_ENDED.model_dump()],
+    )
+
+
+def end_batch(
+    parts: Parts,
+    batch: BatchRow,
+    status: BatchStatus,
+    before: Sequence[BatchStatus],
+    *,
+    has_files: bool = True,
+    **values: Any,
+) -> None:
+    """Join the parts of a batch to its files, and end it with an event. Raises `BatchLost` and `DiskNearlyFull`.
+
+    Without `has_files` the parts, which cannot be read, are removed only.
     """
     now = parts.clock()
     with parts.database.read() as connection:
         found = batch_records.parts_of(connection, batch["id"])
+    if found and has_files:
+        check_room(parts.settings, sum(part["bytes"] for part in found))
     with ExitStack() as staging:
         files: NewFiles = []
         for purpose, name in NAMES.items():
             of_purpose = [part for part in found if part["purpose"] == purpose]
-            if of_purpose and status is not BatchStatus.FAILED:
+            if of_purpose and has_files:
                 row = new_file(batch["client_id"], f"{batch['id']}_{name}", OUTPUT, now)
                 row |= {"batch_id": batch["id"], "security_settings": batch["security_settings"]}
                 staged = staging.enter_context(parts.blobs.staged())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tuneship.host.disk_space import DiskNearlyFull
 from tuneship.runtime.launchers import CannotLaunch
 from tuneship.runtime.replica_protocol import FilesAway
 from tuneship.store.blobs import BlobsAway
@@ -82,8 +83,8 @@ class BackgroundRetries:
 
 
 def passes_by_itself(error: Exception) -> bool:
-    """Whether the database, the store of files or room on a node is missing: no fault of the work that met it."""
-    return is_away(error) or isinstance(error, (BlobsAway, CannotLaunch, FilesAway))
+    """Whether the database, the store of files or room is missing: no fault of the work that met it."""
+    return is_away(error) or isinstance(error, (BlobsAway, CannotLaunch, DiskNearlyFull, FilesAway))
 
 
 def error_kind(error: Exception) -> str:

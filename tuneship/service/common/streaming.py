@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from tuneship.contract.errors import ApiError
+from tuneship.contract.generation import BrokenOff
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -37,6 +40,12 @@ class Stream:
     """A draining service lets it finish: it ends by itself, and its reader could not resume elsewhere."""
     is_events_only: bool = False
     """It goes out as server-sent events, whatever the reader asks for."""
+    convert: Callable[[Frame], Sequence[Frame]] = lambda frame: (frame,)
+    """Turns a frame of the main API into those of the API that was called."""
+
+    def broken_off(self, error: ApiError, request_id: str) -> Sequence[Frame]:
+        """The last frames of a stream that ends with an error."""
+        return self.convert(Frame("error", BrokenOff.model_validate(error.as_json(request_id))))
 
 
 async def reframed(
@@ -55,7 +64,7 @@ async def reframed(
     # A generator closes its source only once it has begun.
     begun = frames()
     await anext(begun)
-    return Stream(begun, outlasts_drain=stream.outlasts_drain, is_events_only=True)
+    return Stream(begun, outlasts_drain=stream.outlasts_drain, is_events_only=True, convert=convert)
 
 
 class Notifier:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuneship.contract.errors import InvalidRequestError
+from tuneship.contract.errors import InvalidRequestError, PermissionDenied
 from tuneship.events.connector import Receivers
 from tuneship.host.gpus import GpuLeases
 from tuneship.metrics.recorder import Recorder, WindowKey
@@ -46,8 +46,8 @@ from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
 
-# A page size beyond the number of any tenant's rows.
-ALL_ROWS = 2**31 - 1
+# The most entries of a list without pages: nobody's answer may grow without a bound.
+WHOLE_LIST = 1_000
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,8 @@ class Context:
     """The media types that the caller accepts, as they were sent."""
     left: threading.Event = field(default_factory=threading.Event)
     """Set when the caller of an operation with threads of its own has disconnected, so that nobody waits for it."""
+    key_has_ended: bool = False
+    """The caller's key was revoked or has expired while the request was at work."""
     caller: Caller = field(default_factory=Caller)
     audit_facts: AuditFacts = field(default_factory=AuditFacts)
     """The facts for this request's audit entry."""
@@ -172,9 +174,14 @@ class Context:
         with self.parts.database.read() as connection:
             yield connection
 
+    def require(self, scope: str, why: str = "") -> None:
+        """Raises `PermissionDenied` where the key lacks a scope that a request needs beside its operation's own."""
+        if scope not in self.scopes:
+            raise PermissionDenied(f"{why}this key lacks the scope {scope}")
+
     def page_size(self, limit: int) -> int:
-        """The entries on one page of a list: `limit`, or all where the caller could not see that there are more."""
-        return ALL_ROWS if self.wants_whole_lists else limit
+        """The entries on one page of a list: `limit`, or many where the caller could not see that there are more."""
+        return WHOLE_LIST if self.wants_whole_lists else limit
 
     def touch(self, *resources: Row) -> None:
         """Note that a handler looked at these jobs, deployments, batches or files of batches.

@@ -1,12 +1,13 @@
 """Checks big datasets after their upload was answered: `processing` becomes `processed` or `failed`.
 
-One file at a time, in a thread; the supervisor runs it. It keeps no state: after a kill the file of a row in
-`processing` is read from its start again, and the outcome is written once, with its event. A dataset that cannot be
-processed is tried a few times, then it is `failed`. Next: `reading.py`.
+One file at a time, in a thread, and the tenants take turns; the supervisor runs it. It keeps no state that matters:
+after a kill the file of a row in `processing` is read from its start again, and the outcome is written once, with its
+event. A dataset that cannot be processed is tried a few times, then it is `failed`. Next: `reading.py`.
 """
 
 import logging
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuneship.contract.datasets import DatasetStatus
@@ -37,6 +38,8 @@ class DatasetProcessing:
         self._ticks = Ticks(tick_s=0.0)
         self._stopped = threading.Event()
         self._retries = BackgroundRetries(parts.clock)
+        self._served: list[str] = []
+        """The tenants that have had their turn, the last one at the end."""
         self.threads = Threads("dataset processing", 1)
 
     async def run(self) -> None:
@@ -49,12 +52,14 @@ class DatasetProcessing:
             self._stopped.set()
 
     def _process_next(self) -> bool:
-        """Process the oldest dataset that is due; return whether to continue at once."""
+        """Process the oldest dataset of the tenant whose turn it is; return whether to continue at once."""
         try:
             with self._parts.database.read() as connection:
-                waiting = dataset_records.ids_to_process(connection)
+                waiting = dataset_records.to_process(connection)
                 self._retries.keep_only(waiting)
-                due = next((one for one in waiting if not self._retries.is_waiting(one)), "")
+                due = self._next(
+                    [one for one in waiting if not self._retries.is_waiting(one)], waiting
+                )
                 row = rows.fetch(connection, tables.datasets, due, client_id=None) if due else None
         except Exception:  # the database is away: the next look tries again
             logger.exception("datasets could not be looked for")
@@ -69,6 +74,15 @@ class DatasetProcessing:
             logger.exception("a dataset could not be processed: %s", row["id"])
             self._retries.add(row["id"], error)
         return True
+
+    def _next(self, due: Sequence[str], clients: Mapping[str, str]) -> str:
+        """The oldest dataset that is due of the tenant whose last turn is longest ago; empty without any."""
+        last = {client: turn for turn, client in enumerate(self._served, 1)}
+        chosen = min(due, key=lambda one: last.get(clients[one], 0), default="")
+        if chosen:
+            others = set(clients.values()) - {clients[chosen]}
+            self._served = [one for one in self._served if one in others] + [clients[chosen]]
+        return chosen
 
     def _process(self, row: DatasetRow) -> None:
         given_up = self._retries.given_up(row["id"])

@@ -37,6 +37,11 @@ READY_WITHIN_S = 60.0
 GONE_WITHIN_S = 10.0
 POLL_S = 0.05
 IDLE_FOR = timedelta(days=1)
+# Making and deleting deployments is not part of asking a model, or of deleting one.
+SCOPE = "deployments:write"
+NOBODY_SERVES = (
+    "no deployment serves the model: ask its operator to deploy it, or for a key that may do so; "
+)
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
 MOST_OF_A_NAME = 100
 
@@ -50,8 +55,8 @@ def implicit_name(model_name: str) -> str:
 def make_implicit(context: Context, model_name: str) -> str:
     """Make the model's implicit deployment in a transaction of its own, and return its id.
 
-    Another request may have made it meanwhile: then that one is returned. Raises `ModelNotFound` and the refusals of a
-    new deployment.
+    Another request may have made it meanwhile: then that one is returned. Raises `ModelNotFound`, `PermissionDenied`
+    where the key may make no deployment, and the refusals of a new one.
     """
     own = replace(
         context,
@@ -66,7 +71,9 @@ def make_implicit(context: Context, model_name: str) -> str:
         after_rollback=[],
     )
     try:
-        made = create_deployment(own, _wanted(own, model_name))
+        wanted = _wanted(own, model_name)
+        own.require(SCOPE, NOBODY_SERVES)
+        made = create_deployment(own, wanted)
         rows.change(own.transaction, tables.deployments, made.id, own.now, implicit=True)
         own.audit_facts.created_id = made.id
         own.add_audit_entry(own.transaction, 201)
@@ -143,12 +150,15 @@ async def wait_until_made(context: Context, deployment_id: str) -> None:
 def remove_implicit(context: Context, model_name: str) -> None:
     """Delete the model's implicit deployment and wait until it is gone, so that the model can be deleted.
 
-    Raises `DeploymentError` (503) while its last requests are still answered.
+    Raises `PermissionDenied` where the key may delete no deployment, and `DeploymentError` (503) while its last
+    requests are still answered.
     """
     database, end = context.parts.database, time.monotonic() + GONE_WITHIN_S
     with database.write(context.client_id) as connection:
         found = _live_of(connection, context.client_id, model_name)
         found = [row for row in found if not _is_routed_to(connection, row)]
+        if found:
+            context.require(SCOPE, "a deployment serves the model; ")
         for row in found:
             status = DeploymentStatus.DELETING
             deployment_records.change(connection, row, context.now, status=status)

@@ -2,7 +2,8 @@
 
 Each routed request is counted once: answered, failed, cancelled because the caller disconnected, or refused by the
 deployment. A generation that outlasts `generate_timeout_s` is the deployment's error. A request of a batch that is
-cancelled with it, or that never had its turn, is not counted: nobody has lost patience with the deployment.
+cancelled with it, or that never had its turn, or one whose key has ended, is not counted: nobody has lost patience
+with the deployment.
 """
 
 import time
@@ -98,6 +99,9 @@ class GenerationAccount:
         """Count a caller who disconnected before the answer ended."""
         if self.context.is_background:
             self._log("info", "a request of a batch was cancelled")
+            return
+        if self.context.key_has_ended:
+            self._log("info", "the caller's API key has ended")
             return
         self._record(self._ended(RequestOutcome.CANCELLED))
         self._log("info", "the caller disconnected")

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from tuneship.contract import openapi
 from tuneship.contract.errors import (
     ApiError,
+    AuthenticationError,
     InvalidRequestError,
     RateLimitExceeded,
     ResourceNotFound,
@@ -201,11 +202,15 @@ class _OperationEndpoint:
                 )
             else:
                 call = _call(operation, request, content)
+            # The file may have taken long to arrive.
+            keys, key_id = self._boundary.keys, context.audit_facts.key_id
+            if operation.is_form and await asyncio.to_thread(keys.is_ended, key_id):
+                raise _key_ended()
             if not self._bound.is_async:
                 return await self._in_thread(request, context, call)
 
             handling = self._bound.handler(context, **call.arguments)
-            reply = await cancel_on_disconnect(request, handling)
+            reply = await cancel_on_disconnect(request, handling, self._key_end(context))
             async with AsyncExitStack() as begun:
                 if isinstance(reply, Stream):
                     # A model works on it already: close it when the audit entry cannot be written.
@@ -229,14 +234,21 @@ class _OperationEndpoint:
         finally:
             leaving.cancel()
 
+    async def _key_end(self, context: Context) -> ApiError:
+        """The refusal of a caller whose key has ended, as soon as it has."""
+        await self._boundary.keys.wait_until_ended(context.audit_facts.key_id)
+        context.key_has_ended = True
+        return _key_ended()
+
     def _response(self, reply: Any, context: Context) -> Response:
+        key_end = partial(self._key_end, context)
         if isinstance(reply, Stream):
             is_held = self._bound.is_async  # a generation holds its slot already
             streams = self._boundary.streams
             slot = nullcontext() if is_held else streams.slot(context.client_id)
-            return StreamResponse(context, reply, slot)
+            return StreamResponse(context, reply, slot, key_end)
         if isinstance(reply, Download):
-            return DownloadResponse(context, reply)
+            return DownloadResponse(context, reply, key_end)
         return reply_response(self._operation, reply, context)
 
     def _in_transaction(self, context: Context, call: "_Call") -> Response:
@@ -295,6 +307,10 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
             path_id=openai_form.stored_id(request.scope, request.path_params),
         ),
     )
+
+
+def _key_ended() -> AuthenticationError:
+    return AuthenticationError("the API key was revoked or has expired")
 
 
 async def _commit_audit_entry(context: Context, status: int) -> None:

@@ -1,4 +1,4 @@
-"""Cancels the work for a caller who has disconnected: nobody would read the answer."""
+"""Cancels the work for a caller who has disconnected, since nobody would read the answer, or whose key has ended."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive
 
-from tuneship.contract.errors import InvalidRequestError
+from tuneship.contract.errors import ApiError, InvalidRequestError
 
 T = TypeVar("T")
 
@@ -40,19 +40,26 @@ async def send_while_connected(
     return is_connected
 
 
-async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the caller disconnects. Raises `InvalidRequestError` then.
+async def cancel_on_disconnect(
+    request: Request, work: Coroutine[Any, Any, T], key_end: Coroutine[Any, Any, ApiError]
+) -> T:
+    """The result of `work`, which is cancelled when the caller disconnects or its key ends.
 
-    The request's body must have been read.
+    Raises `InvalidRequestError` when the caller disconnects, and the result of `key_end`. The request's body must have
+    been read.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
+    ending = asyncio.ensure_future(key_end)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, leaving, ending}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
+        if ending.done():
+            raise ending.result()
     finally:
         leaving.cancel()
+        ending.cancel()
         if not working.done():
             working.cancel()
             await asyncio.wait({working})

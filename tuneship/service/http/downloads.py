@@ -1,11 +1,14 @@
 """Sends a `Download`: block by block from a thread, as fast as its reader takes them."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tuneship.contract.errors import ApiError
 from tuneship.service.common.downloads import Download
 from tuneship.service.context.context import Context
 from tuneship.service.http.disconnect import send_while_connected
@@ -14,9 +17,15 @@ from tuneship.service.http.disconnect import send_while_connected
 class DownloadResponse(Response):
     """The answer to one request for an archive or a file."""
 
-    def __init__(self, context: Context, download: Download) -> None:
-        """The download is closed with the last byte, or when its reader has gone."""
+    def __init__(
+        self,
+        context: Context,
+        download: Download,
+        key_end: Callable[[], Coroutine[Any, Any, ApiError]],
+    ) -> None:
+        """The download is closed with the last byte, when its reader has gone, or at the end of `key_end`."""
         self._download = download
+        self._key_end = key_end
         self.slot: AbstractContextManager[object] = nullcontext()
         """Held until the download is closed."""
         headers = {
@@ -27,13 +36,13 @@ class DownloadResponse(Response):
         self.headers["content-length"] = str(download.length)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until it ends or its reader disconnects."""
+        """Send it until it ends, its reader disconnects or the key ends: then the connection breaks."""
         try:
             with self.slot:
                 await send(
                     {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 )
-                await send_while_connected(self._send(send), receive)
+                await send_while_connected(self._send(send), receive, self._key_end())
         finally:
             self._download.close()
 

@@ -1,7 +1,7 @@
 """API profiles: an answer has the fields of the full shape (§2.1, §2.3, §2.4), of the short one (§4.9), or of both.
 
 Handlers always make the superset (`auto`); a strict profile keeps exactly the fields of its reference. The lists of
-the short one have no pages, so they hold every entry unless the caller asks for a page. Pure.
+the short one have no pages, so they hold a thousand entries, the newest, unless the caller asks for a page. Pure.
 The profile comes from the header `X-API-Profile`, else from the client's setting, else from the service's. Replays of
 an `Idempotency-Key` keep the body that was sent first.
 """

@@ -1,13 +1,14 @@
 """Puts the frames of a `Stream` on the wire: server-sent events, or one JSON object a line.
 
-A stream ends with its frames, when the service drains, or when the reader disconnects; in each case its generator is
-closed and its slot released. Between frames it is one waiting task, without a thread or a database connection. A slow
-reader slows the generator down instead of filling the memory.
+A stream ends with its frames, when the service drains, when the reader disconnects, or with an error when the reader's
+key ends; in each case its generator is closed and its slot released. Between frames it is one waiting task, without a
+thread or a database connection. A slow reader slows the generator down instead of filling the memory.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, suppress
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -35,9 +36,18 @@ class StreamResponse(Response):
     """The answer to one request for a stream."""
 
     def __init__(
-        self, context: Context, stream: Stream, slot: AbstractContextManager[object]
+        self,
+        context: Context,
+        stream: Stream,
+        slot: AbstractContextManager[object],
+        key_end: Callable[[], Coroutine[Any, Any, ApiError]],
     ) -> None:
-        """`slot` is held from the first byte to the last; an error that it raises is the answer instead."""
+        """`slot` is held from the first byte to the last; an error that it raises is the answer instead.
+
+        `key_end` returns, when the reader's key ends, the error that the stream ends with.
+        """
+        self._context = context
+        self._key_end = key_end
         self._drain = context.parts.drain
         self._keep_alive_s = context.parts.timing.keep_alive_s
         self._stream = stream
@@ -47,7 +57,7 @@ class StreamResponse(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream until it ends, the service drains or the reader disconnects."""
+        """Send the stream until it ends, the service drains, the reader disconnects or its key ends."""
         request = Request(scope)
         async with aclosing(self._stream.frames):
             with ExitStack() as held:
@@ -62,6 +72,11 @@ class StreamResponse(Response):
 
     async def _send(self, receive: Receive, send: Send) -> None:
         render = as_line if self.headers["content-type"] == LINES else as_event
+        error: ApiError | None = None
+
+        async def note_key_end() -> None:
+            nonlocal error
+            error = await self._key_end()
 
         async def send_frames() -> None:
             async with aclosing(
@@ -73,10 +88,19 @@ class StreamResponse(Response):
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         ends = () if self._stream.outlasts_drain else (self._drain.wait(),)
-        if await send_while_connected(send_frames(), receive, *ends):
+        if await send_while_connected(send_frames(), receive, note_key_end(), *ends):
+            last = b"" if error is None else b"".join(map(render, await self._broken_off(error)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(END_TIMEOUT_S):
-                    await send({"type": "http.response.body", "body": b""})
+                    await send({"type": "http.response.body", "body": last})
+
+    async def _broken_off(self, error: ApiError) -> Sequence[Frame]:
+        """End the work, record its end like that of a refused request, and return the last frames."""
+        await self._stream.frames.aclose()
+        context = self._context
+        if context.audit_facts.requires_entry(error.status):
+            await asyncio.to_thread(context.commit_audit_entry, error.status)
+        return self._stream.broken_off(error, context.request_id)
 
 
 async def with_keep_alives(

@@ -253,7 +253,7 @@ async def openai_stream(stream: Stream, pieces: Pieces) -> Stream:
         if isinstance(frame.data, GeneratedText):
             return [Frame("", pieces.text(frame.data))]
         if isinstance(frame.data, BrokenOff):
-            error = openai_refusal(error_from_answer(500, cast("object", frame.data.model_dump())))
+            error = openai_refusal(error_from_answer(None, cast("object", frame.data.model_dump())))
             return [Frame("", BrokenOff.model_validate(error.as_json(None)))]
         if isinstance(frame.data, Generation):
             usage = [] if pieces.usage is None else [pieces.usage(usage_of(frame.data))]

@@ -30,8 +30,6 @@ from tuneship.store.row_types import BatchFileRow
 from tuneship.store.stored_files import dataset_file
 
 NO_SAFEGUARDS = {"audit_logging": False, "compliance_mode": "none"}
-READS_TEXT = "generate"
-"""The scope without which nobody reads what a model wrote."""
 
 
 def new_file(client_id: str, name: str, purpose: str, now: datetime) -> dict[str, Any]:
@@ -129,8 +127,7 @@ def batch_file_content(context: Context, row: BatchFileRow) -> FileDownload:
     """The answers of a batch, for a key that may ask models itself. Raises `PermissionDenied`."""
     if row["purpose"] != OUTPUT:
         raise PermissionDenied("Not allowed to download files of purpose: batch")
-    if READS_TEXT not in context.scopes:
-        raise PermissionDenied(f"this key lacks the scope {READS_TEXT}")
+    context.require("generate")  # nobody else reads what a model wrote
     try:
         return FileDownload(open_batch_file(context.parts, row), row["name"], row["bytes"])
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from tuneship.contract.openai.batches import (
 )
 from tuneship.contract.openai.ids import shown_id
 from tuneship.service.context.context import Context
-from tuneship.service.context.quotas import check_quota
+from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.datasets.handlers import own_dataset
 from tuneship.service.openai.batch_files import NO_SAFEGUARDS, find_batch_file
 from tuneship.service.openai.bindings import serves_openai
@@ -49,6 +49,7 @@ def openai_create_batch(context: Context, batch: BatchCreate) -> BatchObject:
         raise OpenAIRefusal(text, 400, (INVALID, "invalid_value"), param=param)
     most, is_open = context.parts.settings.maximum_active_batches, tables.batches.c.status.in_(OPEN)
     check_quota(context, tables.batches, most, "batches that have not ended", is_open)
+    check_bytes(context, 1)  # else no answer could be kept
     row = rows.insert(
         connection,
         tables.batches,
@@ -82,6 +83,7 @@ def _caller(context: Context, *, came_safely: bool) -> dict[str, Any]:
     lifetime = caller.key_lifetime
     return {
         "key_id": facts.key_id,
+        "scopes": sorted(context.scopes),
         "address": facts.address,
         "is_private": caller.is_private and came_safely,
         "is_address_known": caller.is_address_known,

@@ -47,7 +47,9 @@ STATES: dict[str, Literal["uploaded", "processed", "error"]] = {
     DatasetStatus.PROCESSED: "processed",
     DatasetStatus.FAILED: "error",
 }
-# Each result file of a page is made to know its size.
+# A result file shows that there is a job.
+LISTS_JOBS = "jobs:read"
+# The size of each takes some queries.
 RESULTS_IN_A_PAGE = 100
 
 
@@ -94,6 +96,7 @@ def openai_list_files(
     if purpose != "fine-tune-results":
         return list_batch_files(context, after, limit, purpose, is_rising=is_rising)
 
+    context.require(LISTS_JOBS)
     place = None if after is None else job_of_result_file(after) or after
     completed = [tables.jobs.c.completed_at.is_not(None)]
     most = min(limit, RESULTS_IN_A_PAGE)
@@ -108,6 +111,7 @@ def openai_get_file(context: Context, file_id: str) -> FileObject:
     """Return one file."""
     job = _job_with_results(context, file_id)
     if job is not None:
+        context.require(LISTS_JOBS)
         return result_file(context, job)
     row = find_batch_file(context, file_id)
     return _shown(datasets.own_dataset(context, file_id)) if row is None else shown_file(row)

@@ -5,7 +5,7 @@ from tuneship.contract.models import Model
 from tuneship.contract.openai import models as contract
 from tuneship.contract.openai.ids import own_model_id
 from tuneship.contract.openai.models import ModelDeleted, ModelObject, ModelObjects
-from tuneship.service.context.context import ALL_ROWS, Context
+from tuneship.service.context.context import WHOLE_LIST, Context
 from tuneship.service.deployments.implicit import remove_implicit
 from tuneship.service.models import handlers as models
 from tuneship.service.openai.bindings import serves_openai
@@ -18,10 +18,10 @@ NAMES = {"model_id": "model"}
 
 @serves_openai(contract.openai_list_models)
 def openai_list_models(context: Context) -> ModelObjects:
-    """Return all of them at once: clients of this list ask for no second page."""
+    """Return them at once, the newest first: clients of this list ask for no second page."""
     with context.read() as connection:
         endpoints = endpoint_records.active_of(connection, context.client_id)
-    found = models.list_models(context, limit=ALL_ROWS).models
+    found = models.list_models(context, limit=WHOLE_LIST).models
     shown = [_shown_model(context, model) for model in found]
     return ModelObjects(data=[*(_shown_endpoint(one) for one in endpoints), *shown])
 

@@ -241,7 +241,7 @@ class _Events:
             )
             return _frames([*events, end])
         if isinstance(frame.data, BrokenOff):
-            error = openai_refusal(error_from_answer(500, frame.data.model_dump()))
+            error = openai_refusal(error_from_answer(None, frame.data.model_dump()))
             failed: dict[str, Any] = {
                 "status": "failed",
                 "error": ResponseFailure(message=error.message),
