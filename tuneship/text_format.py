@@ -16,7 +16,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_tokenizer import TokenizerFault, continuation, encode, special_texts
+from tuneship.text_tokenizer import TokenizerFault, continuation, encode, encoding_of, special_texts
 
 # What is asked and answered to see how a template writes a turn: words that no template has.
 ASKED = {"role": "user", "content": "zqask"}
@@ -130,6 +130,15 @@ class ModelTextFormat:
             found.update(encode(self.tokenizer, text))
         return frozenset(found & added.keys())
 
+    @property
+    def is_read(self) -> bool:
+        """Whether `read` has been called."""
+        return {"special_texts", "normalized_special_texts", "_turn"} <= vars(self).keys()
+
+    def read(self) -> None:
+        """Read everything that is read off what the template renders."""
+        _ = self._turn, self.special_texts, self.normalized_special_texts
+
     @cached_property
     def _turn(self) -> "_RenderedTurn":
         return _turn_of(self.template, self.tokenizer, set(self.configured_ends))
@@ -158,7 +167,7 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
     if content_end < len(ANSWER):
         return _RenderedTurn(refusal="its chat template leaves out the answer of a conversation")
     untyped: Any = tokenizer
-    encoding: Any = untyped.encode(whole, add_special_tokens=False)
+    encoding = encoding_of(tokenizer, whole)
     ids: list[int] = encoding.ids
     added = tokenizer.get_added_tokens_decoder()
     first = token_at(encoding, content_end, len(whole))

@@ -6,6 +6,7 @@ replica), `accounting.py` (how it ended), `text_stream.py` (the text while it is
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from tuneship.service.generation.answer_grammar import answer_grammar
 from tuneship.service.generation.answer_run import AnswerRun, Emit
 from tuneship.service.generation.call_reader import ReadPiece
 from tuneship.service.generation.prompts import (
+    ON_THE_LOOP,
     PromptTooLong,
     is_long_prompt,
     prompt_param,
@@ -37,8 +39,11 @@ from tuneship.service.generation.routing import RoutingTarget
 from tuneship.service.generation.span import note_answer, note_request
 from tuneship.service.generation.text_stream import TextStream
 from tuneship.service.generation.tool_grammar import CallPlan, call_plan
+from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.identifiers import new_id
+from tuneship.store.queries import Row
+from tuneship.template import TemplateTooSlow
 
 
 class GenerationRun(RoutedRun):
@@ -133,18 +138,15 @@ class GenerationRun(RoutedRun):
     async def _render(self) -> list[GenerateRequest]:
         """Render and tokenize each prompt: on the event loop, or in a thread where that takes long."""
         context, request = self._context, self._request
-        if is_long_prompt(request, self._prompts):
+        asked = self._deployment, self._served, request, self._prompts
+        prepared = None
+        if self._served.is_read and not is_long_prompt(request, self._prompts):
+            # How much a template computes and writes shows only when it renders.
+            with suppress(TemplateTooSlow):
+                prepared = replica_requests(*asked, ON_THE_LOOP)
+        if prepared is None:
             texts = self._parts.threads.texts
-            prepared = await texts.run(
-                context.client_id,
-                replica_requests,
-                self._deployment,
-                self._served,
-                request,
-                self._prompts,
-            )
-        else:
-            prepared = replica_requests(self._deployment, self._served, request, self._prompts)
+            prepared = await texts.run(context.client_id, _read_and_prepared, *asked)
         if request.callable_tools:
             self.grammar_param = "tools"
             self._plan = await self._parts.threads.texts.run(
@@ -245,6 +247,14 @@ class GenerationRun(RoutedRun):
             )
 
         return emit
+
+
+def _read_and_prepared(
+    deployment: Row, served: ServedModel, request: Generate, prompts: Sequence[TextOrIds]
+) -> list[GenerateRequest]:
+    """The requests to the replica, after everything was read that the event loop looks up for this model."""
+    served.read()
+    return replica_requests(deployment, served, request, prompts)
 
 
 def _with_own_seeds(prepared: GenerateRequest, count: int) -> list[GenerateRequest]:
