@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
+from tuneship.bounded_jinja import ANYWHERE, RenderLimits
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.text_tokenizer import TokenizerFault, continuation, encode, encoding_of, special_texts
 
@@ -24,6 +25,8 @@ ANSWER = "zqanswer"
 ANSWERED = {"role": "assistant", "content": ANSWER}
 # Beginnings of answers that many tokenizers join with a space or line break before them.
 BEGINNINGS = ("The", "I", "a", "1", "{", "- ")
+# For a question of one word; what a template writes there is tokenized again and again.
+PLAIN = RenderLimits(ANYWHERE.steps // 10, 100_000)
 # The files that name end tokens by their ids; transformers' `generate` stops at those of the first.
 ID_FILES = ("generation_config.json", "config.json")
 MAX_TOKEN_ID = 2**31 - 1
@@ -124,7 +127,7 @@ class ModelTextFormat:
         found = set(self.stop_tokens)
         for talk in (turns, turns[1:]):
             try:
-                text = self.template.render(talk, add_generation_prompt=True)
+                text = self.template.render(talk, add_generation_prompt=True, limits=PLAIN)
             except TemplateFailed:
                 continue
             found.update(encode(self.tokenizer, text))
@@ -159,8 +162,8 @@ class _RenderedTurn:
 def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> _RenderedTurn:
     """Render a question with its answer, and find the token that the template writes behind the answer."""
     try:
-        before = template.render([ASKED], add_generation_prompt=True)
-        whole = template.render([ASKED, ANSWERED], add_generation_prompt=False)
+        before = template.render([ASKED], add_generation_prompt=True, limits=PLAIN)
+        whole = template.render([ASKED, ANSWERED], add_generation_prompt=False, limits=PLAIN)
     except TemplateFailed as error:
         return _RenderedTurn(refusal=f"a plain question cannot be rendered: {error}")
     content_end = whole.rfind(ANSWER) + len(ANSWER)

@@ -48,8 +48,8 @@ from tuneship.store.queries import Row
 from tuneship.template import TemplateTooSlow
 
 R = TypeVar("R")
-MOST_LOGPROBS = 250_000
-"""Log probabilities in one answer: the service holds all of them at once, about a kilobyte each."""
+MOST_LOGPROBS = 32 * 1024
+"""Log probabilities in one answer. With more, each pass of the garbage collector would hold up the event loop."""
 
 
 class GenerationRun(RoutedRun):

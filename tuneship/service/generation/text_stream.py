@@ -13,7 +13,7 @@ from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
 from tuneship.service.common.failures import declared
 from tuneship.service.common.streaming import Frame, Stream
 
-PIECES_TOGETHER = 50
+PIECES_TOGETHER = 20
 
 
 class TextStream:
