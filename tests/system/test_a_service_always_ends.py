@@ -241,13 +241,17 @@ def test_the_event_loop_itself_is_stuck(
 ) -> None:
     """Check the last resort: the log has the stacks of all threads, without values, and the exit code is 1."""
     process = start_planted("stuck_for_ever", "drain_s=1, rest_s=1")
+    until(lambda: is_silent(tmp_path / "data"))
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 1
     assert "in stuck_for_ever" in (tmp_path / "log").read_text()
     assert json.loads((tmp_path / "data" / "service.json").read_text())["pid"] == process.pid
 
 
-@pytest.mark.parametrize("name", ["holds_the_lock", "holds_the_lock_in_a_thread"])
+IN_A_THREAD = pytest.param("holds_the_lock_in_a_thread", marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("name", ["holds_the_lock", IN_A_THREAD])
 def test_pythons_lock_is_held(
     start_planted: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, name: str
 ) -> None:
@@ -266,7 +270,7 @@ def test_pythons_lock_is_held(
     assert again.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("name", ["stuck_for_ever", "holds_the_lock", "holds_the_lock_in_a_thread"])
+@pytest.mark.parametrize("name", ["stuck_for_ever", "holds_the_lock", IN_A_THREAD])
 def test_a_service_that_stands_still_is_ended_without_a_signal(
     start_planted: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, name: str
 ) -> None:

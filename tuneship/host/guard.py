@@ -1,7 +1,7 @@
 """Ends a service that stands still: its event loop does not move, or it does not end in its time after a signal.
 
-`python -I -S guard.py STALLED_S END_S` is a process beside the service, because no thread of the service runs while some
-other one holds Python's lock. On standard input come a `.` for each second in which the event loop moved, and the
+`python -I -S guard.py STALLED_S END_S` is a process beside the service, because no thread of the service runs while
+some other one holds Python's lock. On standard input come a `.` for each second in which the event loop moved, and the
 number of each signal to end, which Python writes even then (`signal.set_wakeup_fd`). Imports nothing of tuneship.
 """
 
@@ -29,7 +29,7 @@ class Guard:
         os.set_blocking(self._writing, False)
         try:
             command = [sys.executable, "-I", "-S", __file__, str(stalled_s), str(end_s)]
-            self._process = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL)
+            subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL)  # noqa: S603 - ourselves
         finally:
             os.close(reading)
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
@@ -43,12 +43,6 @@ class Guard:
         except OSError:
             return False
         return True
-
-    def close(self) -> None:
-        """Let the guard end. Only a process that ends by itself calls it."""
-        signal.set_wakeup_fd(-1)
-        os.close(self._writing)
-        self._process.wait()
 
 
 def watch(service: int, stalled_s: float, end_s: float) -> str | None:

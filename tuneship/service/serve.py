@@ -37,7 +37,7 @@ from tuneship.host.guard import Guard
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
 from tuneship.host.systemd import notify
-from tuneship.host.thread_pools import Threads
+from tuneship.host.thread_pools import Threads, use_large_stacks
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.engine_kinds import VLLM_ENGINE
 from tuneship.runtime.forked_workers import ForkedProcesses
@@ -164,6 +164,7 @@ def serve(
     os.umask(0o077)
     leave_no_core()
     faulthandler.enable()  # the stacks of all threads at a crash, and when the guard ends the process
+    use_large_stacks()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     hide()  # before the master key is read
     if with_parent is not None:
