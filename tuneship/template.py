@@ -15,8 +15,14 @@ from typing import Any, NoReturn, cast
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tuneship.bounded_jinja import (
+    ANYWHERE,
+    BoundedEnvironment,
+    RenderingTooLong,
+    RenderLimits,
+    rendered,
+)
 from tuneship.security.sealed_files import read_plain, write_sealed
 from tuneship.tool_syntax import (
     PRELUDE,
@@ -73,6 +79,10 @@ class TemplateFailed(Exception):
     """The template is not valid, or refuses these messages. The error text quotes no message."""
 
 
+class TemplateTooSlow(TemplateFailed):
+    """The template would compute or write more than it may."""
+
+
 class _GenerationTag(Extension):
     """Accepts the `{% generation %}` block of many hub templates, and renders its body."""
 
@@ -87,7 +97,7 @@ class _GenerationTag(Extension):
 class PromptTemplate:
     """Renders messages as the text that one family of models was trained on.
 
-    Hub templates are untrusted programs: they run in jinja2's immutable sandbox.
+    Hub templates are programs, and callers choose their messages: they run in a sandbox that bounds their work.
     """
 
     def __init__(
@@ -100,17 +110,13 @@ class PromptTemplate:
         self.source = source
         self._today = today
         self.special_tokens = dict(special_tokens)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
-            autoescape=False,  # the output is a prompt, not a page
-        )
-        environment.filters["tojson"] = _to_json
+        environment = BoundedEnvironment([_GenerationTag, "jinja2.ext.loopcontrols"])
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_template_error
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        # Not only of jinja: an expression may be too deep for Python, or a number too long.
+        except (TemplateError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
             raise TemplateFailed(
                 f"the chat template is not valid: {type(error).__name__}"
             ) from error
@@ -185,33 +191,47 @@ class PromptTemplate:
         *,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, object]] | None = None,
+        limits: RenderLimits = ANYWHERE,
     ) -> str:
         """The text of `messages`; with `add_generation_prompt`, followed by the beginning of an assistant turn.
 
         `tools` are functions that the model may call, as OpenAI's API has them. The arguments of a call are an object,
-        not its JSON. Raises TemplateFailed when the template refuses the messages (unknown role, wrong order).
+        not its JSON. Raises TemplateFailed when the template refuses the messages (unknown role, wrong order), and
+        TemplateTooSlow beyond `limits`.
         """
         has_tools = bool(tools) or any(message.get("tool_calls") for message in messages)
         template = self.with_tools if has_tools else self
-        return template._render(messages, add_generation_prompt, tools or None)  # noqa: SLF001 - of the same class
+        return template._render(messages, add_generation_prompt, tools or None, limits)  # noqa: SLF001 - of the same class
 
     def _render(
         self,
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, object]] | None,
+        limits: RenderLimits = ANYWHERE,
     ) -> str:
+        given: dict[str, Any] = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,  # as transformers does, since templates ask whether it is none
+            "add_generation_prompt": add_generation_prompt,
+            # The local date, as transformers has it: `%Y` of a template means that of the reader.
+            "strftime_now": (self._today or datetime.now()).strftime,  # noqa: DTZ005
+            **self.special_tokens,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,  # as transformers does, since templates ask whether it is none
-                add_generation_prompt=add_generation_prompt,
-                # The local date, as transformers has it: `%Y` of a template means that of the reader.
-                strftime_now=(self._today or datetime.now()).strftime,  # noqa: DTZ005
-                **self.special_tokens,
-            )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            return rendered(lambda: self._template.render(given), limits)
+        except (RenderingTooLong, RecursionError, MemoryError) as error:
+            why = str(error) if isinstance(error, RenderingTooLong) else "it computes for too long"
+            raise TemplateTooSlow(f"the chat template cannot write these messages: {why}") from None
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+        ) as error:
             raise TemplateFailed(
                 f"the chat template refuses these messages: {self._reason(error)}"
             ) from None

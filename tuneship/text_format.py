@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
+from tuneship.bounded_jinja import ANYWHERE, RenderLimits
 from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_tokenizer import TokenizerFault, continuation, encode, special_texts
+from tuneship.text_tokenizer import TokenizerFault, continuation, encode, encoding_of, special_texts
 
 # What is asked and answered to see how a template writes a turn: words that no template has.
 ASKED = {"role": "user", "content": "zqask"}
@@ -24,6 +25,8 @@ ANSWER = "zqanswer"
 ANSWERED = {"role": "assistant", "content": ANSWER}
 # Beginnings of answers that many tokenizers join with a space or line break before them.
 BEGINNINGS = ("The", "I", "a", "1", "{", "- ")
+# For a question of one word; what a template writes there is tokenized again and again.
+PLAIN = RenderLimits(ANYWHERE.steps // 10, 100_000)
 # The files that name end tokens by their ids; transformers' `generate` stops at those of the first.
 ID_FILES = ("generation_config.json", "config.json")
 MAX_TOKEN_ID = 2**31 - 1
@@ -124,11 +127,20 @@ class ModelTextFormat:
         found = set(self.stop_tokens)
         for talk in (turns, turns[1:]):
             try:
-                text = self.template.render(talk, add_generation_prompt=True)
+                text = self.template.render(talk, add_generation_prompt=True, limits=PLAIN)
             except TemplateFailed:
                 continue
             found.update(encode(self.tokenizer, text))
         return frozenset(found & added.keys())
+
+    @property
+    def is_read(self) -> bool:
+        """Whether `read` has been called."""
+        return {"special_texts", "normalized_special_texts", "_turn"} <= vars(self).keys()
+
+    def read(self) -> None:
+        """Read everything that is read off what the template renders."""
+        _ = self._turn, self.special_texts, self.normalized_special_texts
 
     @cached_property
     def _turn(self) -> "_RenderedTurn":
@@ -150,15 +162,15 @@ class _RenderedTurn:
 def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> _RenderedTurn:
     """Render a question with its answer, and find the token that the template writes behind the answer."""
     try:
-        before = template.render([ASKED], add_generation_prompt=True)
-        whole = template.render([ASKED, ANSWERED], add_generation_prompt=False)
+        before = template.render([ASKED], add_generation_prompt=True, limits=PLAIN)
+        whole = template.render([ASKED, ANSWERED], add_generation_prompt=False, limits=PLAIN)
     except TemplateFailed as error:
         return _RenderedTurn(refusal=f"a plain question cannot be rendered: {error}")
     content_end = whole.rfind(ANSWER) + len(ANSWER)
     if content_end < len(ANSWER):
         return _RenderedTurn(refusal="its chat template leaves out the answer of a conversation")
     untyped: Any = tokenizer
-    encoding: Any = untyped.encode(whole, add_special_tokens=False)
+    encoding = encoding_of(tokenizer, whole)
     ids: list[int] = encoding.ids
     added = tokenizer.get_added_tokens_decoder()
     first = token_at(encoding, content_end, len(whole))

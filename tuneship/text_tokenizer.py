@@ -77,10 +77,15 @@ def check_kind(tokenizer: Tokenizer) -> None:
         )
 
 
+# Unlike the tokenizer's own `encode`, both functions release Python's lock.
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """Token ids of a rendered text, which has all special tokens already."""
-    # Unlike `encode`, this method releases Python's lock.
     return cast("Any", tokenizer).encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def encoding_of(tokenizer: Tokenizer, text: str) -> Any:
+    """The tokens of a rendered text with their places in it, which takes longer than `encode`."""
+    return cast("Any", tokenizer).encode_batch([text], add_special_tokens=False)[0]
 
 
 def visible_end(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:

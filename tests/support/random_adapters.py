@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from tests.support.in_process import CATALOGUE
-from tuneship.service.generation.prompts import prompt_tokens
+from tuneship.service.generation.prompts import rendered_prompt
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
@@ -44,7 +44,7 @@ def texts_of(adapters: Mapping[str, Path], prompt: str, max_tokens: int) -> dict
     """Generate here, one after the other, what the base model writes with each adapter; returns the texts by name."""
     engine = Engine(load_model(BASE.path), EngineLimits(slots=1))
     messages = [{"role": "user", "content": prompt}]
-    tokens = tuple(prompt_tokens(BASE.text_format, messages, "prompt"))
+    tokens = tuple(rendered_prompt(BASE.text_format, messages, "prompt").tokens)
     texts: dict[str, str] = {}
     for name, folder in adapters.items():
         engine.load(name, folder)

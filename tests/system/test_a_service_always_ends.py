@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -182,40 +183,122 @@ def backends_of(cluster: Cluster, url: str) -> set[int]:
     return {row[0] for row in cluster.run(query)}
 
 
-def test_the_event_loop_itself_is_stuck(tmp_path: Path) -> None:
+# A service in which the function `stands_still` is called as soon as it is ready.
+PLANTED = """
+import asyncio, ctypes, threading, time
+from tuneship.service import serve
+from tuneship.service.common.timing import ServiceTiming
+from tuneship.settings import ServiceSettings
+startup = serve._Server.startup
+async def planted(self, sockets=None):
+    await startup(self, sockets)
+    asyncio.get_running_loop().call_later(0.5, stands_still)
+serve._Server.startup = planted
+def stuck_for_ever():
+    while True:
+        time.sleep(1)
+def holds_the_lock():
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)  # for ever, with Python's lock held, and no signal ends it
+def holds_the_lock_in_a_thread():
+    threading.Thread(target=holds_the_lock).start()
+stands_still = NAME
+serve.serve(ServiceSettings(port=0), timing=ServiceTiming(TIMING))
+"""
+
+
+@pytest.fixture
+def start_planted(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Return a function that starts such a service on the same data, and waits until it is ready."""
+    made: list[subprocess.Popen[str]] = []
+
+    def start_program(name: str, timing: str) -> "subprocess.Popen[str]":
+        settings = {"DATA_DIR": str(tmp_path / "data"), "PRELOAD_BASE_MODELS": "true"}
+        with (tmp_path / "log").open("a") as log:
+            program = PLANTED.replace("NAME", name).replace("TIMING", timing)
+            process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", program],
+                cwd=ROOT,
+                env=os.environ | {f"TUNESHIP_{name}": value for name, value in settings.items()},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        made.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready ")
+        return process
+
+    yield start_program
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def test_the_event_loop_itself_is_stuck(
+    start_planted: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> None:
     """Check the last resort: the log has the stacks of all threads, without values, and the exit code is 1."""
-    program = (
-        "import signal, sys, time, asyncio\n"
-        "from tuneship.service import serve\n"
-        "from tuneship.service.common.timing import ServiceTiming\n"
-        "from tuneship.settings import ServiceSettings\n"
-        "startup = serve._Server.startup\n"
-        "async def planted(self, sockets=None):\n"
-        "    await startup(self, sockets)\n"
-        "    asyncio.get_running_loop().call_soon(stuck_for_ever)\n"
-        "def stuck_for_ever():\n"
-        "    while True:\n"
-        "        time.sleep(1)\n"
-        "serve._Server.startup = planted\n"
-        "serve.serve(ServiceSettings(port=0), timing=ServiceTiming(drain_s=1, rest_s=1))\n"
-    )
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", program],
-            cwd=ROOT,
-            env=os.environ
-            | {
-                "TUNESHIP_DATA_DIR": str(tmp_path / "data"),
-                "TUNESHIP_PRELOAD_BASE_MODELS": "false",
-            },
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    assert process.stdout is not None
-    with process.stdout as said:
-        assert said.readline().startswith("ready ")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 1
+    process = start_planted("stuck_for_ever", "drain_s=1, rest_s=1")
+    until(lambda: is_silent(tmp_path / "data"))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 1
     assert "in stuck_for_ever" in (tmp_path / "log").read_text()
     assert json.loads((tmp_path / "data" / "service.json").read_text())["pid"] == process.pid
+
+
+IN_A_THREAD = pytest.param("holds_the_lock_in_a_thread", marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("name", ["holds_the_lock", IN_A_THREAD])
+def test_pythons_lock_is_held(
+    start_planted: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, name: str
+) -> None:
+    """After SIGTERM the service is gone with its workers, although none of its Python runs, and starts again."""
+    process = start_planted(name, "drain_s=1, rest_s=1")
+    until(lambda: is_silent(tmp_path / "data"))
+    workers = until(lambda: children(process.pid))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == -signal.SIGABRT
+    until(lambda: not any(is_alive(one) for one in workers))
+    said = (tmp_path / "log").read_text()
+    assert "it has not ended 3 s after a signal" in said
+    assert "in holds_the_lock" in said
+    again = start_planted("asyncio.Event", "")
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("name", ["stuck_for_ever", "holds_the_lock", IN_A_THREAD])
+def test_a_service_that_stands_still_is_ended_without_a_signal(
+    start_planted: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, name: str
+) -> None:
+    process = start_planted(name, "stalled_s=2")
+    assert process.wait(PATIENCE_S) == -signal.SIGABRT
+    said = (tmp_path / "log").read_text()
+    assert "its event loop has not moved for 2 s" in said
+    assert f"in {name.removesuffix('_in_a_thread')}" in said
+
+
+def test_a_service_that_was_stopped_goes_on(
+    start_planted: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    process = start_planted("asyncio.Event", "stalled_s=2")
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(4)  # longer than it may stand still by itself
+    process.send_signal(signal.SIGCONT)
+    time.sleep(1)
+    assert not is_silent(tmp_path / "data")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+
+
+def is_silent(data: Path) -> bool:
+    """Whether the service does not answer."""
+    url = json.loads((data / "service.json").read_text())["url"]
+    try:
+        httpx.get(f"{url}/healthz", timeout=2)
+    except httpx.HTTPError:
+        return True
+    return False

@@ -15,7 +15,7 @@ from tokenizers import (
     processors,
 )
 
-from tuneship.template import TemplateFailed
+from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import (
     TokenizerFault,
@@ -196,3 +196,13 @@ def test_few_tokens_are_looked_at_before_an_answer_that_follows_no_text(tmp_path
     tokenizer = save_sentencepiece(tmp_path)
     assert len(visible_end(tokenizer, [1] * 5_000)) == 16
     assert visible_end(tokenizer, []) == []
+
+
+def test_a_template_that_writes_very_much_is_a_fault_before_it_is_tokenized() -> None:
+    class Untouched:
+        """A tokenizer that nobody may ask."""
+
+    tokenizer: Any = Untouched()
+    found = ModelTextFormat(PromptTemplate("a" * 4_000_000 + CHATML, {}), tokenizer, ())
+    assert found.fault is not None
+    assert "too long" in found.fault

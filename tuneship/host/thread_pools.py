@@ -23,6 +23,16 @@ POLL_INTERVAL_S = 0.02
 # The innermost frames of a stuck thread are enough to find the place.
 MAX_FRAMES = 12
 
+STACK_BYTES = 8 * 1024 * 1024
+
+
+def use_large_stacks() -> None:
+    """Give the threads that start from now on stacks of our size: the host's may be too small for a grammar compiler.
+
+    Libraries go down into a schema by recursion, and where the stack ends, the process does.
+    """
+    threading.stack_size(STACK_BYTES)
+
 
 class Threads:
     """Runs blocking work for one purpose, each call in a daemon thread of its own, a limited number at a time.

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from tuneship.host.thread_pools import use_large_stacks
 from tuneship.runtime.isolation import hide, isolate
 from tuneship.runtime.landlock import Places
 
@@ -63,6 +64,7 @@ def run(command: Sequence[str]) -> None:
     module, *arguments = rest[len(options) :]
     die_with_parent(int(parent))
     leave_no_core()
+    use_large_stacks()
     os.umask(0o077)
     if mode in {ISOLATED, WEAKLY_ISOLATED}:
         readable, writable, limits = (

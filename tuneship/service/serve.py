@@ -7,6 +7,7 @@ A lock allows one service per data directory, and another one per database, unle
 import asyncio
 import faulthandler
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -32,10 +33,12 @@ from tuneship.events.connector import Receivers
 from tuneship.events.delivery import Deliverer
 from tuneship.host.durable import write_private
 from tuneship.host.gpus import GpuLeases
+from tuneship.host.guard import Guard
 from tuneship.host.interpreter import known_fault
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
-from tuneship.host.thread_pools import Threads
+from tuneship.host.systemd import notify
+from tuneship.host.thread_pools import Threads, use_large_stacks
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.engine_kinds import VLLM_ENGINE
 from tuneship.runtime.forked_workers import ForkedProcesses
@@ -110,6 +113,7 @@ SPARE_THREADS = 32
 SWITCH_INTERVAL_S = 0.0005
 FOLDERS = ("blobs", "scratch", "work", "logs", "base_models")
 FORGET_EVERY_S = 1.0
+GUARD_AFTER_S = 1.0
 NOTE_TIME_EVERY_S = 60.0
 
 
@@ -160,6 +164,8 @@ def serve(
     """
     os.umask(0o077)
     leave_no_core()
+    faulthandler.enable()  # the stacks of all threads at a crash, and when the guard ends the process
+    use_large_stacks()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     hide()  # before the master key is read
     if with_parent is not None:
@@ -475,6 +481,7 @@ class _Server(HttpServer):
         self._parts = parts
         self._drains_at: float | None = None
         self._drained_by: float | None = None
+        self._guard: Guard | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's own
         """Begin the drain at the first signal, after its notice, and end it at the second.
@@ -486,6 +493,7 @@ class _Server(HttpServer):
         notice_s = 0.0 if drain.is_announced else self._parts.settings.notice_s
         drain_s = 0 if drain.has_begun else timing.drain_s
         faulthandler.dump_traceback_later(notice_s + drain_s + timing.rest_s, exit=True)
+        notify("STOPPING=1")
         if notice_s:
             drain.is_announced = True
             self._drains_at = time.monotonic() + notice_s
@@ -499,6 +507,11 @@ class _Server(HttpServer):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end. Called ten times a second."""
+        if counter % 10 == 0:
+            notify("WATCHDOG=1")
+            if self._guard is not None and not self._guard.beat():
+                logger.warning("the process that guards this one has ended")
+                self._guard = None
         if self._drains_at is not None and time.monotonic() > self._drains_at:
             self._drain(self._parts.timing.drain_s)
         if self._drained_by is not None and (
@@ -510,10 +523,17 @@ class _Server(HttpServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            # What is there by now stays: the garbage collector need not look at it again.
+            gc.freeze()
+            timing, notice_s = self._parts.timing, self._parts.settings.notice_s
+            # After the timer of `handle_exit`, which works while Python's lock is not held.
+            end_s = notice_s + timing.drain_s + timing.rest_s + GUARD_AFTER_S
+            self._guard = Guard(timing.stalled_s, end_s)
             url = self._parts.public_url
             record = {"url": url, "pid": os.getpid(), "started": process_start(os.getpid())}
             file = self._parts.settings.data_dir / "service.json"
             write_private(file, json.dumps(record) + "\n")
+            notify("READY=1")
             sys.stdout.write(f"ready {url}\n")
             sys.stdout.flush()
 

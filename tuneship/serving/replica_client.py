@@ -321,10 +321,10 @@ class ReplicaLine:
         running = self._generations
         for identifier, scores in frame.get("prompt_scores", ()):
             if identifier in running:
-                running[identifier].prompt_scores += [TokenScore(*score) for score in scores]
+                running[identifier].prompt_scores += [_score_of(*score) for score in scores]
         for identifier, score in frame.get("scores", ()):
             if identifier in running:
-                running[identifier].scores.append(TokenScore(*score))
+                running[identifier].scores.append(_score_of(*score))
         for identifier, token in frame["tokens"]:
             if (generation := running.get(identifier)) is not None:
                 generation.add(token)
@@ -355,3 +355,8 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     if not line.endswith(b"\n"):
         raise ReplicaLost("the replica's process ended")
     return json.loads(line)
+
+
+def _score_of(token: int, logprob: float, top: list[list[float]]) -> TokenScore:
+    # As tuples, which the garbage collector stops looking at: there may be tens of thousands.
+    return TokenScore(token, logprob, tuple(tuple(pair) for pair in top))

@@ -1,9 +1,12 @@
 """Tenants take turns at the threads, and no tenant has all of them."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -176,3 +179,32 @@ def test_a_hundred_waiting_requests_of_a_tenant_take_no_thread_of_others(service
         assert not creating.done()
     # 429 by the quota
     assert {one.status_code for one in creating.result(PATIENCE_S)} == {201, 429}
+
+
+def test_a_thread_has_room_for_a_grammar_where_the_host_gives_it_little() -> None:
+    program = """
+import asyncio
+from tuneship.contract.generation import ResponseFormat
+from tuneship.host.thread_pools import use_large_stacks
+from tuneship.service.common.fair_threads import FairThreads
+from tuneship.service.generation.answer_grammar import answer_grammar
+
+use_large_stacks()
+links = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(490)} | {"d490": {"type": "string"}}
+schema = {"$defs": links, "$ref": "#/$defs/d0"}
+form = ResponseFormat.model_validate({"type": "json_schema", "schema": schema})
+
+async def compile_one():
+    threads = FairThreads("text", 4, 1)
+    await threads.run("a", answer_grammar, form)
+    threads.dismiss()
+
+asyncio.run(compile_one())
+"""
+    # Without it, the process ends with SIGSEGV.
+    subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -s 512; exec "$@"', "sh", sys.executable, "-c", program],
+        check=True,
+        cwd=Path(__file__).parents[3],
+        timeout=PATIENCE_S,
+    )

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers
 from tests.support.in_process import CATALOGUE, Service
 from tuneship.contract.errors import ValidationRefused
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.generation.prompts import PRIVATE_USE, prompt_tokens
+from tuneship.service.generation.prompts import PRIVATE_USE, rendered_prompt
 
 BASE = CATALOGUE.default
 SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
@@ -28,7 +28,7 @@ def special_of(base: CataloguedModel, tokens: list[int]) -> list[str]:
 def tokens_of(*contents: str, base: CataloguedModel = BASE) -> list[int]:
     roles = ["user", "assistant"] * len(contents)
     turns = [{"role": role, "content": one} for role, one in zip(roles, contents, strict=False)]
-    return prompt_tokens(base.text_format, turns, "messages")
+    return rendered_prompt(base.text_format, turns, "messages").tokens
 
 
 def spelled(tokens: list[int], base: CataloguedModel = BASE) -> str:

@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.in_process import ANSWER, Service, jsonl
+from tests.support.in_process import ANSWER, CATALOGUE, Service, jsonl
 from tests.support.whole_api import OPERATIONS, Own, missing_ids, options_of, path_of
+from tuneship.template import TEMPLATE_FILE
 
 LIMIT_S = 0.02
 MEBIBYTE = 1 << 20
@@ -177,6 +179,101 @@ def test_nothing_that_a_caller_may_send_holds_the_loop(listening: Service) -> No
     )
     slowest = {name: one for name, one in found.items() if one}
     assert not slowest, slowest
+
+
+BASE = CATALOGUE.default
+SPEAKS = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+ASKS = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+ROUNDS = "{% for a in range(20000) %}{% for b in range(20000) %}{% endfor %}{% endfor %}"
+DOUBLES = (
+    "{% set n = namespace(x='a') %}{% for a in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+)
+# Base models of an operator, whose templates a caller's message lets compute or write much.
+TEMPLATES = {
+    "constant": "a " * 45_000 + SPEAKS + ASKS,
+    "loops": "{% if 'BOOM' in messages[-1].content %}" + ROUNDS + "{% endif %}" + SPEAKS + ASKS,
+    "doubles": "{% if 'BOOM' in messages[-1].content %}" + DOUBLES + "{% endif %}" + SPEAKS + ASKS,
+    "powers": "{% if 'BOOM' in messages[-1].content and 9**(9**8) %}{% endif %}" + SPEAKS + ASKS,
+    "repeats": SPEAKS + "{% for m in messages %}" + SPEAKS + "{% endfor %}" + ASKS,
+}
+
+
+@pytest.fixture
+def with_templates(start: Callable[..., Service], tmp_path: Path) -> Service:
+    """A service with a base model for each of `TEMPLATES`."""
+    for name, source in TEMPLATES.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in BASE.path.iterdir():
+            (folder / file.name).symlink_to(file)
+        (folder / TEMPLATE_FILE).unlink(missing_ok=True)
+        (folder / TEMPLATE_FILE).write_text(source)
+    models = [{"id": name, "path": name} for name in TEMPLATES]
+    catalogue = tmp_path / "models.yaml"
+    catalogue.write_text(json.dumps({"models": models}))
+    made = start(model_catalogue=catalogue)
+    made.listen()
+    return made
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_text_that_a_template_makes_of_a_short_message_holds_the_loop(
+    with_templates: Service, name: str
+) -> None:
+    service = with_templates
+    made = service.deployment(name, model_name=name)
+    turns = [{"role": ("user", "assistant")[n % 2], "content": "BOOM"} for n in range(5)]
+    asked = posted(f"/v1/deployments/{made}/generate", prompts(messages=turns))
+    for _attempt in range(2):  # another process may have slowed down the first attempt
+        with watched(service) as slow:
+            calls(service, *[(one, path, dict(more)) for one, path, more in [asked] * 4])
+        if not slow.found:
+            break
+    assert not slow.found, slow.found
+    answer = service.call("POST", asked[1], json={"messages": turns, "max_tokens": 1})
+    assert answer.status_code in ({200} if name == "repeats" else {422}), answer.text
+    if answer.status_code == 422:
+        assert answer.json()["error"]["param"] == "messages"
+        assert "BOOM" not in answer.text
+
+
+def _with_logprobs(service: Service) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
+    """Requests for as many log probabilities as one answer may have, in both APIs, whole and streamed."""
+    service.engines.answer = [5 + number % 200 for number in range(400)]
+    made = service.deployment("scored")
+    generate = f"/v1/deployments/{made}/generate"
+    asked: dict[str, Any] = {"prompt": "a", "max_tokens": 24, "logprobs": 20, "n": 64}
+    chat: dict[str, Any] = {"model": made, "messages": [{"role": "user", "content": "a"}]}
+    chat |= {"logprobs": True, "top_logprobs": 20, "max_tokens": 24, "n": 64}
+    text: dict[str, Any] = {"model": made, "prompt": "a", "max_tokens": 80, "n": 64}
+    openai = {
+        "chat/completions": chat,
+        "completions": text | {"logprobs": 5, "echo": True},
+    }
+    requests = {"log probabilities": [posted(generate, json.dumps(asked).encode())]}
+    requests["streamed log probabilities"] = [posted(generate, prompts(**asked, stream=True))]
+    for path, body in openai.items():
+        for more in ({}, {"stream": True} if path != "completions" else {}):
+            name = f"{path} {more}"
+            requests[name] = [posted(f"/openai/v1/{path}", json.dumps(body | more).encode())]
+    return requests
+
+
+def test_no_answer_with_log_probabilities_holds_the_loop(listening: Service) -> None:
+    service = listening
+    longest: dict[str, float] = {}
+    for name, asked in _with_logprobs(service).items():
+        for _attempt in range(3):  # another process may have slowed down the first attempt
+            with watched(service) as slow:
+                statuses = calls(service, *[(one, path, dict(more)) for one, path, more in asked])
+            assert statuses == [200], name
+            longest[name] = slow.longest
+            if not slow.found:
+                break
+        assert not slow.found, (name, slow.found)
+    print(  # noqa: T201 - the figures of the run
+        "\n".join(f"{name:32} {seconds * 1000:6.1f} ms" for name, seconds in longest.items())
+    )
 
 
 def test_the_watch_sees_what_holds_the_loop(listening: Service) -> None:

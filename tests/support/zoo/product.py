@@ -18,7 +18,7 @@ from tuneship.conversion.failure_reasons import refusal_of
 from tuneship.conversion.order import ReadingOrder
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.catalogues.origins import ORIGIN_FILE
-from tuneship.service.generation.prompts import prompt_tokens, raw_tokens
+from tuneship.service.generation.prompts import raw_tokens, rendered_prompt
 from tuneship.training.base_model import load_encoder
 from tuneship.training.data_files import read_rows
 from tuneship.training.objective import SupervisedFineTuning
@@ -109,7 +109,7 @@ class Ours:
     def prompt(self, messages: Conversation) -> list[int]:
         """The tokens that are served. Raises `Refused`."""
         try:
-            return [*prompt_tokens(self.base.text_format, messages, "messages")]
+            return [*rendered_prompt(self.base.text_format, messages, "messages").tokens]
         except (ValidationRefused, CatalogueFault) as refusal:
             raise Refused(str(refusal)) from None
 

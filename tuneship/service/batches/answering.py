@@ -21,6 +21,7 @@ from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.batches.input_lines import RequestLine
 from tuneship.service.common.failures import declared
+from tuneship.service.common.long_answers import dumped, is_long
 from tuneship.service.common.refusals import refusal, refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.openai.bindings import OPENAI_SERVED
@@ -125,7 +126,12 @@ async def _handled(context: Context, batch: BatchRow, request: CheckedRequest) -
     reply = await OPENAI_SERVED[operation.name].handler(context, request.body)
     # A handler of a long answer returns it as JSON.
     is_json = isinstance(reply, bytes)
-    return reply if is_json else operation.reply_type.dump_json(reply, by_alias=True)
+    if is_json:
+        return reply
+    if not is_long(reply):
+        return dumped(operation.reply_type, reply)
+    texts = context.parts.threads.texts
+    return await texts.run(context.client_id, dumped, operation.reply_type, reply)
 
 
 def _context_of(parts: Parts, batch: BatchRow) -> Context:

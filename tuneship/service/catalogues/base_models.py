@@ -194,6 +194,15 @@ class CataloguedModel:
             return False
         return self.longest_token is not None and characters > tokens * self.longest_token
 
+    @property
+    def is_read(self) -> bool:
+        """Whether `read` has been called: the event loop then finds all that it looks up."""
+        return {"tokenizer", "token_texts", "vocabulary", "longest_token"} <= vars(self).keys()
+
+    def read(self) -> None:
+        """Read the tokenizer and what is computed of it, which takes long for a large one. Raises `CatalogueFault`."""
+        _ = self.tokenizer, self.token_texts, self.vocabulary, self.longest_token
+
     @cached_property
     def special_tokens(self) -> dict[str, int]:
         """The tokenizer's special tokens by their texts. Raises `CatalogueFault`."""

@@ -22,12 +22,19 @@ class TokenTexts:
         self._is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
         self._first: int = self._tokenizer.token_to_id("a") or 0
         self._known: dict[int, bytes] = {}
+        self._numbers: dict[int, list[int]] = {}
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token inside of a text; none for an id that the tokenizer does not know."""
         if token not in self._known:
             self._known[token] = self._bytes(token)
         return self._known[token]
+
+    def numbers_of(self, token: int) -> list[int]:
+        """Its bytes as numbers, in a list that all answers share."""
+        if token not in self._numbers:
+            self._numbers[token] = list(self.bytes_of(token))
+        return self._numbers[token]
 
     def text_of(self, token: int) -> str:
         """The text of a token; for bytes that are no whole character, OpenAI's way to write them."""

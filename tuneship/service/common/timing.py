@@ -12,6 +12,8 @@ class ServiceTiming:
     drain_s: float = 30.0
     # The process ends at the latest this long after the drain, whatever is stuck.
     rest_s: float = 20.0
+    # The process is ended when its event loop has not moved for so many seconds.
+    stalled_s: float = 60.0
     # A cancelled training is killed after this time, so that its processes are gone within 5 s.
     cancel_patience: timedelta = timedelta(seconds=3.5)
     # A deleted deployment takes no new request; those in flight may last this long.

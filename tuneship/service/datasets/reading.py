@@ -32,6 +32,7 @@ from tuneship.service.datasets.hints import SeenExamples, TextHints
 from tuneship.service.datasets.rendering import check_rendering
 from tuneship.service.datasets.token_counting import CHARACTERS_AT_ONCE, TokenCounter
 from tuneship.template import TemplateFailed
+from tuneship.text_tokenizer import encode
 
 FILE_LIMIT = 2 << 30
 LINES_LIMIT = 5_000_000
@@ -333,7 +334,7 @@ class _Tally:
                 text = ""  # training reports it
             if len(self._overheads) > REPORTED_PROBLEMS:
                 self._overheads.clear()
-            overhead = len(base.tokenizer.encode(text, add_special_tokens=False))
+            overhead = len(encode(base.tokenizer, text))
             self._overheads[shape] = overhead
         if tokens + overhead > base.context_length:
             text = f"is longer than the context of {base.context_length} tokens and will be cut"

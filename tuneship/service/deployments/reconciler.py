@@ -8,6 +8,7 @@ leader, on what it sees of them.
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,6 +34,7 @@ from tuneship.store import queries as rows
 from tuneship.store.blobs import FileDamaged
 from tuneship.store.database import is_away
 from tuneship.store.row_types import DeploymentRow
+from tuneship.text_tokenizer import encode
 
 logger = logging.getLogger(__name__)
 
@@ -245,12 +247,8 @@ def check_tokens(served: ServedModel, adapter: Adapter) -> None:
         parity = Parity.load(adapter.path, adapter.key)
     except ValueError as error:
         raise FilesDamaged(str(error)) from error
-    tokenizer: Any = served.base.tokenizer
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False).ids
-
-    if parity is not None and not reads_alike(parity, served.template, encode):
+    tokens = partial(encode, served.base.tokenizer)
+    if parity is not None and not reads_alike(parity, served.template, tokens):
         raise FilesDamaged(
             "prompt template and tokenizer are not those that the model was tuned with"
         )

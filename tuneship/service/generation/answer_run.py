@@ -23,6 +23,8 @@ from tuneship.text_tokenizer import visible_end
 
 # Log probabilities beyond which naming their tokens would hold up the event loop: a thousand take some milliseconds.
 LONG_SCORES = 1_000
+# Tokens of a chunk after which the event loop may do other work.
+TOKENS_TOGETHER = 32
 
 Emit = Callable[[ReadPiece, list[TokenLogprob] | None], None]
 
@@ -131,13 +133,15 @@ class AnswerRun:
         logprobs = None if request.logprobs is None else AnswerLogprobs(base.token_texts)
         async for chunk in generation:
             self._note_start()
-            for token in chunk:
+            for number, token in enumerate(chunk, 1):
                 piece = text.take(token)
                 if logprobs is not None:
                     logprobs.add(generation.scores[text.tokens - 1])
                 self._pass_on(piece, text, logprobs)
                 if text.is_stopped:
                     break
+                if number % TOKENS_TOGETHER == 0:
+                    await asyncio.sleep(0)
             if text.is_stopped:
                 break
         reason = str(generation.finish_reason)

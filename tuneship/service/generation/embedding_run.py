@@ -76,12 +76,13 @@ class EmbeddingRun(RoutedRun):
         if dimensions is not None and dimensions > (base.hidden_size or 0):
             text = f"must be at most {base.hidden_size}, the hidden size of the model"
             raise refused("dimensions", text, "out_of_range")
-        if sum(map(len, self._request.input)) <= LONG_PROMPT_CHARACTERS:
+        if base.is_read and sum(map(len, self._request.input)) <= LONG_PROMPT_CHARACTERS:
             return self._prepared()
         return await self._parts.threads.texts.run(self._context.client_id, self._prepared)
 
     def _prepared(self) -> EmbedRequest:
         request, base = self._request, self._served.base
+        base.read()
         context_length: int = self._deployment["generation"]["context_length"]
         texts: list[tuple[int, ...]] = []
         for number, text in enumerate(request.input):

@@ -5,9 +5,10 @@ replica), `accounting.py` (how it ended), `text_stream.py` (the text while it is
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tuneship.contract.generation import (
     Generate,
@@ -19,6 +20,8 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.service.common.fault_injection import drawn, shortened
+from tuneship.service.common.long_answers import is_long
+from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.accounting import WrittenAnswer, WrittenAnswers
@@ -26,6 +29,7 @@ from tuneship.service.generation.answer_grammar import answer_grammar
 from tuneship.service.generation.answer_run import AnswerRun, Emit
 from tuneship.service.generation.call_reader import ReadPiece
 from tuneship.service.generation.prompts import (
+    ON_THE_LOOP,
     PromptTooLong,
     is_long_prompt,
     prompt_param,
@@ -37,8 +41,15 @@ from tuneship.service.generation.routing import RoutingTarget
 from tuneship.service.generation.span import note_answer, note_request
 from tuneship.service.generation.text_stream import TextStream
 from tuneship.service.generation.tool_grammar import CallPlan, call_plan
+from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.identifiers import new_id
+from tuneship.store.queries import Row
+from tuneship.template import TemplateTooSlow
+
+R = TypeVar("R")
+MOST_LOGPROBS = 32 * 1024
+"""Log probabilities in one answer. With more, each pass of the garbage collector would hold up the event loop."""
 
 
 class GenerationRun(RoutedRun):
@@ -130,21 +141,25 @@ class GenerationRun(RoutedRun):
         tokenizer: Any = self._served.base.tokenizer
         return tokenizer.decode(prompt, skip_special_tokens=False)
 
+    async def in_form(self, make: Callable[[Generation], R], generation: Generation) -> R:
+        """The answer in the form of another API, which takes long for a long one."""
+        if not is_long(generation):
+            return make(generation)
+        return await self._parts.threads.texts.run(self._context.client_id, make, generation)
+
     async def _render(self) -> list[GenerateRequest]:
         """Render and tokenize each prompt: on the event loop, or in a thread where that takes long."""
         context, request = self._context, self._request
-        if is_long_prompt(request, self._prompts):
+        asked = self._deployment, self._served, request, self._prompts
+        prepared = None
+        if self._served.is_read and not is_long_prompt(request, self._prompts):
+            # How much a template computes and writes shows only when it renders.
+            with suppress(TemplateTooSlow):
+                prepared = replica_requests(*asked, ON_THE_LOOP)
+        if prepared is None:
             texts = self._parts.threads.texts
-            prepared = await texts.run(
-                context.client_id,
-                replica_requests,
-                self._deployment,
-                self._served,
-                request,
-                self._prompts,
-            )
-        else:
-            prepared = replica_requests(self._deployment, self._served, request, self._prompts)
+            prepared = await texts.run(context.client_id, _read_and_prepared, *asked)
+        self._check_logprobs(prepared)
         if request.callable_tools:
             self.grammar_param = "tools"
             self._plan = await self._parts.threads.texts.run(
@@ -165,6 +180,20 @@ class GenerationRun(RoutedRun):
         if share and lengths.is_among_longest(self._deployment["id"], length, share):
             raise PromptTooLong(prompt_param(request), str(length), length - 1)
         return prepared
+
+    def _check_logprobs(self, prepared: Sequence[GenerateRequest]) -> None:
+        """Refuse a request for very many log probabilities."""
+        alternatives, count = self._request.logprobs, self._request.n
+        if alternatives is None:
+            return
+        tokens = sum(
+            count * one.max_tokens + (0 if one.prompt_logprobs is None else len(one.tokens))
+            for one in prepared
+        )
+        asked = tokens * (1 + alternatives)
+        if asked > MOST_LOGPROBS:
+            text = f"asks for up to {asked} log probabilities, one answer may have {MOST_LOGPROBS}"
+            raise refused("logprobs", text, "out_of_range")
 
     async def _run(self, prepared: list[GenerateRequest]) -> WrittenAnswers:
         """Generate within the time limit, with the deployment's injected faults."""
@@ -245,6 +274,14 @@ class GenerationRun(RoutedRun):
             )
 
         return emit
+
+
+def _read_and_prepared(
+    deployment: Row, served: ServedModel, request: Generate, prompts: Sequence[TextOrIds]
+) -> list[GenerateRequest]:
+    """The requests to the replica, after everything was read that the event loop looks up for this model."""
+    served.read()
+    return replica_requests(deployment, served, request, prompts)
 
 
 def _with_own_seeds(prepared: GenerateRequest, count: int) -> list[GenerateRequest]:

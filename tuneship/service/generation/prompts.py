@@ -8,8 +8,10 @@ warning: the author of a dataset writes turns, the author of a prompt must not.
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
+from tuneship.bounded_jinja import ANYWHERE, RenderLimits
 from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.errors import ErrorDetail, ValidationRefused
 from tuneship.contract.generation import Generate
@@ -19,15 +21,18 @@ from tuneship.service.common.refusals import refused
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.queries import Row
-from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.template import PromptTemplate, TemplateFailed, TemplateTooSlow
 from tuneship.text_format import ModelTextFormat, token_at
-from tuneship.text_tokenizer import encode
+from tuneship.text_tokenizer import encode, encoding_of
 
 DEFAULT_MAX_TOKENS = 256
 # Characters beyond which tokenizing would hold up the event loop: a thousand take up to two milliseconds.
 LONG_PROMPT_CHARACTERS = 1_000
 # Rendering a turn of a conversation takes as long as tokenizing this many characters.
 TURN_CHARACTERS = 50
+# For a rendering on the event loop; one that would do more is done in a thread. The characters are those of the longest
+# prompts there, and what a template adds to them.
+ON_THE_LOOP = RenderLimits(steps=20_000, characters=4 * LONG_PROMPT_CHARACTERS)
 # Characters without a meaning: they stand for special tokens while the template renders the text.
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
@@ -52,12 +57,16 @@ def is_long_prompt(request: Generate, raw: Sequence[TextOrIds]) -> bool:
 
 
 def replica_requests(
-    deployment: Row, served: ServedModel, request: Generate, raw: Sequence[TextOrIds]
+    deployment: Row,
+    served: ServedModel,
+    request: Generate,
+    raw: Sequence[TextOrIds],
+    limits: RenderLimits = ANYWHERE,
 ) -> list[GenerateRequest]:
     """A request for each of the `raw` prompts, or without one for the prompt that the model's template renders.
 
     Fills in the deployment's defaults. Raises `ValidationRefused` for a prompt that does not fit, and for `max_tokens`
-    above the deployment's limit.
+    above the deployment's limit; and `TemplateTooSlow` beyond `limits` that are those of the event loop.
     """
     context_length, param = deployment["generation"]["context_length"], prompt_param(request)
     if raw:
@@ -70,7 +79,10 @@ def replica_requests(
         characters = sum(len(text) for text in texts_within([messages, tools]))
         if served.base.is_surely_longer(characters, context_length):
             raise PromptTooLong(param, f"over {context_length}", context_length)
-        found = [prompt_tokens(served.format, messages, param, tools)]
+        rendered = rendered_prompt(served.format, messages, param, tools, limits)
+        if served.base.is_surely_longer(len(rendered.text), context_length):
+            raise PromptTooLong(param, f"over {context_length}", context_length)
+        found = [rendered.tokens]
     return [_replica_request(deployment, served, request, tokens) for tokens in found]
 
 
@@ -165,20 +177,37 @@ class PromptTooLong(ValidationRefused):
         self.context_length = context_length
 
 
-def prompt_tokens(
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """The text of a prompt up to the assistant's turn."""
+
+    text_format: ModelTextFormat
+    text: str
+    hidden: Mapping[str, list[int]]
+    """The tokens that stand for a character in it."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Its token ids, which take much longer than the text."""
+        if not self.hidden:
+            return encode(self.text_format.tokenizer, self.text)
+        return _encoded_with(self.text_format, self.text, self.hidden)
+
+
+def rendered_prompt(
     text_format: ModelTextFormat,
     messages: Sequence[Mapping[str, Any]],
     param: str,
     tools: Sequence[Mapping[str, Any]] = (),
-) -> list[int]:
-    """Token ids up to the assistant's turn. Raises `ValidationRefused` on `param` for what cannot be text."""
+    limits: RenderLimits = ANYWHERE,
+) -> RenderedPrompt:
+    """Render up to the assistant's turn. Raises `ValidationRefused` on `param` for what cannot be text."""
     markers = text_format.special_texts
     texts = [*texts_within([list(messages), list(tools)])]
     if markers is None or not any(map(markers.search, texts)):
         _refuse_other_spellings(text_format, texts, param)
-        return encode(
-            text_format.tokenizer, _rendered(text_format.template, messages, tools, param)
-        )
+        text = _rendered(text_format.template, messages, tools, param, limits)
+        return RenderedPrompt(text_format, text, {})
 
     # Render with a placeholder character for each special token in the caller's text, then encode its text by itself.
     specials = sorted({special for text in texts for special in markers.findall(text)})
@@ -188,19 +217,19 @@ def prompt_tokens(
     turns, listed = (_replaced(list(value), markers, placeholders) for value in (messages, tools))
     _refuse_other_spellings(text_format, [*texts_within([turns, listed])], param)
 
-    rendered = _rendered(text_format.template, turns, listed, param)
+    text = _rendered(text_format.template, turns, listed, param, limits)
     hidden = {
-        mark: _encoded_as_text(text_format, text, param) for text, mark in placeholders.items()
+        mark: _encoded_as_text(text_format, special, param)
+        for special, mark in placeholders.items()
     }
-    return _encoded_with(text_format, rendered, hidden)
+    return RenderedPrompt(text_format, text, hidden)
 
 
 def _encoded_with(
     text_format: ModelTextFormat, rendered: str, hidden: Mapping[str, list[int]]
 ) -> list[int]:
     """Encode a text as a whole, with other tokens in place of those of each character in `hidden`."""
-    untyped: Any = text_format.tokenizer
-    encoding: Any = untyped.encode(rendered, add_special_tokens=False)
+    encoding = encoding_of(text_format.tokenizer, rendered)
     tokens: list[int] = []
     done = 0
     for place, character in enumerate(rendered):
@@ -227,10 +256,13 @@ def _rendered(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     param: str,
+    limits: RenderLimits,
 ) -> str:
     try:
-        return template.render(messages, add_generation_prompt=True, tools=tools)
+        return template.render(messages, add_generation_prompt=True, tools=tools, limits=limits)
     except TemplateFailed as error:
+        if isinstance(error, TemplateTooSlow) and limits is not ANYWHERE:
+            raise
         raise refused(param, f"cannot be rendered: {error}") from error
 
 

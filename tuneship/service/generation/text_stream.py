@@ -5,12 +5,15 @@ its time limit belongs to one task. Knows no replica; `generation_run.py` genera
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
 from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
 from tuneship.service.common.failures import declared
 from tuneship.service.common.streaming import Frame, Stream
+
+PIECES_TOGETHER = 20
 
 
 class TextStream:
@@ -19,7 +22,7 @@ class TextStream:
     def __init__(self, request_id: str) -> None:
         """The request's id is for the log and for the error at the end."""
         self._request_id = request_id
-        self._pieces: list[Frame] = []
+        self._pieces: deque[Frame] = deque()
         self._changed = asyncio.Event()
 
     def emit(self, piece: GeneratedText) -> None:
@@ -50,9 +53,10 @@ class TextStream:
             while True:
                 self._changed.clear()
                 has_ended = generation.done()
-                if self._pieces:
-                    pieces, self._pieces = self._pieces, []
-                    yield pieces
+                while self._pieces:
+                    # A reader may have been slow: all pieces at once would hold up the event loop.
+                    count = min(PIECES_TOGETHER, len(self._pieces))
+                    yield [self._pieces.popleft() for _ in range(count)]
                 if has_ended:
                     break
                 await self._changed.wait()

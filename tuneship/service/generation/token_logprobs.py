@@ -3,10 +3,15 @@
 import codecs
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from tuneship.contract.generation import LikelyToken, TokenLogprob
 from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.replica_client import TokenScore
+
+# Made without checks, and with as few objects as possible: the garbage collector looks at all of them again and again.
+LIKELY = set(LikelyToken.model_fields)
+SCORED = set(TokenLogprob.model_fields)
 
 
 class AnswerLogprobs:
@@ -40,22 +45,27 @@ class AnswerLogprobs:
 
 def logprob_of(texts: TokenTexts, score: TokenScore) -> TokenLogprob:
     """A score in the contract's form."""
-    top = [_likely(texts, int(token), logprob) for token, logprob in score.top]
-    return TokenLogprob(**_likely(texts, score.token, score.logprob).model_dump(), top=top)
+    top = [
+        LikelyToken.model_construct(LIKELY, **_likely(texts, int(token), logprob))
+        for token, logprob in score.top
+    ]
+    return TokenLogprob.model_construct(
+        SCORED, **_likely(texts, score.token, score.logprob), top=top
+    )
 
 
 def prompt_logprobs(
     texts: TokenTexts, tokens: Sequence[int], scores: Sequence[TokenScore]
 ) -> list[TokenLogprob]:
     """The log probabilities of all tokens of a prompt; the first has none."""
-    first = TokenLogprob(**_likely(texts, tokens[0], None).model_dump(), top=[])
+    first = TokenLogprob(**_likely(texts, tokens[0], None), top=[])
     return [first, *(logprob_of(texts, score) for score in scores)]
 
 
-def _likely(texts: TokenTexts, token: int, logprob: float | None) -> LikelyToken:
-    return LikelyToken(
-        id=token,
-        token=texts.text_of(token),
-        bytes=list(texts.bytes_of(token)),
-        logprob=logprob,
-    )
+def _likely(texts: TokenTexts, token: int, logprob: float | None) -> dict[str, Any]:
+    return {
+        "id": token,
+        "token": texts.text_of(token),
+        "bytes": texts.numbers_of(token),
+        "logprob": logprob,
+    }

@@ -36,6 +36,7 @@ from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.common.downloads import Download
+from tuneship.service.common.long_answers import is_long
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts
@@ -219,6 +220,8 @@ class _OperationEndpoint:
                     begun.callback(reply.close)
                 await _commit_audit_entry(context, operation.status)
                 begun.pop_all()
+            if is_long(reply):
+                return await threads.texts.run(context.client_id, self._response, reply, context)
             return self._response(reply, context)
 
     async def _in_thread(self, request: Request, context: Context, call: "_Call") -> Response:

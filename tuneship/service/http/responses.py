@@ -10,6 +10,7 @@ from tuneship.contract.errors import ApiError, InvalidRequestError
 from tuneship.contract.operation import Operation
 from tuneship.security.vault import Vault
 from tuneship.service.common.failures import declared
+from tuneship.service.common.long_answers import dumped
 from tuneship.service.context.context import Context
 from tuneship.service.http import openai, profiles
 from tuneship.store import idempotency
@@ -28,7 +29,7 @@ def refusal_of(request: Request, error: Exception) -> ApiError:
 def reply_response(operation: Operation[..., Any], reply: Any, context: Context) -> Response:
     # A handler of a long answer returns it as JSON.
     is_json = isinstance(reply, bytes)
-    body = reply if is_json else operation.reply_type.dump_json(reply, by_alias=True)
+    body = reply if is_json else dumped(operation.reply_type, reply)
     if context.profile != "auto":
         body = json.dumps(profiles.shaped(operation.name, context.profile, json.loads(body)))
     settings = context.parts.settings

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tuneship.contract.errors import ApiError
+from tuneship.service.common.long_answers import dumped_frame, is_long
 from tuneship.service.common.streaming import Frame, Stream
 from tuneship.service.context.context import Context
 from tuneship.service.http.disconnect import send_while_connected
@@ -78,12 +79,18 @@ class StreamResponse(Response):
             nonlocal error
             error = await self._key_end()
 
+        texts, client_id = self._context.parts.threads.texts, self._context.client_id
+
         async def send_frames() -> None:
             async with aclosing(
                 with_keep_alives(self._stream.frames, self._keep_alive_s)
             ) as frames:
                 async for together in frames:
-                    if body := b"".join(map(render, together)):
+                    if is_long([frame and frame.data for frame in together]):
+                        body = await texts.run(client_id, _rendered, render, together)
+                    else:
+                        body = _rendered(render, together)
+                    if body:
                         await send({"type": "http.response.body", "body": body, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -125,11 +132,15 @@ async def with_keep_alives(
             await asyncio.wait((upcoming,))
 
 
+def _rendered(render: Callable[[Frame | None], bytes], together: Sequence[Frame | None]) -> bytes:
+    return b"".join(map(render, together))
+
+
 def as_event(frame: Frame | None) -> bytes:
     """A frame as a server-sent event; None as a comment, which keeps an idle connection from being cut."""
     if frame is None:
         return b": keep-alive\n\n"
-    text = frame.data.model_dump_json() if isinstance(frame.data, BaseModel) else frame.data
+    text = dumped_frame(frame.data) if isinstance(frame.data, BaseModel) else frame.data
     head = f"id: {frame.id}\n" if frame.id else ""
     head += f"event: {frame.event}\n" if frame.event else ""
     data = "".join(f"data: {line}\n" for line in text.split("\n"))
@@ -140,4 +151,4 @@ def as_line(frame: Frame | None) -> bytes:
     """A frame as a line of JSON; empty for marks such as `[DONE]`, since readers of lines stop at the end."""
     if frame is None or not isinstance(frame.data, BaseModel):
         return b""
-    return frame.data.model_dump_json().encode() + b"\n"
+    return dumped_frame(frame.data).encode() + b"\n"

@@ -66,6 +66,16 @@ class ServedModel(FoundModel):
         return found if self.own_template is None else _with_template(found, self.own_template)
 
     @property
+    def is_read(self) -> bool:
+        """Whether the event loop finds all that it looks up: reading `format` takes as long as its template wants."""
+        return self.base.is_read and "text_format" in vars(self.base) and self.format.is_read
+
+    def read(self) -> None:
+        """Read all that the event loop looks up. Raises `CatalogueFault`."""
+        self.base.read()
+        self.format.read()
+
+    @property
     def template(self) -> PromptTemplate:
         """The template of its format."""
         return self.format.template

@@ -137,9 +137,9 @@ def chat_completion(head: AnswerHead, generation: Generation) -> ChatCompletion:
 def text_completion(
     head: AnswerHead,
     request: TextCompletionCreate,
-    generation: Generation,
     written: WrittenAnswers,
     prompts: Sequence[str],
+    generation: Generation,
 ) -> TextCompletion:
     """All answers to the prompts, whose texts are `prompts`; with `echo`, each begins with its prompt."""
     choices: list[TextChoice] = []

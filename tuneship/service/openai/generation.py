@@ -1,6 +1,7 @@
 """Handlers of chat completions and completions: they find what answers, and run the generation of the main API."""
 
 import time
+from functools import partial
 
 from tuneship.contract.openai import chat as chat_contract
 from tuneship.contract.openai import completions as completions_contract
@@ -37,7 +38,7 @@ async def openai_create_chat_completion(
     head = _head(context, answerer, "chatcmpl")
     name = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
     schema = {"response_format.schema": "response_format.json_schema.schema"}
-    with with_names({"max_tokens": name, **schema}):
+    with with_names({"max_tokens": name, "logprobs": "top_logprobs", **schema}):
         limit = request.max_completion_tokens or request.max_tokens
         form = request.response_format
         wanted = generation_of(
@@ -52,7 +53,7 @@ async def openai_create_chat_completion(
         run = GenerationRun(context, answerer.target, wanted, started)
         if request.stream:
             return await openai_stream(await run.stream(), chat_pieces(head, request))
-        return chat_completion(head, await run.answer())
+        return await run.in_form(partial(chat_completion, head), await run.answer())
 
 
 @serves_openai(completions_contract.openai_create_completion)
@@ -80,8 +81,9 @@ async def openai_create_completion(
             pieces = text_pieces(head, request, lambda: run.written)
             return await openai_stream(await run.stream(), pieces)
         generation = await run.answer()
-        texts = [run.text_of(prompt) for prompt in request.prompt]
-        return text_completion(head, request, generation, run.written, texts)
+        texts = [run.text_of(prompt) if request.echo else "" for prompt in request.prompt]
+        form = partial(text_completion, head, request, run.written, texts)
+        return await run.in_form(form, generation)
 
 
 def _head(context: Context, answerer: Answerer, prefix: str) -> AnswerHead:
