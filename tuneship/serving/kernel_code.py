@@ -3,14 +3,19 @@
 Importing it loads LLVM, so it is imported only where weights of 4 or 8 bits are served.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir
 
 from tuneship.serving.integer_kernels import (
+    ARGUMENTS,
+    DONE,
+    FUNCTION,
     GROUP,
     LANES,
+    PATIENCE,
+    REMAINING,
     TOKENS_AT_ONCE,
     VECTOR_BYTES,
 )
@@ -19,6 +24,7 @@ _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _FLOAT, _POINTER = ir.FloatType(), ir.IntType(8).as_pointer()
 _BYTES, _SHORTS = ir.VectorType(_INT8, VECTOR_BYTES), ir.VectorType(_INT16, 2 * LANES)
 _INTS, _FLOATS = ir.VectorType(_INT32, LANES), ir.VectorType(_FLOAT, LANES)
+_KERNEL = ir.FunctionType(ir.VoidType(), [_INT64.as_pointer(), _INT64])
 _GROUP_FLOATS, _GROUP_INTS = ir.VectorType(_FLOAT, GROUP), ir.VectorType(_INT32, GROUP)
 
 
@@ -28,13 +34,11 @@ def host_has(features: Sequence[str]) -> bool:
     return all(present.get(name) for name in features)
 
 
-def compiled_kernels(symbols: Mapping[str, int | None], *, dots: bool) -> Any:
+def compiled_kernels(*, dots: bool) -> Any:
     """Compile, which takes up to half a second; returns the engine that owns the code.
 
-    `symbols` are the addresses of the functions that the code calls. `dots`: use the instruction of `DOT_FEATURES`.
+    `dots`: use the instruction of `DOT_FEATURES`.
     """
-    for name, address in symbols.items():
-        binding.add_symbol(name, address)
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(
@@ -43,7 +47,8 @@ def compiled_kernels(symbols: Mapping[str, int | None], *, dots: bool) -> Any:
         opt=3,
     )
     engine: Any = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    for module in (_round_module(), _product_module(4, dots), _product_module(8, dots)):
+    products = (_product_module(bits, dots) for bits in (4, 8))
+    for module in (_round_module(), *products, _sharing_module()):
         parsed = binding.parse_assembly(str(module))
         parsed.verify()
         engine.add_module(parsed)
@@ -52,33 +57,24 @@ def compiled_kernels(symbols: Mapping[str, int | None], *, dots: bool) -> Any:
 
 
 class _Code:
-    """A function under construction, whose only argument points to 64-bit arguments; with what both functions need."""
+    """A function under construction, with what all of them need: it gets 64-bit arguments and the number of a piece."""
 
-    def __init__(self, name: str) -> None:
-        self.module = ir.Module(name)
-        kind = ir.FunctionType(ir.VoidType(), [_INT64.as_pointer()])
-        function: Any = ir.Function(self.module, kind, name)
-        self.b: Any = ir.IRBuilder(function.append_basic_block())
-        self._arguments = function.args[0]
+    def __init__(self, name: str, module: ir.Module | None = None) -> None:
+        self.module = module or ir.Module(name)
+        self.definition: Any = ir.Function(self.module, _KERNEL, name)
+        self.b: Any = ir.IRBuilder(self.definition.append_basic_block())
+        self.arguments, self.piece = self.definition.args
 
     def argument(self, place: int) -> Any:
-        return self.b.load(self.b.gep(self._arguments, [_INT64(place)]))
+        return self.b.load(self.b.gep(self.arguments, [_INT64(place)]))
 
     def pointer(self, place: int) -> Any:
         return self.b.inttoptr(self.argument(place), _POINTER)
 
     def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-        declared = ir.Function(self.module, ir.FunctionType(result, arguments), name)
+        known: Any = self.module.globals.get(name)
+        declared = known or ir.Function(self.module, ir.FunctionType(result, arguments), name)
         return lambda *values: self.b.call(declared, values)
-
-    def share(self, count: Any) -> tuple[Any, Any]:
-        """The first and the end of this thread's share of `count` pieces of work."""
-        thread, threads = (
-            self.b.zext(self.function(name, _INT32)(), _INT64)
-            for name in ("omp_get_thread_num", "omp_get_num_threads")
-        )
-        end = self.b.mul(count, self.b.add(thread, _INT64(1)))
-        return self.b.udiv(self.b.mul(count, thread), threads), self.b.udiv(end, threads)
 
     def at(self, pointer: Any, index: Any, size: int, offset: int = 0) -> Any:
         """The address `index * size + offset` bytes behind a pointer."""
@@ -142,7 +138,7 @@ def _round_module() -> ir.Module:
     total = code.function("llvm.vector.reduce.add.v32i32", _INT32, _GROUP_INTS)
     float_total = code.function("llvm.vector.reduce.fadd.v32f32", _FLOAT, _FLOAT, _GROUP_FLOATS)
     x, values, scales, sums, corrections = (code.pointer(place) for place in range(5))
-    groups = _Loop(code, *code.share(code.argument(5)))
+    groups = _Loop(code, _INT64(0), code.argument(5))
     numbers = code.load(code.at(x, groups.index, 4 * GROUP), _GROUP_FLOATS)
     most = largest(magnitude(numbers))
     # Zero, or not a number if one of them is infinite or none: the engine looks for it in the logits.
@@ -163,11 +159,14 @@ def _round_module() -> ir.Module:
 
 
 def _product_module(bits: int, dots: bool) -> ir.Module:
-    """Multiplies all tokens with this thread's share of the blocks of a weight."""
+    """Multiplies all tokens with a piece of the blocks of a weight."""
     code = _Code(f"product{bits}")
     tile = _Tile(code, bits, dots)
     tokens, groups, blocks = (code.argument(place) for place in range(7, 10))
-    block = _Loop(code, *code.share(blocks))
+    first = code.b.mul(code.piece, code.argument(11))
+    end = code.b.add(first, code.argument(11))
+    end = code.b.select(code.b.icmp_signed("<", end, blocks), end, blocks)
+    block = _Loop(code, first, end)
     start: Any = _INT64(0)
     for count in TOKENS_AT_ONCE[dots]:
         loop = _Loop(code, start, tokens, count)
@@ -179,6 +178,92 @@ def _product_module(bits: int, dots: bool) -> ir.Module:
     block.end()
     code.b.ret_void()
     return code.module
+
+
+def _sharing_module() -> ir.Module:
+    """Shares the pieces of a job among threads: `work` takes pieces, `run` starts a job, `help` waits for jobs.
+
+    Pieces are taken by counting down, so that a thread that comes too late finds a number below zero; whatever it finds
+    above was stored after everything else of that job. Threads that wait leave their core to others.
+    """
+    work = _Code("work")
+    module, b = work.module, work.b
+    taking, working, end = (b.append_basic_block() for _ in range(3))
+    b.branch(taking)
+    b.position_at_end(taking)
+    before = b.atomic_rmw("sub", work.arguments, _INT64(1), "acq_rel")
+    piece = b.sub(before, _INT64(1))
+    b.cbranch(b.icmp_signed("<", piece, _INT64(0)), end, working)
+    b.position_at_end(working)
+    function = b.inttoptr(work.argument(FUNCTION), _KERNEL.as_pointer())
+    b.call(function, [b.gep(work.arguments, [_INT64(ARGUMENTS)]), piece])
+    b.atomic_rmw("add", b.gep(work.arguments, [_INT64(DONE)]), _INT64(1), "acq_rel")
+    b.branch(taking)
+    b.position_at_end(end)
+    b.ret_void()
+
+    run = _Code("run", module)
+    done = run.b.gep(run.arguments, [_INT64(DONE)])
+    run.b.store(_INT64(0), done)
+    run.b.store_atomic(run.piece, run.arguments, "release", 8)
+    run.b.call(work.definition, [run.arguments, _INT64(0)])
+    waiting = _Waiting(run, done, _INT64(1 << 40))
+    run.b.cbranch(run.b.icmp_signed("==", waiting.found, run.piece), waiting.end, waiting.again)
+    waiting.close()
+
+    help_ = _Code("help", module)
+    waiting = _Waiting(help_, help_.b.gep(help_.arguments, [_INT64(REMAINING)]), _INT64(PATIENCE))
+    helping = help_.b.append_basic_block()
+    has_work = help_.b.icmp_signed(">", waiting.found, _INT64(0))
+    help_.b.cbranch(has_work, helping, waiting.again)
+    help_.b.position_at_end(helping)
+    help_.b.call(work.definition, [help_.arguments, _INT64(0)])
+    waiting.restart()
+    waiting.close()
+    return module
+
+
+class _Waiting:
+    """A loop that loads a number, looks at it and rests, at most `patience` times; the caller says where it goes on."""
+
+    def __init__(self, code: _Code, watched: Any, patience: Any) -> None:
+        b = self._b = code.b
+        before, self._head = b.block, b.append_basic_block()
+        self.again, self._yielding, self.end = (b.append_basic_block() for _ in range(3))
+        rest = code.function("llvm.x86.sse2.pause", ir.VoidType())
+        leave_core = code.function("sched_yield", _INT32)
+        b.branch(self._head)
+        b.position_at_end(self.again)
+        rest()
+        turn = b.block
+        b.position_at_end(self._head)
+        self._turns = b.phi(_INT64)
+        self._turns.add_incoming(_INT64(0), before)
+        self.found = b.load_atomic(watched, "acquire", 8)
+        b.position_at_end(turn)
+        turns = b.add(self._turns, _INT64(1))
+        self._turns.add_incoming(turns, self._yielding)
+        is_over = b.icmp_signed(">=", turns, patience)
+        more = b.append_basic_block()
+        b.cbranch(is_over, self.end, more)
+        b.position_at_end(more)
+        is_long = b.icmp_signed("==", b.and_(turns, _INT64(127)), _INT64(0))
+        self._turns.add_incoming(turns, more)
+        b.cbranch(is_long, self._yielding, self._head)
+        b.position_at_end(self._yielding)
+        leave_core()
+        b.branch(self._head)
+        b.position_at_end(self._head)
+
+    def restart(self) -> None:
+        """Go on with the whole patience."""
+        self._turns.add_incoming(_INT64(0), self._b.block)
+        self._b.branch(self._head)
+
+    def close(self) -> None:
+        """End the function behind the loop."""
+        self._b.position_at_end(self.end)
+        self._b.ret_void()
 
 
 class _Tile:
