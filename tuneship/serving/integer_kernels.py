@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tuneship.serving.batch import FlatBatch
+
 GROUP = 32
 # Rows of a weight that are multiplied at once: the float32 lanes of a vector of AVX2.
 LANES = 8
@@ -75,6 +77,7 @@ class Kernels:
         self._engine = engine
         address = engine.get_function_address
         self._products = {4: address("product4"), 8: address("product8")}
+        self._attend = address("attend")
         call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
         self._round, self._run, self._help = (
             call(address(name)) for name in ("round", "run", "help")
@@ -106,6 +109,32 @@ class Kernels:
         self._run(self._job, -(-blocks // step))
         return out
 
+    def attend(
+        self,
+        qkv: Tensor,
+        rotation: Tensor,
+        batch: FlatBatch,
+        cache: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """Attend from the decoding tokens of a batch: qkv [T, heads + 2 kv heads, dim] -> [tokens, heads, dim].
+
+        Rotates queries and keys by `rotation` [T, 1, dim / 2], and stores keys and values in the cache: keys
+        [slot, kv head, dim, position], with room for `LANES` numbers behind the last, values [slot, kv head, position, dim].
+        All are float32, and `dim` is a multiple of `GROUP`.
+        """
+        keys, values = cache
+        count, kv_heads, dim, length = batch.decode_count, *keys.shape[1:]
+        heads = qkv.shape[1] - 2 * kv_heads
+        room = -(-batch.length // LANES) * LANES
+        out, scores = torch.empty(count, heads, dim), torch.empty(count * kv_heads, room)
+        tensors = (qkv, keys, values, batch.slots, batch.positions, rotation, out, scores)
+        sizes = (heads // kv_heads, kv_heads, dim, length, room, _bits(scale))
+        given = (self._attend, *(tensor.data_ptr() for tensor in tensors), *sizes)
+        self._job[FUNCTION : FUNCTION + len(given)] = given
+        self._run(self._job, count * kv_heads)
+        return out
+
     def _wake(self, helpers: int) -> None:
         while len(self._gates) < helpers:
             gate = threading.Lock()
@@ -132,6 +161,10 @@ class _Rounded:
         self._sums = torch.empty(3, groups)  # scales and sums in float32, corrections in int32
         firsts = (self._sums.data_ptr() + place * groups * 4 for place in range(3))
         self.pointers = (self._values.data_ptr(), *firsts)
+
+
+def _bits(number: float) -> int:
+    return ctypes.c_int32.from_buffer(ctypes.c_float(number)).value
 
 
 def pack_int4(values: Tensor, scales: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
