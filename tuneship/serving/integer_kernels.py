@@ -36,7 +36,7 @@ PIECES = 32
 # A job that threads share, in 64-bit numbers: the pieces that nobody has taken, those that are done (in cache lines of
 # their own), the function's address, and its arguments.
 REMAINING, DONE, FUNCTION, ARGUMENTS, JOB_NUMBERS = 0, 8, 16, 17, 32
-# A thread looks so often for the next product, for a millisecond or two, before it sleeps: waking it takes longer than a product.
+# A thread looks for work so often, for a millisecond or two, before it sleeps: waking it takes longer than a product.
 PATIENCE = 40_000
 NEEDED_FEATURES = ("avx2", "fma")
 # An instruction that multiplies four bytes with four others and adds up the products, and twice as many registers.
@@ -120,13 +120,13 @@ class Kernels:
         """Attend from the decoding tokens of a batch: qkv [T, heads + 2 kv heads, dim] -> [tokens, heads, dim].
 
         Rotates queries and keys by `rotation` [T, 1, dim / 2], and stores keys and values in the cache: keys
-        [slot, kv head, dim, position], with room for `LANES` numbers behind the last, values [slot, kv head, position, dim].
-        All are float32, and `dim` is a multiple of `GROUP`.
+        [slot, kv head, dim, position] and values [slot, kv head, position, dim]. Behind the last key there is room for
+        `GROUP` numbers more. All are float32, and `dim` is a multiple of `GROUP`.
         """
         keys, values = cache
         count, kv_heads, dim, length = batch.decode_count, *keys.shape[1:]
         heads = qkv.shape[1] - 2 * kv_heads
-        room = -(-batch.length // LANES) * LANES
+        room = -(-batch.length // GROUP) * GROUP
         out, scores = torch.empty(count, heads, dim), torch.empty(count * kv_heads, room)
         tensors = (qkv, keys, values, batch.slots, batch.positions, rotation, out, scores)
         sizes = (heads // kv_heads, kv_heads, dim, length, room, _bits(scale))

@@ -193,10 +193,9 @@ def _attention_module() -> ir.Module:
     qkv, keys, values, slots, positions, rotation, out, scores = map(code.pointer, range(8))
     group, kv_heads, dim, length, room = (code.argument(place) for place in range(8, 13))
     scale = b.bitcast(b.trunc(code.argument(13), _INT32), _FLOAT)
-    fma = code.function("llvm.fma.v8f32", _FLOATS, *[_FLOATS] * 3)
-    fma_group = code.function("llvm.fma.v32f32", _GROUP_FLOATS, *[_GROUP_FLOATS] * 3)
-    largest = code.function("llvm.vector.reduce.fmax.v8f32", _FLOAT, _FLOATS)
-    total = code.function("llvm.vector.reduce.fadd.v8f32", _FLOAT, _FLOAT, _FLOATS)
+    fma = code.function("llvm.fma.v32f32", _GROUP_FLOATS, *[_GROUP_FLOATS] * 3)
+    largest = code.function("llvm.vector.reduce.fmax.v32f32", _FLOAT, _GROUP_FLOATS)
+    total = code.function("llvm.vector.reduce.fadd.v32f32", _FLOAT, _FLOAT, _GROUP_FLOATS)
     token, own = b.udiv(code.piece, kv_heads), b.urem(code.piece, kv_heads)
     position, slot = (code.load(code.at(part, token, 8), _INT64) for part in (positions, slots))
     head_bytes, heads = b.mul(dim, _INT64(4)), b.mul(group, kv_heads)
@@ -208,16 +207,18 @@ def _attention_module() -> ir.Module:
     place = b.mul(b.mul(b.add(b.mul(slot, kv_heads), own), length), head_bytes)
     keys, values = b.gep(keys, [place]), b.gep(values, [place])
     angles = b.gep(rotation, [b.mul(token, head_bytes)])
-    signs = ir.Constant(_FLOATS, [-1.0, 1.0] * (LANES // 2))
+    signs = ir.Constant(_GROUP_FLOATS, [-1.0, 1.0] * (GROUP // 2))
 
     def rotate(head: Any, factor: Any) -> None:
-        part = _Loop(code, _INT64(0), dim, LANES)
+        part = _Loop(code, _INT64(0), dim, GROUP)
         at = code.at(head, part.index, 4)
-        x, turn = (code.load(place, _FLOATS) for place in (at, code.at(angles, part.index, 4)))
+        x, turn = (
+            code.load(place, _GROUP_FLOATS) for place in (at, code.at(angles, part.index, 4))
+        )
         sines = b.fmul(_lanes(b, turn, lambda lane: lane | 1), signs)
         turned = b.fmul(_lanes(b, x, lambda lane: lane ^ 1), sines)
         turned = fma(x, _lanes(b, turn, lambda lane: lane & ~1), turned)
-        code.store(b.fmul(turned, code.spread(factor, _FLOATS)), at)
+        code.store(b.fmul(turned, code.spread(factor, _GROUP_FLOATS)), at)
         part.end()
 
     rotate(key, _FLOAT(1.0))
@@ -231,35 +232,30 @@ def _attention_module() -> ir.Module:
     part.end()
 
     stop = b.add(position, _INT64(1))
-    stop_whole = b.and_(b.add(position, _INT64(LANES)), _INT64(-LANES))
+    stop_whole = b.and_(b.add(position, _INT64(GROUP)), _INT64(-GROUP))
     scores = b.gep(scores, [b.mul(b.mul(code.piece, room), _INT64(4))])
     member = _Loop(code, _INT64(0), group)
     number = b.add(b.mul(own, group), member.index)
     query = b.gep(qkv, [b.mul(b.add(row, number), head_bytes)])
     rotate(query, scale)
-    most = _Loop(code, _INT64(0), stop_whole, LANES, [_all(_FLOATS, float("-inf"))])
-    part = _Loop(code, _INT64(0), dim, 4, [_all(_FLOATS, 0.0)] * 4)
-    sums: list[Any] = []
-    for n, so_far in enumerate(part.values):
-        channel = b.add(part.index, _INT64(n))
-        at = b.add(b.mul(channel, length), most.index)
-        x = code.spread(code.load(code.at(query, channel, 4), _FLOAT), _FLOATS)
-        sums.append(fma(x, code.load(code.at(keys, at, 4), _FLOATS), so_far))
-    part.end(*sums)
-    first, second, third, fourth = part.values
-    score = b.fadd(b.fadd(first, second), b.fadd(third, fourth))
+    nothing = _all(_GROUP_FLOATS, float("-inf"))
+    most = _Loop(code, _INT64(0), stop_whole, GROUP, [nothing])
+    part = _Loop(code, _INT64(0), dim, 1, [_all(_GROUP_FLOATS, 0.0)])
+    x = code.spread(code.load(code.at(query, part.index, 4), _FLOAT), _GROUP_FLOATS)
+    at = b.add(b.mul(part.index, length), most.index)
+    part.end(fma(x, code.load(code.at(keys, at, 4), _GROUP_FLOATS), part.values[0]))
     # Lanes behind the token hold what was there before.
-    lanes = ir.Constant(ir.VectorType(_INT64, LANES), list(range(LANES)))
+    lanes = ir.Constant(ir.VectorType(_INT64, GROUP), list(range(GROUP)))
     here = b.add(code.spread(most.index, lanes.type), lanes)
     is_known = b.icmp_signed("<", here, code.spread(stop, lanes.type))
-    score = b.select(is_known, score, _all(_FLOATS, float("-inf")))
+    score = b.select(is_known, part.values[0], nothing)
     code.store(score, code.at(scores, most.index, 4))
     (before,) = most.values
     most.end(b.select(b.fcmp_ordered(">", score, before), score, before))
-    highest = code.spread(largest(most.values[0]), _FLOATS)
-    mass = _Loop(code, _INT64(0), stop_whole, LANES, [_all(_FLOATS, 0.0)])
+    highest = code.spread(largest(most.values[0]), _GROUP_FLOATS)
+    mass = _Loop(code, _INT64(0), stop_whole, GROUP, [_all(_GROUP_FLOATS, 0.0)])
     at = code.at(scores, mass.index, 4)
-    weight = _exponential(code, b.fsub(code.load(at, _FLOATS), highest))
+    weight = _exponential(code, b.fsub(code.load(at, _GROUP_FLOATS), highest))
     code.store(weight, at)
     mass.end(b.fadd(mass.values[0], weight))
     share = b.fdiv(_FLOAT(1.0), total(_FLOAT(0.0), mass.values[0]))
@@ -269,7 +265,7 @@ def _attention_module() -> ir.Module:
     known = _Loop(code, _INT64(0), stop, 1, [_all(_GROUP_FLOATS, 0.0)])
     at = b.add(b.mul(known.index, dim), part.index)
     weight = code.spread(code.load(code.at(scores, known.index, 4), _FLOAT), _GROUP_FLOATS)
-    known.end(fma_group(weight, code.load(code.at(values, at, 4), _GROUP_FLOATS), known.values[0]))
+    known.end(fma(weight, code.load(code.at(values, at, 4), _GROUP_FLOATS), known.values[0]))
     at = b.add(b.mul(result, dim), part.index)
     code.store(b.fmul(known.values[0], code.spread(share, _GROUP_FLOATS)), code.at(out, at, 4))
     part.end()
@@ -280,25 +276,25 @@ def _attention_module() -> ir.Module:
 
 def _lanes(b: Any, vector: Any, source: Callable[[int], int]) -> Any:
     """The lanes of a vector in another order."""
-    order = ir.Constant(ir.VectorType(_INT32, LANES), [source(lane) for lane in range(LANES)])
+    order = ir.Constant(ir.VectorType(_INT32, GROUP), [source(lane) for lane in range(GROUP)])
     return b.shuffle_vector(vector, vector, order)
 
 
 def _exponential(code: _Code, x: Any) -> Any:
     """The exponential function of numbers up to 0 by the polynomial of Cephes, exact to the last bit or two."""
     b = code.b
-    fma = code.function("llvm.fma.v8f32", _FLOATS, *[_FLOATS] * 3)
-    nearest = code.function("llvm.rint.v8f32", _FLOATS, _FLOATS)
-    power = nearest(b.fmul(x, _all(_FLOATS, 1.44269504)))
-    rest = fma(power, _all(_FLOATS, -0.693359375), x)
-    rest = fma(power, _all(_FLOATS, 2.12194440e-4), rest)
-    sum_ = _all(_FLOATS, EXPONENTIAL[0])
+    fma = code.function("llvm.fma.v32f32", _GROUP_FLOATS, *[_GROUP_FLOATS] * 3)
+    nearest = code.function("llvm.rint.v32f32", _GROUP_FLOATS, _GROUP_FLOATS)
+    power = nearest(b.fmul(x, _all(_GROUP_FLOATS, 1.44269504)))
+    rest = fma(power, _all(_GROUP_FLOATS, -0.693359375), x)
+    rest = fma(power, _all(_GROUP_FLOATS, 2.12194440e-4), rest)
+    sum_ = _all(_GROUP_FLOATS, EXPONENTIAL[0])
     for factor in EXPONENTIAL[1:]:
-        sum_ = fma(sum_, rest, _all(_FLOATS, factor))
-    bits = b.shl(b.add(b.fptosi(power, _INTS), _all(_INTS, 127)), _all(_INTS, 23))
-    found = b.fmul(sum_, b.bitcast(bits, _FLOATS))
-    is_tiny = b.fcmp_ordered("<", x, _all(_FLOATS, -87.0))
-    return b.select(is_tiny, _all(_FLOATS, 0.0), found)
+        sum_ = fma(sum_, rest, _all(_GROUP_FLOATS, factor))
+    bits = b.shl(b.add(b.fptosi(power, _GROUP_INTS), _all(_GROUP_INTS, 127)), _all(_GROUP_INTS, 23))
+    found = b.fmul(sum_, b.bitcast(bits, _GROUP_FLOATS))
+    is_tiny = b.fcmp_ordered("<", x, _all(_GROUP_FLOATS, -87.0))
+    return b.select(is_tiny, _all(_GROUP_FLOATS, 0.0), found)
 
 
 def _sharing_module() -> ir.Module:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tuneship.serving.attention import AttentionPlan, DecodeIndices, attend_decode, attend_prefill
 from tuneship.serving.attention_masks import AttentionMasks
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.integer_kernels import LANES
+from tuneship.serving.integer_kernels import GROUP
 from tuneship.serving.kv_slots import Copy
 
 
@@ -175,7 +175,7 @@ class SlotCache:
         heads, dim, dtype = self.shape.kv_heads, self.shape.head_dim, self.shape.dtype
         # Compiled kernels read a few keys beyond the last.
         numbers = slots * heads * dim * length
-        keys = torch.zeros(numbers + LANES, dtype=dtype)[:numbers].view(slots, heads, dim, length)
+        keys = torch.zeros(numbers + GROUP, dtype=dtype)[:numbers].view(slots, heads, dim, length)
         values = torch.zeros(slots, heads, length, dim, dtype=dtype)
         return _CacheLayer(keys, values, keys.permute(0, 3, 1, 2), values.transpose(1, 2))
 
