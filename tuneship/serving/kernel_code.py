@@ -3,14 +3,19 @@
 Importing it loads LLVM, so it is imported only where weights of 4 or 8 bits are served.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir
 
 from tuneship.serving.integer_kernels import (
+    ARGUMENTS,
+    DONE,
+    FUNCTION,
     GROUP,
     LANES,
+    PATIENCE,
+    REMAINING,
     TOKENS_AT_ONCE,
     VECTOR_BYTES,
 )
@@ -19,7 +24,11 @@ _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _FLOAT, _POINTER = ir.FloatType(), ir.IntType(8).as_pointer()
 _BYTES, _SHORTS = ir.VectorType(_INT8, VECTOR_BYTES), ir.VectorType(_INT16, 2 * LANES)
 _INTS, _FLOATS = ir.VectorType(_INT32, LANES), ir.VectorType(_FLOAT, LANES)
+_KERNEL = ir.FunctionType(ir.VoidType(), [_INT64.as_pointer(), _INT64])
 _GROUP_FLOATS, _GROUP_INTS = ir.VectorType(_FLOAT, GROUP), ir.VectorType(_INT32, GROUP)
+
+# Factors of the powers of a number in its exponential function, the highest power first.
+EXPONENTIAL = (1.9875691e-4, 1.3981999e-3, 8.3334519e-3, 4.1665795e-2, 0.16666665, 0.5, 1.0, 1.0)
 
 
 def host_has(features: Sequence[str]) -> bool:
@@ -28,13 +37,11 @@ def host_has(features: Sequence[str]) -> bool:
     return all(present.get(name) for name in features)
 
 
-def compiled_kernels(symbols: Mapping[str, int | None], *, dots: bool) -> Any:
+def compiled_kernels(*, dots: bool) -> Any:
     """Compile, which takes up to half a second; returns the engine that owns the code.
 
-    `symbols` are the addresses of the functions that the code calls. `dots`: use the instruction of `DOT_FEATURES`.
+    `dots`: use the instruction of `DOT_FEATURES`.
     """
-    for name, address in symbols.items():
-        binding.add_symbol(name, address)
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(
@@ -43,7 +50,8 @@ def compiled_kernels(symbols: Mapping[str, int | None], *, dots: bool) -> Any:
         opt=3,
     )
     engine: Any = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    for module in (_round_module(), _product_module(4, dots), _product_module(8, dots)):
+    products = (_product_module(bits, dots) for bits in (4, 8))
+    for module in (_round_module(), *products, _attention_module(), _sharing_module()):
         parsed = binding.parse_assembly(str(module))
         parsed.verify()
         engine.add_module(parsed)
@@ -52,33 +60,24 @@ def compiled_kernels(symbols: Mapping[str, int | None], *, dots: bool) -> Any:
 
 
 class _Code:
-    """A function under construction, whose only argument points to 64-bit arguments; with what both functions need."""
+    """A function under construction, with what all of them need: it gets 64-bit arguments and the number of a piece."""
 
-    def __init__(self, name: str) -> None:
-        self.module = ir.Module(name)
-        kind = ir.FunctionType(ir.VoidType(), [_INT64.as_pointer()])
-        function: Any = ir.Function(self.module, kind, name)
-        self.b: Any = ir.IRBuilder(function.append_basic_block())
-        self._arguments = function.args[0]
+    def __init__(self, name: str, module: ir.Module | None = None) -> None:
+        self.module = module or ir.Module(name)
+        self.definition: Any = ir.Function(self.module, _KERNEL, name)
+        self.b: Any = ir.IRBuilder(self.definition.append_basic_block())
+        self.arguments, self.piece = self.definition.args
 
     def argument(self, place: int) -> Any:
-        return self.b.load(self.b.gep(self._arguments, [_INT64(place)]))
+        return self.b.load(self.b.gep(self.arguments, [_INT64(place)]))
 
     def pointer(self, place: int) -> Any:
         return self.b.inttoptr(self.argument(place), _POINTER)
 
     def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-        declared = ir.Function(self.module, ir.FunctionType(result, arguments), name)
+        known: Any = self.module.globals.get(name)
+        declared = known or ir.Function(self.module, ir.FunctionType(result, arguments), name)
         return lambda *values: self.b.call(declared, values)
-
-    def share(self, count: Any) -> tuple[Any, Any]:
-        """The first and the end of this thread's share of `count` pieces of work."""
-        thread, threads = (
-            self.b.zext(self.function(name, _INT32)(), _INT64)
-            for name in ("omp_get_thread_num", "omp_get_num_threads")
-        )
-        end = self.b.mul(count, self.b.add(thread, _INT64(1)))
-        return self.b.udiv(self.b.mul(count, thread), threads), self.b.udiv(end, threads)
 
     def at(self, pointer: Any, index: Any, size: int, offset: int = 0) -> Any:
         """The address `index * size + offset` bytes behind a pointer."""
@@ -142,7 +141,7 @@ def _round_module() -> ir.Module:
     total = code.function("llvm.vector.reduce.add.v32i32", _INT32, _GROUP_INTS)
     float_total = code.function("llvm.vector.reduce.fadd.v32f32", _FLOAT, _FLOAT, _GROUP_FLOATS)
     x, values, scales, sums, corrections = (code.pointer(place) for place in range(5))
-    groups = _Loop(code, *code.share(code.argument(5)))
+    groups = _Loop(code, _INT64(0), code.argument(5))
     numbers = code.load(code.at(x, groups.index, 4 * GROUP), _GROUP_FLOATS)
     most = largest(magnitude(numbers))
     # Zero, or not a number if one of them is infinite or none: the engine looks for it in the logits.
@@ -163,11 +162,14 @@ def _round_module() -> ir.Module:
 
 
 def _product_module(bits: int, dots: bool) -> ir.Module:
-    """Multiplies all tokens with this thread's share of the blocks of a weight."""
+    """Multiplies all tokens with a piece of the blocks of a weight."""
     code = _Code(f"product{bits}")
     tile = _Tile(code, bits, dots)
     tokens, groups, blocks = (code.argument(place) for place in range(7, 10))
-    block = _Loop(code, *code.share(blocks))
+    first = code.b.mul(code.piece, code.argument(11))
+    end = code.b.add(first, code.argument(11))
+    end = code.b.select(code.b.icmp_signed("<", end, blocks), end, blocks)
+    block = _Loop(code, first, end)
     start: Any = _INT64(0)
     for count in TOKENS_AT_ONCE[dots]:
         loop = _Loop(code, start, tokens, count)
@@ -179,6 +181,206 @@ def _product_module(bits: int, dots: bool) -> ir.Module:
     block.end()
     code.b.ret_void()
     return code.module
+
+
+def _attention_module() -> ir.Module:
+    """Attends from one token of a sequence, with the query heads of one head of keys and values: a piece.
+
+    Rotates them in place, stores the key and the value, and adds up the values by the softmax of the scores.
+    """
+    code = _Code("attend")
+    b = code.b
+    qkv, keys, values, slots, positions, rotation, out, scores = map(code.pointer, range(8))
+    group, kv_heads, dim, length, room = (code.argument(place) for place in range(8, 13))
+    scale = b.bitcast(b.trunc(code.argument(13), _INT32), _FLOAT)
+    fma = code.function("llvm.fma.v32f32", _GROUP_FLOATS, *[_GROUP_FLOATS] * 3)
+    largest = code.function("llvm.vector.reduce.fmax.v32f32", _FLOAT, _GROUP_FLOATS)
+    total = code.function("llvm.vector.reduce.fadd.v32f32", _FLOAT, _FLOAT, _GROUP_FLOATS)
+    token, own = b.udiv(code.piece, kv_heads), b.urem(code.piece, kv_heads)
+    position, slot = (code.load(code.at(part, token, 8), _INT64) for part in (positions, slots))
+    head_bytes, heads = b.mul(dim, _INT64(4)), b.mul(group, kv_heads)
+    row = b.mul(token, b.add(heads, b.mul(kv_heads, _INT64(2))))
+    key, value = (
+        b.gep(qkv, [b.mul(b.add(b.add(row, before), own), head_bytes)])
+        for before in (heads, b.add(heads, kv_heads))
+    )
+    place = b.mul(b.mul(b.add(b.mul(slot, kv_heads), own), length), head_bytes)
+    keys, values = b.gep(keys, [place]), b.gep(values, [place])
+    angles = b.gep(rotation, [b.mul(token, head_bytes)])
+    signs = ir.Constant(_GROUP_FLOATS, [-1.0, 1.0] * (GROUP // 2))
+
+    def rotate(head: Any, factor: Any) -> None:
+        part = _Loop(code, _INT64(0), dim, GROUP)
+        at = code.at(head, part.index, 4)
+        x, turn = (
+            code.load(place, _GROUP_FLOATS) for place in (at, code.at(angles, part.index, 4))
+        )
+        sines = b.fmul(_lanes(b, turn, lambda lane: lane | 1), signs)
+        turned = b.fmul(_lanes(b, x, lambda lane: lane ^ 1), sines)
+        turned = fma(x, _lanes(b, turn, lambda lane: lane & ~1), turned)
+        code.store(b.fmul(turned, code.spread(factor, _GROUP_FLOATS)), at)
+        part.end()
+
+    rotate(key, _FLOAT(1.0))
+    part = _Loop(code, _INT64(0), dim)
+    at = b.add(b.mul(part.index, length), position)
+    code.store(code.load(code.at(key, part.index, 4), _FLOAT), code.at(keys, at, 4))
+    part.end()
+    part = _Loop(code, _INT64(0), dim, GROUP)
+    at = b.add(b.mul(position, dim), part.index)
+    code.store(code.load(code.at(value, part.index, 4), _GROUP_FLOATS), code.at(values, at, 4))
+    part.end()
+
+    stop = b.add(position, _INT64(1))
+    stop_whole = b.and_(b.add(position, _INT64(GROUP)), _INT64(-GROUP))
+    scores = b.gep(scores, [b.mul(b.mul(code.piece, room), _INT64(4))])
+    member = _Loop(code, _INT64(0), group)
+    number = b.add(b.mul(own, group), member.index)
+    query = b.gep(qkv, [b.mul(b.add(row, number), head_bytes)])
+    rotate(query, scale)
+    nothing = _all(_GROUP_FLOATS, float("-inf"))
+    most = _Loop(code, _INT64(0), stop_whole, GROUP, [nothing])
+    part = _Loop(code, _INT64(0), dim, 1, [_all(_GROUP_FLOATS, 0.0)])
+    x = code.spread(code.load(code.at(query, part.index, 4), _FLOAT), _GROUP_FLOATS)
+    at = b.add(b.mul(part.index, length), most.index)
+    part.end(fma(x, code.load(code.at(keys, at, 4), _GROUP_FLOATS), part.values[0]))
+    # Lanes behind the token hold what was there before.
+    lanes = ir.Constant(ir.VectorType(_INT64, GROUP), list(range(GROUP)))
+    here = b.add(code.spread(most.index, lanes.type), lanes)
+    is_known = b.icmp_signed("<", here, code.spread(stop, lanes.type))
+    score = b.select(is_known, part.values[0], nothing)
+    code.store(score, code.at(scores, most.index, 4))
+    (before,) = most.values
+    most.end(b.select(b.fcmp_ordered(">", score, before), score, before))
+    highest = code.spread(largest(most.values[0]), _GROUP_FLOATS)
+    mass = _Loop(code, _INT64(0), stop_whole, GROUP, [_all(_GROUP_FLOATS, 0.0)])
+    at = code.at(scores, mass.index, 4)
+    weight = _exponential(code, b.fsub(code.load(at, _GROUP_FLOATS), highest))
+    code.store(weight, at)
+    mass.end(b.fadd(mass.values[0], weight))
+    share = b.fdiv(_FLOAT(1.0), total(_FLOAT(0.0), mass.values[0]))
+
+    result = b.add(b.mul(token, heads), number)
+    part = _Loop(code, _INT64(0), dim, GROUP)
+    known = _Loop(code, _INT64(0), stop, 1, [_all(_GROUP_FLOATS, 0.0)])
+    at = b.add(b.mul(known.index, dim), part.index)
+    weight = code.spread(code.load(code.at(scores, known.index, 4), _FLOAT), _GROUP_FLOATS)
+    known.end(fma(weight, code.load(code.at(values, at, 4), _GROUP_FLOATS), known.values[0]))
+    at = b.add(b.mul(result, dim), part.index)
+    code.store(b.fmul(known.values[0], code.spread(share, _GROUP_FLOATS)), code.at(out, at, 4))
+    part.end()
+    member.end()
+    b.ret_void()
+    return code.module
+
+
+def _lanes(b: Any, vector: Any, source: Callable[[int], int]) -> Any:
+    """The lanes of a vector in another order."""
+    order = ir.Constant(ir.VectorType(_INT32, GROUP), [source(lane) for lane in range(GROUP)])
+    return b.shuffle_vector(vector, vector, order)
+
+
+def _exponential(code: _Code, x: Any) -> Any:
+    """The exponential function of numbers up to 0 by the polynomial of Cephes, exact to the last bit or two."""
+    b = code.b
+    fma = code.function("llvm.fma.v32f32", _GROUP_FLOATS, *[_GROUP_FLOATS] * 3)
+    nearest = code.function("llvm.rint.v32f32", _GROUP_FLOATS, _GROUP_FLOATS)
+    power = nearest(b.fmul(x, _all(_GROUP_FLOATS, 1.44269504)))
+    rest = fma(power, _all(_GROUP_FLOATS, -0.693359375), x)
+    rest = fma(power, _all(_GROUP_FLOATS, 2.12194440e-4), rest)
+    sum_ = _all(_GROUP_FLOATS, EXPONENTIAL[0])
+    for factor in EXPONENTIAL[1:]:
+        sum_ = fma(sum_, rest, _all(_GROUP_FLOATS, factor))
+    bits = b.shl(b.add(b.fptosi(power, _GROUP_INTS), _all(_GROUP_INTS, 127)), _all(_GROUP_INTS, 23))
+    found = b.fmul(sum_, b.bitcast(bits, _GROUP_FLOATS))
+    is_tiny = b.fcmp_ordered("<", x, _all(_GROUP_FLOATS, -87.0))
+    return b.select(is_tiny, _all(_GROUP_FLOATS, 0.0), found)
+
+
+def _sharing_module() -> ir.Module:
+    """Shares the pieces of a job among threads: `work` takes pieces, `run` starts a job, `help` waits for jobs.
+
+    Pieces are taken by counting down, so that a thread that comes too late finds a number below zero; whatever it finds
+    above was stored after everything else of that job. Threads that wait leave their core to others.
+    """
+    work = _Code("work")
+    module, b = work.module, work.b
+    taking, working, end = (b.append_basic_block() for _ in range(3))
+    b.branch(taking)
+    b.position_at_end(taking)
+    before = b.atomic_rmw("sub", work.arguments, _INT64(1), "acq_rel")
+    piece = b.sub(before, _INT64(1))
+    b.cbranch(b.icmp_signed("<", piece, _INT64(0)), end, working)
+    b.position_at_end(working)
+    function = b.inttoptr(work.argument(FUNCTION), _KERNEL.as_pointer())
+    b.call(function, [b.gep(work.arguments, [_INT64(ARGUMENTS)]), piece])
+    b.atomic_rmw("add", b.gep(work.arguments, [_INT64(DONE)]), _INT64(1), "acq_rel")
+    b.branch(taking)
+    b.position_at_end(end)
+    b.ret_void()
+
+    run = _Code("run", module)
+    done = run.b.gep(run.arguments, [_INT64(DONE)])
+    run.b.store(_INT64(0), done)
+    run.b.store_atomic(run.piece, run.arguments, "release", 8)
+    run.b.call(work.definition, [run.arguments, _INT64(0)])
+    waiting = _Waiting(run, done, _INT64(1 << 40))
+    run.b.cbranch(run.b.icmp_signed("==", waiting.found, run.piece), waiting.end, waiting.again)
+    waiting.close()
+
+    help_ = _Code("help", module)
+    waiting = _Waiting(help_, help_.b.gep(help_.arguments, [_INT64(REMAINING)]), _INT64(PATIENCE))
+    helping = help_.b.append_basic_block()
+    has_work = help_.b.icmp_signed(">", waiting.found, _INT64(0))
+    help_.b.cbranch(has_work, helping, waiting.again)
+    help_.b.position_at_end(helping)
+    help_.b.call(work.definition, [help_.arguments, _INT64(0)])
+    waiting.restart()
+    waiting.close()
+    return module
+
+
+class _Waiting:
+    """A loop that loads a number, looks at it and rests, at most `patience` times; the caller says where it goes on."""
+
+    def __init__(self, code: _Code, watched: Any, patience: Any) -> None:
+        b = self._b = code.b
+        before, self._head = b.block, b.append_basic_block()
+        self.again, self._yielding, self.end = (b.append_basic_block() for _ in range(3))
+        rest = code.function("llvm.x86.sse2.pause", ir.VoidType())
+        leave_core = code.function("sched_yield", _INT32)
+        b.branch(self._head)
+        b.position_at_end(self.again)
+        rest()
+        turn = b.block
+        b.position_at_end(self._head)
+        self._turns = b.phi(_INT64)
+        self._turns.add_incoming(_INT64(0), before)
+        self.found = b.load_atomic(watched, "acquire", 8)
+        b.position_at_end(turn)
+        turns = b.add(self._turns, _INT64(1))
+        self._turns.add_incoming(turns, self._yielding)
+        is_over = b.icmp_signed(">=", turns, patience)
+        more = b.append_basic_block()
+        b.cbranch(is_over, self.end, more)
+        b.position_at_end(more)
+        is_long = b.icmp_signed("==", b.and_(turns, _INT64(127)), _INT64(0))
+        self._turns.add_incoming(turns, more)
+        b.cbranch(is_long, self._yielding, self._head)
+        b.position_at_end(self._yielding)
+        leave_core()
+        b.branch(self._head)
+        b.position_at_end(self._head)
+
+    def restart(self) -> None:
+        """Go on with the whole patience."""
+        self._turns.add_incoming(_INT64(0), self._b.block)
+        self._b.branch(self._head)
+
+    def close(self) -> None:
+        """End the function behind the loop."""
+        self._b.position_at_end(self.end)
+        self._b.ret_void()
 
 
 class _Tile:

@@ -4,6 +4,7 @@ The number of rows (slots) grows by doubling, their length by a quarter (a step 
 both up to their limits; the engine frees it when it is idle. Holds no weights; `llama` and `generic` call `attend`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from tuneship.serving.attention import AttentionPlan, DecodeIndices, attend_decode, attend_prefill
 from tuneship.serving.attention_masks import AttentionMasks
 from tuneship.serving.batch import FlatBatch
+from tuneship.serving.integer_kernels import GROUP
 from tuneship.serving.kv_slots import Copy
 
 
@@ -83,22 +85,28 @@ class SlotCache:
         keys_values: Tensor,
         batch: FlatBatch,
         plan: AttentionPlan,
+        decode: Callable[[tuple[Tensor, Tensor]], Tensor] | None = None,
     ) -> Tensor:
         """Store the keys and values of a batch, then attend causally over everything stored.
 
         queries [T, heads, dim], keys_values [T, 2 * kv heads, dim] -> [T, heads, dim]
+        `decode` does both for the decoding sequences, given the keys and values of a layer, instead of torch.
         """
         stored = self._layers[layer]
         keys, values = keys_values.chunk(2, dim=1)
-        positions = batch.slots, batch.positions
-        stored.keys_by_position.index_put_(positions, keys)
-        stored.values_by_position.index_put_(positions, values)
+        left = slice(0 if decode is None else batch.decode_count, None)
+        positions = batch.slots[left], batch.positions[left]
+        if len(positions[0]):
+            stored.keys_by_position.index_put_(positions, keys[left])
+            stored.values_by_position.index_put_(positions, values[left])
         window = plan.window
         if window is not None and window >= batch.length:
             window = None
 
         outputs: list[Tensor] = []
-        if batch.decode_count:
+        if batch.decode_count and decode is not None:
+            outputs.append(decode((stored.keys, stored.values)))
+        elif batch.decode_count:
             mask = self._masks.for_decode(batch, window)
             indices = self._decode_indices(batch.decode_slots, queries.shape[1], mask.shape[-1])
             outputs.append(
@@ -165,7 +173,9 @@ class SlotCache:
     def _allocate(self, slots: int, length: int) -> _CacheLayer:
         # Zeros, because an unwritten position that holds NaN would pass through a mask.
         heads, dim, dtype = self.shape.kv_heads, self.shape.head_dim, self.shape.dtype
-        keys = torch.zeros(slots, heads, dim, length, dtype=dtype)
+        # Compiled kernels read a few keys beyond the last.
+        numbers = slots * heads * dim * length
+        keys = torch.zeros(numbers + GROUP, dtype=dtype)[:numbers].view(slots, heads, dim, length)
         values = torch.zeros(slots, heads, length, dim, dtype=dtype)
         return _CacheLayer(keys, values, keys.permute(0, 3, 1, 2), values.transpose(1, 2))
 

@@ -172,6 +172,9 @@ class LlamaModel:
         has_window = self._kind == "mistral" and config["sliding_window"] is not None
         window = _count(config, "sliding_window") if has_window else None
         self._plan = AttentionPlan(self._dim**-0.5, window)
+        compiled = kernels() if self._quantised is not None else None
+        fits = window is None and self._dim % GROUP == 0
+        self._decode = compiled.attend if compiled is not None and fits else None
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute logits; see `CausalModel.forward`."""
@@ -187,6 +190,9 @@ class LlamaModel:
         cache.prepare()
         rotation = self._rotation[batch.positions].unsqueeze(1)
         rotated = self._heads + self._kv_heads  # queries and keys; values stay
+        # Our kernel rotates the tokens of decoding sequences itself.
+        decode, decode_layer = self._decode, None
+        unrotated = 0 if decode is None else batch.decode_count
         x = self._embed(batch.tokens)
         for number, layer in enumerate(self._layers):
             site = 4 * number
@@ -199,13 +205,17 @@ class LlamaModel:
                 queries_keys.copy_(layer.heads_norm(queries_keys))
 
             # Rotary embedding, in place and always in float32: far positions need its precision.
-            pairs = torch.view_as_complex(queries_keys.float().unflatten(-1, (-1, 2)))
-            pairs.mul_(rotation)
-            if queries_keys.dtype != torch.float32:
-                queries_keys.copy_(torch.view_as_real(pairs).flatten(-2))
+            if unrotated < len(heads):
+                queries_keys = queries_keys[unrotated:]
+                pairs = torch.view_as_complex(queries_keys.float().unflatten(-1, (-1, 2)))
+                pairs.mul_(rotation[unrotated:])
+                if queries_keys.dtype != torch.float32:
+                    queries_keys.copy_(torch.view_as_real(pairs).flatten(-2))
 
             queries, keys_values = heads[:, : self._heads], heads[:, self._heads :]
-            attended = cache.attend(number, queries, keys_values, batch, self._plan)
+            if decode is not None:
+                decode_layer = partial(decode, heads, rotation, batch, scale=self._plan.scale)
+            attended = cache.attend(number, queries, keys_values, batch, self._plan, decode_layer)
             attended = attended.reshape(len(qkv), -1)
             x = lora.multiply_onto(x, site + OUTPUT, attended, routes)
             gate_up = lora.multiply(site + GATE_UP, layer.attention_norm(x), routes)

@@ -17,7 +17,7 @@ from tests.unit.serving.test_engine import run
 from tuneship.parity import Parity, Probe
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.integer_kernels import MIN_PARALLEL_NUMBERS, Kernels, kernels
+from tuneship.serving.integer_kernels import MIN_SHARED_NUMBERS, Kernels, kernels
 from tuneship.serving.llama import LlamaModel
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.quantised import (
@@ -93,7 +93,7 @@ def test_a_token_gets_the_same_bits_whatever_is_beside_it(kind: str, compiled: K
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_threads_share_a_product_and_change_no_bit(kind: str, compiled: Kernels) -> None:
     weight, x = normal(1000, 288), normal(5, 288, seed=2)
-    assert len(weight) * x.numel() > MIN_PARALLEL_NUMBERS
+    assert len(weight) * x.numel() > MIN_SHARED_NUMBERS
     product = (Int8Product if kind == "int8" else Int4Product)(weight, compiled)
     before = torch.get_num_threads()
     try:
