@@ -1,6 +1,7 @@
 """`tuneship backup`, `restore` and `check` cope with deletions, damage, wrong folders and interrupted runs."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from tests.conftest import BOTH
 from tests.support.files import contents_below
 from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
+from tests.support.small_disks import enlarge, fill, small_disk
 from tuneship.service.serve import locked, recover
 from tuneship.store import backup as backup_module
 from tuneship.store import backup_format, tables
@@ -304,6 +306,42 @@ def test_a_backup_that_was_killed_is_no_backup_and_the_next_one_goes_on(
     assert len(list(folder.iterdir())) == len(COMPLETE)
     assert not list((embedded.data_dir / "scratch").iterdir())
     done(new, "restore", folder)
+
+
+@pytest.mark.parametrize(
+    "room", [0, 100, *(pytest.param(one, marks=pytest.mark.slow) for one in (4, 800))]
+)
+def test_a_backup_without_room_on_its_disk_leaves_nothing_that_hinders_the_next_one(
+    embedded: Installed, tmp_path: Path, room: int
+) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        folder = disk / "backup"
+        fill(disk)
+        os.truncate(disk / "filler", (1 << 20) - room * 1024)
+        assert "No space left on device" in failed(embedded, "backup", folder)
+        assert list(folder.iterdir()) == []
+        enlarge(disk, "64m")
+        done(embedded, "backup", folder)
+        kept = contents_below(folder)
+        with embedded.started() as opened:
+            embedded.add_dataset(opened, b"{}\n" * 1_000_000)
+        enlarge(disk, f"{sum(map(len, kept.values())) // 1024 + 1100}k")
+        assert "No space left on device" in failed(embedded, "backup", folder)
+        assert contents_below(folder) == kept
+        enlarge(disk, "64m")
+        done(embedded, "backup", folder)
+        assert names(folder) == COMPLETE
+
+
+@pytest.mark.parametrize("name", ["tuneship-backup.unfinished", MANIFEST, "master.key"])
+def test_a_backup_that_was_killed_at_any_of_its_files_does_not_hinder_the_next_one(
+    embedded: Installed, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "backup"
+    folder.mkdir()
+    (folder / f".tmp-{name}").touch()
+    done(embedded, "backup", folder)
+    assert names(folder) == COMPLETE
 
 
 def test_a_restore_that_is_broken_off_leaves_an_empty_place(
