@@ -138,7 +138,7 @@ def only_one(path: Path, fault: str) -> Generator[None]:
 
 @contextmanager
 def rows_in(file: Path) -> Generator[Database]:
-    """Open the rows of a backup, migrated to this version; a new file gets empty tables. Raises `OSError` without room."""
+    """Open the rows of a backup, migrated to this version; a new file gets empty tables. Raises `OSError` when full."""
     try:
         rows = Database(sqlite_url(file))
         try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -185,6 +186,59 @@ def test_the_master_key_is_in_the_backup_on_request_only(
     (wrong.data_dir / "master.key").write_text("0a" * 32)
     assert "is not the one that this database" in failed(wrong, "restore", whole)
     assert not (wrong.data_dir / "tuneship.sqlite").exists()
+
+
+def test_a_restore_names_the_keys_that_are_in_force_again_and_revokes_them_on_request(
+    installed: Installed, tmp_path: Path
+) -> None:
+    def create(client: str, *more: str) -> dict[str, str]:
+        options = ("--client-id", client, "--scopes", "viewer", "--json", *more)
+        return json.loads(done(installed, "keys", "create", *options))
+
+    later, ended, short = create("clinic"), create("clinic"), create("other", "--expires", "1d")
+    done(installed, "keys", "revoke", ended["key_id"])
+    done(installed, "backup", tmp_path / "backup", "--with-master-key")
+    done(installed, "keys", "revoke", later["key_id"])
+    manifest = read_manifest(tmp_path / "backup")
+    assert manifest is not None
+
+    new = Installed(tmp_path / "new")
+    said = new.run("restore", str(tmp_path / "backup")).stderr
+    _, *named = re.findall(r"^  (\S+) of (\S+), created \d{4}-", said, flags=re.MULTILINE)
+    assert named == [
+        (later["key_id"], "clinic"),
+        (short["key_id"], "other"),
+    ]
+    assert "3 API keys of the backup are in force, also those that were revoked since" in said
+    assert manifest.made_at in said
+    states = {one["key_id"]: one["state"] for one in keys_of(new)}
+    assert states[later["key_id"]] == "in force"
+
+    clean = Installed(tmp_path / "clean")
+    said = clean.run("restore", str(tmp_path / "backup"), "--revoke-keys").stderr
+    assert "3 API keys of the backup were revoked" in said
+    assert {one["state"] for one in keys_of(clean)} == {"revoked"}
+    rows = [json.loads(line) for line in done(clean, "audit", "export").splitlines()]
+    assert [(row["action"], row["resource_id"]) for row in rows[-2:]] == [
+        ("revoke_key", later["key_id"]),
+        ("revoke_key", short["key_id"]),
+    ]
+    done(clean, "audit", "verify")
+    done(clean, "check")
+
+
+def test_keys_are_not_revoked_in_a_restore_without_the_master_key(
+    embedded: Installed, tmp_path: Path
+) -> None:
+    done(embedded, "backup", tmp_path / "backup")
+    new = Installed(tmp_path / "new")
+    message = failed(new, "restore", tmp_path / "backup", "--revoke-keys")
+    assert message.startswith("--revoke-keys needs the master key")
+    done(new, "restore", tmp_path / "backup")
+
+
+def keys_of(installed: Installed) -> list[dict[str, str]]:
+    return json.loads(done(installed, "keys", "list", "--json"))["keys"]
 
 
 def test_nothing_is_overwritten_by_a_restore(
