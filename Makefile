@@ -14,7 +14,13 @@ WORKERS = 4
 PURE = contract gates metrics traffic client
 TESTS = tests
 EVERY_CHANGE = (not slow and not soak) or essential
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Only files whose hashes are in a lock; none is built here, which would download what builds it.
+LOCKED = $(PIP) --require-hashes --no-deps --only-binary :all: -r packaging/locked/service.txt -r packaging/locked/build.txt
+# torch comes from where pip's settings lead: its CPU build has hashes of its own.
+TORCH = $(PIP) -c constraints.txt torch
+OWN = $(PIP) --no-deps --no-build-isolation -e packaging/client -e .
+NEEDED = pyproject.toml packaging/client/pyproject.toml constraints.txt packaging/locked/service.txt packaging/locked/build.txt
 
 # Before tuneship-client was a distribution, tuneship had its files: removing the one would take them from the other.
 # The stamp goes first, so that an installation that was interrupted is done again by the next command.
@@ -96,20 +102,24 @@ $(VENV)/python.stamp:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/service.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt
+$(VENV)/service.stamp: $(VENV)/python.stamp $(NEEDED)
 	@$(FORGET)
-	$(PIP) -e packaging/client -e '.[service]'
+	$(LOCKED)
+	$(TORCH)
+	$(OWN)
 	@touch $@
 
-$(VENV)/gguf.stamp: $(VENV)/service.stamp
-	$(PIP) -e '.[service,gguf]'
+$(VENV)/gguf.stamp: $(VENV)/service.stamp packaging/locked/gguf.txt
+	$(LOCKED) -r packaging/locked/gguf.txt
 	@touch $@
 
-$(VENV)/cluster.stamp: $(VENV)/service.stamp
-	$(PIP) -e '.[cluster]'
+$(VENV)/cluster.stamp: $(VENV)/service.stamp packaging/locked/node.txt packaging/locked/cluster.txt
+	$(LOCKED) -r packaging/locked/node.txt -r packaging/locked/cluster.txt
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml packaging/client/pyproject.toml constraints.txt
+$(VENV)/dev.stamp: $(VENV)/python.stamp $(NEEDED) packaging/locked/development.txt
 	@$(FORGET)
-	$(PIP) -e packaging/client -e '.[dev]'
+	$(LOCKED) -r packaging/locked/development.txt
+	$(TORCH)
+	$(OWN)
 	@touch $@ $(VENV)/service.stamp

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tuneship.client import Client
 from tuneship.contract.webhooks import SecretRotation, WebhookCreate, WebhookSecret, WebhookUpdate
+from tuneship.host.durable import write_private
 from tuneship.settings import ClientSettings
 
 DESCRIPTION = "Events for the Prefect server"
@@ -37,6 +38,4 @@ def ensure_webhook(settings: ClientSettings, url: str, secret_file: Path) -> boo
 
 def _keep(secret_file: Path, webhook: WebhookSecret) -> None:
     secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Its mode is set before the secret is in it.
-    secret_file.touch(mode=0o600)
-    secret_file.write_text(json.dumps({"id": webhook.id, "secret": webhook.secret}) + "\n")
+    write_private(secret_file, json.dumps({"id": webhook.id, "secret": webhook.secret}) + "\n")

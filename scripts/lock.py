@@ -1,8 +1,11 @@
-"""Adds the packages that `.[dev]` installs to `constraints.txt`, where they have no line yet; existing lines stay.
+"""Adds the packages that an installation takes to `constraints.txt`, where they have no line yet; existing lines stay.
 
 Then uv writes `packaging/locked/`: the same versions with hashes of their files, for `pip install --require-hashes`.
 Run `make lock` after a change of the dependencies in a `pyproject.toml`. To change a version, change or remove its line
 first.
+
+torch is in locks of its own, one for each of its builds: the CPU build comes from a place that not every machine has.
+All other locks hold for every platform and version of Python that is supported.
 """
 
 import json
@@ -10,24 +13,41 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from ast import literal_eval
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "constraints.txt"
 LOCKED = ROOT / "packaging" / "locked"
 OWN = ("tuneship", "tuneship-client")
-EXTRAS = ("--extra", "service", "--extra", "postgres", "--extra", "objects")
-# What each lock is compiled from. torch has a CPU build for one platform and version of Python here, so the lock of
-# the service holds for these alone.
+# The project file of each lock, and its extras.
 LOCKS = {
-    "client.txt": ("packaging/client/pyproject.toml", "--universal"),
-    "command.txt": ("packaging/client/pyproject.toml", "--extra", "cli", "--universal"),
-    "pipeline.txt": ("pyproject.toml", "--universal"),
-    "service.txt": ("pyproject.toml", *EXTRAS, "--python-platform", "x86_64-manylinux_2_28"),
+    "client": ("packaging/client",),
+    "command": ("packaging/client", "cli"),
+    "pipeline": (".",),
+    "service": (".", "service", "postgres", "objects"),
+    "gguf": (".", "service", "gguf"),
+    "node": (".", "node"),
+    "cluster": (".", "cluster"),
+    "development": (".", "dev"),
 }
+# They hold only what these do not, and are installed together with them.
+MORE = {
+    "gguf": ("service",),
+    "node": ("service",),
+    "cluster": ("service", "node"),
+    "development": ("service",),
+}
+BUILD = "build"
+"""The lock of what builds both distributions: without it, pip would download the newest build backend."""
+TORCH = {"torch-cpu": "+cpu", "torch-cuda": ""}
+"""The builds of torch, with what each needs: one version of Python on Linux, x86-64."""
+TORCH_PLATFORM = ("--python-platform", "x86_64-manylinux_2_28")
 WITH_EXTRAS = re.compile(r"^([a-z0-9-]+)\[[^]]+\](==.*\n(?: +--hash=.*\n)+)", flags=re.MULTILINE)
-EDITABLE = ("-e", "packaging/client", "-e", ".[dev]")
+ENTRY = re.compile(r"^[a-z0-9].*\n(?: +.*\n)+", flags=re.MULTILINE)
+EDITABLE = ("-e", "packaging/client", "-e", ".[dev,cluster]")
 
 
 def canonical(name: str) -> str:
@@ -61,27 +81,67 @@ def places_of_wheels() -> list[str]:
     return [option for place in found for option in ("--find-links", place)]
 
 
-def write_locks() -> None:
-    """Let uv write every lock, and put them in place only when all are right."""
-    fixed = (
-        f"-c {LOCK.name} --generate-hashes --no-strip-extras --python-version 3.11 --quiet".split()
-    )
-    fixed += ["--no-emit-package", "tuneship-client", "--custom-compile-command", "make lock"]
-    fixed += places_of_wheels()
-    with tempfile.TemporaryDirectory(dir=LOCKED) as folder:
-        for name, source in LOCKS.items():
-            options = [*source, *fixed, "-o", str(Path(folder) / name)]
-            subprocess.run(
-                [sys.executable, "-m", "uv", "pip", "compile", *options], cwd=ROOT, check=True
-            )
-            # Up to version 23.2, pip asks for version and hashes of `name[extra]` and of `name` apart.
-            file = Path(folder) / name
-            file.write_text(WITH_EXTRAS.sub(r"\1\2\g<0>", file.read_text()))
-        text = (Path(folder) / "service.txt").read_text()
-        if not re.search(r"^torch==\S+\+cpu ", text, flags=re.MULTILINE):
-            sys.exit("torch is not its CPU build: let pip's find-links name a folder that has it")
-        for name in LOCKS:
-            (Path(folder) / name).replace(LOCKED / name)
+def compiled(source: str, *options: str, torch: str) -> str:
+    """Compile one lock with uv. `source`: a project file, or requirements one a line; `torch`: the version it takes."""
+    fixed = f"-c {LOCK.name} --generate-hashes --no-strip-extras --no-annotate --python-version 3.11 --quiet"
+    own = ["--no-emit-package", "tuneship-client", "--custom-compile-command", "make lock"]
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, chosen = Path(folder) / "wanted.in", Path(folder) / "torch.txt"
+        wanted.write_text(source)
+        # uv would choose the build with GPU libraries for some platforms, and lock these too.
+        chosen.write_text(f"torch=={torch}\n")
+        file = source if source.endswith(".toml") else str(wanted)
+        command = [
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            file,
+            *fixed.split(),
+            *own,
+            *options,
+        ]
+        done = subprocess.run(
+            [*command, "--overrides", str(chosen)],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    # Up to version 23.2, pip asks for version and hashes of `name[extra]` and of `name` apart.
+    return WITH_EXTRAS.sub(r"\1\2\g<0>", done.stdout)
+
+
+def locks() -> dict[str, str]:
+    """Compile every lock; the texts by name."""
+    (torch,) = re.findall(r"^torch==(.+)$", LOCK.read_text(), flags=re.MULTILINE)
+    places = places_of_wheels()
+    made = {
+        name: compiled(
+            f"torch=={torch}{build}",
+            *TORCH_PLATFORM,
+            *(places if build else ()),
+            torch=torch + build,
+        )
+        for name, build in TORCH.items()
+    }
+    everywhere = ("--universal", *places, "--no-emit-package", "torch")
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    made[BUILD] = compiled("\n".join(needed), *everywhere, torch=f"{torch}+cpu")
+    for name, (project, *extras) in LOCKS.items():
+        options = [part for extra in extras for part in ("--extra", extra)]
+        made[name] = compiled(
+            f"{project}/pyproject.toml", *options, *everywhere, torch=f"{torch}+cpu"
+        )
+    return made | {
+        name: _without(made[name], [made[base] for base in bases]) for name, bases in MORE.items()
+    }
+
+
+def _without(lock: str, others: Sequence[str]) -> str:
+    known = {entry.partition("\n")[0] for other in others for entry in ENTRY.findall(other)}
+    return ENTRY.sub(lambda entry: "" if entry[0].partition("\n")[0] in known else entry[0], lock)
 
 
 def main() -> None:
@@ -98,10 +158,12 @@ def main() -> None:
     before = LOCK.read_text()
     LOCK.write_text("\n".join([*head, *sorted([*pins, *added], key=str.lower)]) + "\n")
     try:
-        write_locks()  # uv reads the new lines
+        made = locks()  # uv reads the new lines
     except BaseException:
         LOCK.write_text(before)
         raise
+    for name, text in made.items():
+        (LOCKED / f"{name}.txt").write_text(text)
     sys.stdout.write(f"{LOCK.name}: {len(pins)} lines kept, added: {', '.join(added) or 'none'}\n")
 
 

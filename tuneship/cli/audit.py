@@ -101,7 +101,11 @@ def export(
     data_dir: DataDir = None,
 ) -> None:
     """Write rows to standard output, oldest first, with their seals in hexadecimal."""
-    with _opened(data_dir, None) as (database, chain, _), database.read() as connection:
+    with (
+        _opened(data_dir, None) as (database, chain, _),
+        database.read() as connection,
+        _whole_output(),
+    ):
         from tuneship.store import audit  # noqa: PLC0415 - the light install
 
         rows: Iterable[dict[str, Any]] = (
@@ -119,6 +123,18 @@ def export(
         waiting = chain.unlinked(connection).number
         if waiting:
             typer.echo(f"{waiting} rows are not in the chain yet, and not in this export", err=True)
+
+
+@contextmanager
+def _whole_output() -> Generator[None]:
+    """Exit with a line if not everything could be written, e.g. because the disk is full."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        fail(f"the export is not whole: {error.strerror}")
 
 
 def csv_cell(value: object) -> object:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuneship.cli.common import fail, opened_installation, service_settings
+from tuneship.contract.common import render_time
 from tuneship.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.store.backup_format import Manifest
+    from tuneship.store.queries import Row
     from tuneship.store.restore import RestoreTarget
 
 WRONG = 4
@@ -76,7 +78,14 @@ def backup(
 
 
 @app.command()
-def restore(folder: Folder, data_dir: DataDir = None) -> None:
+def restore(
+    folder: Folder,
+    revoke_keys: Annotated[
+        bool,
+        typer.Option(help="Revoke every API key of the backup; the next start makes a new one."),
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
     """Put a backup into a new data directory and an empty database; nothing is overwritten."""
     settings = service_settings(data_dir=data_dir)
     # Before the first file is made: what is restored is for the service's own user.
@@ -107,12 +116,24 @@ def restore(folder: Folder, data_dir: DataDir = None) -> None:
                 settings.data_dir, url, direct_url_of(settings), heads, settings.master_key, blobs
             )
             with prepared(folder, manifest, target) as made:
-                settle(made, target, checked_master_key(folder, made, target))
+                secret = checked_master_key(folder, made, target)
+                keys = keys_in_force(made)
+                if revoke_keys:
+                    revoke(keys, made, secret)
+                is_there = secret is None or target.master_key.exists()
+                settle(made, target, None if is_there else f"{secret.hex()}\n")
     except SQLAlchemyError as error:  # its own text may hold the URL
         fail(f"the database failed: {type(error).__name__}")
     except BlobsAway as fault:
         fail(f"the files cannot be stored in {settings.blob_url}: {fault}")
     typer.echo(f"{_counted(manifest)} are in {settings.data_dir}, as of {manifest.made_at}")
+    text = f"everything is as it was at {manifest.made_at}, also what was changed or deleted since, such as webhooks"
+    typer.echo(f"{text} (docs/operations.md)", err=True)
+    ended = "were revoked" if revoke_keys else "are in force, also those that were revoked since"
+    typer.echo(f"{len(keys)} API keys of the backup {ended}", err=True)
+    for key in keys:
+        made_at = render_time(key["created_at"])
+        typer.echo(f"  {key['id']} of {key['client_id']}, created {made_at}", err=True)
     if not settings.master_key.exists():
         text = f"put the master key into {settings.master_key} before you start the service"
         typer.echo(text, err=True)
@@ -144,8 +165,42 @@ def _counted(manifest: "Manifest") -> str:
     return f"{datasets} datasets and {len(names) - datasets} models"
 
 
-def checked_master_key(folder: Path, made: Path, target: "RestoreTarget") -> str | None:
-    """The master key of the backup, if the target has none. Raises `AnotherMasterKey` if it is not that of the rows."""
+def keys_in_force(made: Path) -> "list[Row]":
+    """The API keys that restored rows let in, oldest first."""
+    from tuneship.service.access.api_keys import is_in_force  # noqa: PLC0415 - the light install
+    from tuneship.store import api_key_records  # noqa: PLC0415
+    from tuneship.store.backup_format import rows_in  # noqa: PLC0415
+    from tuneship.store.restore import ROWS  # noqa: PLC0415
+
+    with rows_in(made / ROWS) as rows, rows.read() as connection:
+        found = api_key_records.all_of(connection)
+    return [row for row in found if is_in_force(row, datetime.now(UTC))]
+
+
+def revoke(keys: "list[Row]", made: Path, secret: bytes | None) -> None:
+    """Revoke API keys in restored rows, with a row of the audit chain for each. Raises `BackupFault`."""
+    from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
+    from tuneship.service.access.api_keys import Keys  # noqa: PLC0415
+    from tuneship.store.audit import Chain  # noqa: PLC0415
+    from tuneship.store.backup_format import BackupFault, rows_in  # noqa: PLC0415
+    from tuneship.store.restore import ROWS  # noqa: PLC0415
+
+    if secret is None:
+        raise BackupFault(
+            "--revoke-keys needs the master key, which seals the audit rows: put it in its place first"
+        )
+    chain = Chain(derived_secret(secret, "audit"))
+    with rows_in(made / ROWS) as rows:
+        chain.link_all(
+            rows
+        )  # a backup of PostgreSQL may hold earlier rows that are not in the chain
+        of_backup = Keys(rows, derived_secret(secret, "keys"), lambda: datetime.now(UTC), chain)
+        for key in keys:
+            of_backup.revoke(key["id"])
+
+
+def checked_master_key(folder: Path, made: Path, target: "RestoreTarget") -> bytes | None:
+    """The master key of the target or else of the backup. Raises `AnotherMasterKey` if it is not that of the rows."""
     from tuneship.security.master_key import read_secret  # noqa: PLC0415 - the light install
     from tuneship.service.open_installation import check_key  # noqa: PLC0415
     from tuneship.store.backup_format import KEY, rows_in  # noqa: PLC0415
@@ -157,7 +212,7 @@ def checked_master_key(folder: Path, made: Path, target: "RestoreTarget") -> str
     secret = read_secret(file)
     with rows_in(made / ROWS) as rows, rows.read() as connection:
         check_key(connection, secret)
-    return None if file == target.master_key else secret.hex() + "\n"
+    return secret
 
 
 @contextmanager

@@ -15,8 +15,11 @@ def elapsed_s() -> float:
 def write_deadline(file: Path, deadline: float) -> None:
     """Write a time of `elapsed_s`, atomically. Raises `OSError`."""
     temporary = file.with_name(f".tmp-{file.name}")
-    temporary.write_text(repr(deadline))
-    temporary.replace(file)
+    try:
+        temporary.write_text(repr(deadline))
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def is_past(file: Path) -> bool:

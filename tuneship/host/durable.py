@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+# The beginning of the names of files that are not whole yet.
+TEMPORARY = ".tmp-"
+
 
 def flush(path: Path) -> None:
     """Write a file, or the names in a folder, to the disk (fsync). Raises OSError."""
@@ -24,13 +27,17 @@ def flush_open(file: IO[Any]) -> None:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Replace a file by one that only its owner may read, atomically. Raises OSError."""
-    temporary = file.with_name(f".tmp-{file.name}")
+    """Replace a file by one that only its owner may read: whole, or not at all. Raises OSError."""
+    temporary = file.with_name(f"{TEMPORARY}{file.name}")
     temporary.unlink(missing_ok=True)
-    # Created with its mode, so that no other user can open it before it is private.
-    temporary.touch(mode=0o600)
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        flush_open(stream)
-    temporary.replace(file)
+    try:
+        # Created with its mode, so that no other user can open it before it is private.
+        temporary.touch(mode=0o600)
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            flush_open(stream)
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     flush(file.parent)

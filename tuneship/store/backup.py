@@ -26,6 +26,7 @@ from tuneship.store.backup_format import (
     NamedFile,
     copy_file,
     copy_rows,
+    is_half_written,
     only_one,
     read_manifest,
     rows_in,
@@ -148,7 +149,7 @@ class Backup:
         owner = self.previous.installation if self.previous else None
         if owner is None and mark.is_file():
             owner = mark.read_text().strip()
-        if owner is None and any(self.folder.iterdir()):
+        if owner is None and not all(is_half_written(file) for file in self.folder.iterdir()):
             raise BackupFault(f"{self.folder} holds something else: name a new or empty folder")
         if owner not in (None, identity):
             raise BackupFault(

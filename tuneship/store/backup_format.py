@@ -10,11 +10,13 @@ The next backup into the same folder adds new files under new names, then replac
 that the new manifest does not name: the manifest is always that of a complete backup.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
+import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -22,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
-from tuneship.host.durable import flush, flush_open, write_private
+from tuneship.host.durable import TEMPORARY, flush, flush_open, write_private
 from tuneship.startup import StartupError
 from tuneship.store import tables
 from tuneship.store.database import Database, sqlite_url
@@ -34,10 +37,11 @@ UNFINISHED = "tuneship-backup.unfinished"
 FORMAT = 1
 KEY = "master.key"
 BLOBS = "blobs"
-TEMPORARY = ".tmp-"
 OBJECT_FILE = re.compile(r"(datasets|models|files)/[^/\0]+/[^/\0]+")
 OWN_FILE = re.compile(r"(rows|audit-heads)-[^/\0]+\.(sqlite|jsonl)")
 ROWS_PER_BATCH = 500
+# SQLite's names of the errors of a full disk. Reading another database never ends in them.
+NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")
 # Their rows are about processes that run now. In a copy of the database, e.g. where a restore is rehearsed, they would
 # lead the services to the agents of the installation that was backed up.
 OF_THE_MOMENT = {
@@ -134,13 +138,19 @@ def only_one(path: Path, fault: str) -> Generator[None]:
 
 @contextmanager
 def rows_in(file: Path) -> Generator[Database]:
-    """Open the rows of a backup, migrated to this version; a new file gets empty tables."""
-    rows = Database(sqlite_url(file))
+    """Open the rows of a backup, migrated to this version; a new file gets empty tables. Raises `OSError` when full."""
     try:
-        yield rows
-        rows.truncate_log()  # the file must be complete without its log
-    finally:
-        rows.close()
+        rows = Database(sqlite_url(file))
+        try:
+            yield rows
+            rows.truncate_log()  # the file must be complete without its log
+        finally:
+            rows.close()
+    except (OperationalError, sqlite3.OperationalError) as error:
+        fault = error.orig if isinstance(error, OperationalError) else error
+        if getattr(fault, "sqlite_errorname", None) in NO_ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from None
+        raise
 
 
 def copy_file(source: Path, target: Path) -> str:
@@ -184,6 +194,14 @@ def copy_rows(source: sa.Connection, target: sa.Connection) -> None:
                     target.execute(sa.select(sa.func.setval(sequence, newest)))
 
 
+def is_half_written(file: Path) -> bool:
+    """Whether a file of a backup's folder is one that a killed backup has left before it was whole."""
+    name = file.name.removeprefix(TEMPORARY)
+    return name != file.name and (
+        name in (MANIFEST, UNFINISHED, KEY) or bool(OWN_FILE.fullmatch(name))
+    )
+
+
 def tidy(folder: Path, manifest: Manifest | None) -> None:
     """Remove the files of earlier or unfinished backups that `manifest` does not name; with None, all of them."""
     kept = {manifest.rows.name} if manifest else set[str]()
@@ -191,8 +209,8 @@ def tidy(folder: Path, manifest: Manifest | None) -> None:
         kept.add(manifest.heads.name)
     files = manifest.files if manifest else {}
     for file in folder.iterdir():
-        name = file.name.removeprefix(TEMPORARY).removesuffix("-wal").removesuffix("-shm")
-        if OWN_FILE.fullmatch(name) and file.name not in kept:
+        name = re.sub("-(wal|shm|journal)$", "", file.name)
+        if is_half_written(file) or (OWN_FILE.fullmatch(name) and file.name not in kept):
             file.unlink()
     blobs = folder / BLOBS
     for file in blobs.glob("*/*/*"):

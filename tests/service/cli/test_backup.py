@@ -1,6 +1,8 @@
 """`tuneship backup`, `restore` and `check` cope with deletions, damage, wrong folders and interrupted runs."""
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,6 +16,7 @@ from tests.conftest import BOTH
 from tests.support.files import contents_below
 from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
+from tests.support.small_disks import enlarge, fill, small_disk
 from tuneship.service.serve import locked, recover
 from tuneship.store import backup as backup_module
 from tuneship.store import backup_format, tables
@@ -185,6 +188,59 @@ def test_the_master_key_is_in_the_backup_on_request_only(
     assert not (wrong.data_dir / "tuneship.sqlite").exists()
 
 
+def test_a_restore_names_the_keys_that_are_in_force_again_and_revokes_them_on_request(
+    installed: Installed, tmp_path: Path
+) -> None:
+    def create(client: str, *more: str) -> dict[str, str]:
+        options = ("--client-id", client, "--scopes", "viewer", "--json", *more)
+        return json.loads(done(installed, "keys", "create", *options))
+
+    later, ended, short = create("clinic"), create("clinic"), create("other", "--expires", "1d")
+    done(installed, "keys", "revoke", ended["key_id"])
+    done(installed, "backup", tmp_path / "backup", "--with-master-key")
+    done(installed, "keys", "revoke", later["key_id"])
+    manifest = read_manifest(tmp_path / "backup")
+    assert manifest is not None
+
+    new = Installed(tmp_path / "new")
+    said = new.run("restore", str(tmp_path / "backup")).stderr
+    _, *named = re.findall(r"^  (\S+) of (\S+), created \d{4}-", said, flags=re.MULTILINE)
+    assert named == [
+        (later["key_id"], "clinic"),
+        (short["key_id"], "other"),
+    ]
+    assert "3 API keys of the backup are in force, also those that were revoked since" in said
+    assert manifest.made_at in said
+    states = {one["key_id"]: one["state"] for one in keys_of(new)}
+    assert states[later["key_id"]] == "in force"
+
+    clean = Installed(tmp_path / "clean")
+    said = clean.run("restore", str(tmp_path / "backup"), "--revoke-keys").stderr
+    assert "3 API keys of the backup were revoked" in said
+    assert {one["state"] for one in keys_of(clean)} == {"revoked"}
+    rows = [json.loads(line) for line in done(clean, "audit", "export").splitlines()]
+    assert [(row["action"], row["resource_id"]) for row in rows[-2:]] == [
+        ("revoke_key", later["key_id"]),
+        ("revoke_key", short["key_id"]),
+    ]
+    done(clean, "audit", "verify")
+    done(clean, "check")
+
+
+def test_keys_are_not_revoked_in_a_restore_without_the_master_key(
+    embedded: Installed, tmp_path: Path
+) -> None:
+    done(embedded, "backup", tmp_path / "backup")
+    new = Installed(tmp_path / "new")
+    message = failed(new, "restore", tmp_path / "backup", "--revoke-keys")
+    assert message.startswith("--revoke-keys needs the master key")
+    done(new, "restore", tmp_path / "backup")
+
+
+def keys_of(installed: Installed) -> list[dict[str, str]]:
+    return json.loads(done(installed, "keys", "list", "--json"))["keys"]
+
+
 def test_nothing_is_overwritten_by_a_restore(
     installed: Installed, database: Sqlite | Postgres, tmp_path: Path
 ) -> None:
@@ -304,6 +360,42 @@ def test_a_backup_that_was_killed_is_no_backup_and_the_next_one_goes_on(
     assert len(list(folder.iterdir())) == len(COMPLETE)
     assert not list((embedded.data_dir / "scratch").iterdir())
     done(new, "restore", folder)
+
+
+@pytest.mark.parametrize(
+    "room", [0, 100, *(pytest.param(one, marks=pytest.mark.slow) for one in (4, 800))]
+)
+def test_a_backup_without_room_on_its_disk_leaves_nothing_that_hinders_the_next_one(
+    embedded: Installed, tmp_path: Path, room: int
+) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        folder = disk / "backup"
+        fill(disk)
+        os.truncate(disk / "filler", (1 << 20) - room * 1024)
+        assert "No space left on device" in failed(embedded, "backup", folder)
+        assert list(folder.iterdir()) == []
+        enlarge(disk, "64m")
+        done(embedded, "backup", folder)
+        kept = contents_below(folder)
+        with embedded.started() as opened:
+            embedded.add_dataset(opened, b"{}\n" * 1_000_000)
+        enlarge(disk, f"{sum(map(len, kept.values())) // 1024 + 1100}k")
+        assert "No space left on device" in failed(embedded, "backup", folder)
+        assert contents_below(folder) == kept
+        enlarge(disk, "64m")
+        done(embedded, "backup", folder)
+        assert names(folder) == COMPLETE
+
+
+@pytest.mark.parametrize("name", ["tuneship-backup.unfinished", MANIFEST, "master.key"])
+def test_a_backup_that_was_killed_at_any_of_its_files_does_not_hinder_the_next_one(
+    embedded: Installed, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "backup"
+    folder.mkdir()
+    (folder / f".tmp-{name}").touch()
+    done(embedded, "backup", folder)
+    assert names(folder) == COMPLETE
 
 
 def test_a_restore_that_is_broken_off_leaves_an_empty_place(
