@@ -1,9 +1,15 @@
-"""200 clients work at once for half a minute: nothing acknowledged is lost, and every answer is a declared one."""
+"""200 clients work at once for half a minute: nothing acknowledged is lost, and every answer is a declared one.
+
+And for a minute and a half: the service needs no more memory and descriptors at the end than in the middle.
+"""
 
 import asyncio
+import os
 import random
 import re
+import signal
 import ssl
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +21,7 @@ import pytest
 
 from tests.support.in_process import LINES, jsonl
 from tests.support.processes import Serve, running_deployment
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, children, is_alive, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 CLIENTS = 200
@@ -181,3 +187,99 @@ def test_two_hundred_clients_lose_nothing(serve: Serve, tmp_path: Path) -> None:
     log = serve.log.read_text()
     assert "Traceback" not in log
     print(dict(history.answers))  # noqa: T201 - prints the figures of the run
+
+
+SETTLED_S, STEADY_S = 45.0, 45.0
+MOST_GROWTH_BYTES = 24 << 20
+MOST_MORE_DESCRIPTORS = 20
+
+
+@dataclass
+class Needs:
+    """What a process needs, once a second."""
+
+    resident: list[int] = field(default_factory=list[int])
+    descriptors: list[int] = field(default_factory=list[int])
+
+    def measure(self, process: int) -> None:
+        place = Path(f"/proc/{process}")
+        pages = int((place / "statm").read_text().split()[1])
+        self.resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        self.descriptors.append(len(list((place / "fd").iterdir())))
+
+
+async def step(http: httpx.AsyncClient, deployment: str, kind: str) -> str:
+    """Send one request of a kind, and return the status of its answer."""
+    if kind == "upload":
+        files = {"file": ("x", jsonl(*LINES * 500), "application/jsonl")}
+        form = {"name": "d", "format": "instruction"}
+        answer = await http.post("/v1/datasets", data=form, files=files)
+        if answer.is_success:
+            await http.delete(f"/v1/datasets/{answer.json()['id']}")
+    elif kind == "list":
+        answer = await http.get("/v1/events?limit=100")
+    elif kind == "health":
+        answer = await http.get("/healthz")
+    else:
+        body = {"prompt": "Fracture of rib", "max_tokens": 32, "temperature": 2}
+        body["stream"] = kind == "stream"
+        answer = await http.post(f"/v1/deployments/{deployment}/generate", json=body)
+        if kind == "stream" and answer.is_success and "event: done" not in answer.text:
+            return "broken off"
+    return str(answer.status_code)
+
+
+async def steady_load(serve: Serve, deployment: str, needs: Needs) -> Counter[str]:
+    """200 callers generate, half of them as streams; others upload and delete, list, and ask for health."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + SETTLED_S + STEADY_S
+    answers = Counter[str]()
+
+    async def repeat(kind: str, pause_s: float) -> None:
+        async with httpx.AsyncClient(
+            base_url=serve.url, headers=serve.headers, timeout=300, trust_env=False, verify=TLS
+        ) as http:
+            while clock() < end:
+                status = await step(http, deployment, kind)
+                answers[f"{kind} {status}"] += 1
+                await asyncio.sleep(pause_s)
+
+    async def measure() -> None:
+        await asyncio.sleep(SETTLED_S)
+        while clock() < end:
+            needs.measure(serve.process.pid)
+            await asyncio.sleep(1)
+
+    others = [repeat("upload", 1), repeat("list", 0.5), repeat("health", 0.2), measure()]
+    callers = [repeat("stream" if number % 2 else "whole", 0) for number in range(CLIENTS)]
+    await asyncio.gather(*callers, *others)
+    return answers
+
+
+def test_a_steady_load_leaves_nothing_behind(tmp_path: Path) -> None:
+    serve = Serve(tmp_path / "data", preload=True, generate_requests_per_minute="0")
+    try:
+        deployment = running_deployment(serve.client(), "d", "tuneship-tiny")
+        needs = Needs()
+        answers = asyncio.run(steady_load(serve, deployment, needs))
+        print(answers, needs)  # noqa: T201 - prints the figures of the run
+        failures = [one for one in answers if one.split()[1] not in {"200", "201"}]
+        assert not failures, answers
+        kinds = {one.split()[0] for one in answers}
+        assert kinds == {"stream", "whole", "upload", "list", "health"}
+        third = len(needs.resident) // 3
+        for values, most in (
+            (needs.resident, MOST_GROWTH_BYTES),
+            (needs.descriptors, MOST_MORE_DESCRIPTORS),
+        ):
+            assert statistics.median(values[-third:]) < statistics.median(values[:third]) + most
+        workers = children(serve.process.pid)
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.process.wait(PATIENCE_S) == 0
+        until(lambda: not any(map(is_alive, workers)))
+        assert not list((tmp_path / "data" / "scratch").iterdir())
+        log = serve.log.read_text()
+        assert "Traceback" not in log
+        assert "left behind" not in log
+    finally:
+        serve.stop()

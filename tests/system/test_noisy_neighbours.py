@@ -7,6 +7,7 @@ both.
 
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import threading
@@ -22,16 +23,19 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from tests.support.hostile_adapters import ARCHIVES
 from tests.support.in_process import jsonl
 from tests.support.processes import Serve, start
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.contract.scopes import SCOPES
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys
+from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.service.serve import utc_now
 from tuneship.store.audit import Chain
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.tables import job_metrics
+from tuneship.template import TEMPLATE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -41,6 +45,8 @@ TIMES_BESIDE_OTHER_TESTS = 20.0
 """Highest ratio if other tests use the processors, too; before tenants took turns it was 40 and more."""
 TRIES = 3
 IDLE_S, LOADED_S = 2.0, 6.0
+LEAST_HEALTH_S = 0.02
+"""A health check that is faster counts as this long: a few milliseconds vary by more than three times."""
 ROUND_S = 0.15
 """Least seconds per round of the other tenant; a faster one would exceed its rate of 600 requests a minute."""
 MEBIBYTE = 1 << 20
@@ -220,12 +226,63 @@ def streams_that_nobody_reads(tenant: Tenant, _serve: Serve) -> Load:
     return Load([_generation(tenant, made, **asked)], connections=64, is_read=False)
 
 
+def log_probabilities(tenant: Tenant, _serve: Serve) -> Load:
+    made = tenant.deployment("scored")
+    until(lambda: tenant.is_running(made))
+    asked = {"prompt": "Fracture", "temperature": 2, "max_tokens": 24, "n": 64, "logprobs": 20}
+    streamed = asked | {"stream": True}
+    return Load([_generation(tenant, made, **one) for one in (asked, streamed)], connections=2)
+
+
+def a_slow_template(tenant: Tenant, _serve: Serve) -> Load:
+    """Send the words at which the template of an operator's base model begins to loop, double a text, or write much."""
+    body = {"model_name": SLOW_MODEL, "deployment_name": "slow"}
+    made = tenant.ask("POST", "/v1/deployments", json=body)["id"]
+    until(lambda: tenant.is_running(made))
+    return Load([_generation(tenant, made, prompt=word) for word in SLOW_WORDS])
+
+
+def batches(tenant: Tenant, _serve: Serve) -> Load:
+    made = tenant.deployment("night")
+    until(lambda: tenant.is_running(made))
+    body = {"model": made, "prompt": "Fracture", "max_tokens": 16}
+    line = {"method": "POST", "url": "/v1/completions", "body": body}
+    content = jsonl(*[{"custom_id": f"{number}", **line} for number in range(5_000)])
+    asked: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("x.jsonl", content)}}
+    file = tenant.ask("POST", "/openai/v1/files", **asked)["id"]
+    order = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    path = "/openai/v1/batches"
+    return Load([tenant.request("POST", path, json.dumps(order).encode())], connections=2)
+
+
+def _imports(name: str) -> Callable[[Tenant, Serve], Load]:
+    """Upload a hostile adapter again and again; the callers leave before the answer where it does not come at once."""
+
+    def load(tenant: Tenant, _serve: Serve) -> Load:
+        boundary = b"--b\r\nContent-Disposition: form-data; "
+        head = boundary + b'name="file"; filename="a.tar"\r\n\r\n'
+        model = boundary + b'name="base_model"\r\n\r\ntuneship-tiny\r\n'
+        body = model + head + ARCHIVES[name] + b"\r\n--b--\r\n"
+        media = "multipart/form-data; boundary=b"
+        return Load([tenant.request("POST", "/v1/models", body, media)], connections=4)
+
+    load.__name__ = name.replace(" ", "_").replace("'", "")
+    return load
+
+
 LOADS: list[Callable[[Tenant, Serve], Load]] = [
     merge, upload, validate, large_json, crowded_json, deep_json, long_prompt, long_lists,
     metrics_of_a_job, a_hundred_deployments, streams_that_nobody_reads,
 ]  # fmt: skip
+ATTACKS = [log_probabilities, a_slow_template, batches, *map(_imports, ARCHIVES)]
 # Work in a thread, long answers, connections that stay.
 PER_COMMIT = (merge, long_prompt, streams_that_nobody_reads)
+SLOW_MODEL = "slow-template"
+SLOW_WORDS = {
+    "BOOM": "{% for a in range(20000) %}{% for b in range(20000) %}{% endfor %}{% endfor %}",
+    "TWICE": "{% set n = namespace(x='a') %}{% for _ in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "MUCH": "a " * 40_000,
+}
 
 
 @dataclass
@@ -246,7 +303,8 @@ class Neighbour:
         end = time.monotonic() + seconds
         while time.monotonic() < end or len(found) < 5:
             begun = time.perf_counter()
-            assert self.tenant.is_running(self.deployment)
+            listed = self.tenant.ask("GET", "/v1/deployments")["deployments"]
+            assert [one["status"] for one in listed] == ["running"]
             self.tenant.ask("POST", f"/v1/deployments/{self.deployment}/generate", json=body)
             took = time.perf_counter() - begun
             found.append(took)
@@ -257,6 +315,8 @@ class Neighbour:
 @dataclass
 class Figures:
     """Measured times and answers of one operation."""
+
+    idle_health_s: float
 
     name: str
     idle_s: float
@@ -342,7 +402,8 @@ class Measurements:
             tenant.http.close()
 
     def measure(self, name: str, load: Load) -> Figures:
-        idle = self.neighbour.times(IDLE_S)
+        with Health(self.serve.url) as resting:
+            idle = self.neighbour.times(IDLE_S)
         port = self.neighbour.tenant.port
         with (
             Health(self.serve.url) as health,
@@ -352,13 +413,31 @@ class Measurements:
         idle += self.neighbour.times(IDLE_S)
         assert health.times
         middle = statistics.median
-        return Figures(name, middle(idle), middle(loaded), middle(health.times), answers)
+        return Figures(
+            middle(resting.times),
+            name,
+            middle(idle),
+            middle(loaded),
+            middle(health.times),
+            answers,
+        )
 
 
 @pytest.fixture(scope="module")
 def measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]:
     folder = tmp_path_factory.mktemp("street")
+    slow = folder / SLOW_MODEL
+    shutil.copytree(SHIPPED / "tuneship-tiny", slow)
+    template = slow / TEMPLATE_FILE
+    for word, source in SLOW_WORDS.items():
+        with_word = "{% if '" + word + "' in messages[-1].content %}" + source + "{% endif %}"
+        template.write_text(with_word + template.read_text())
+    catalogue = folder / "models.yaml"
+    models = [{"id": "tuneship-tiny", "path": str(SHIPPED / "tuneship-tiny")}]
+    models.append({"id": SLOW_MODEL, "path": str(slow)})
+    catalogue.write_text(json.dumps({"models": models}))
     settings: dict[str, Any] = {
+        "model_catalogue": str(catalogue),
         "control_requests_per_minute": "600",
         "maximum_deployments": str(DEPLOYMENTS),
         "replica_processes": "1",
@@ -410,3 +489,21 @@ def test_a_tenant_does_not_slow_another_down(
     assert sum(figures.answers.values()) > 0
     assert not {"500", "502", "504"} & figures.answers.keys(), figures
     assert figures.ratio < times, figures
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("load", ATTACKS, ids=lambda load: load.__name__)
+def test_no_attack_slows_another_tenant_down(
+    measurements: Measurements, load: Callable[[Tenant, Serve], Load]
+) -> None:
+    """Another tenant's list and generation, and the health check, take at most three times as long as without it."""
+    name = load.__name__.replace("_", " ")
+    for _ in range(TRIES):
+        figures = measurements.measure_with_new_tenant(name, load)
+        most_s = TIMES * max(figures.idle_health_s, LEAST_HEALTH_S)
+        if figures.ratio < TIMES and figures.health_s < most_s:
+            break
+    measurements.figures.append(figures)
+    assert not {"500", "502", "504"} & figures.answers.keys(), figures
+    assert figures.ratio < TIMES, figures
+    assert figures.health_s < most_s, figures

@@ -31,6 +31,9 @@ MAXIMUM_TURNS = 1000
 # Answers of one request: as many as the generations that a client may have in flight.
 MAXIMUM_ANSWERS = 64
 MAXIMUM_ALTERNATIVES = 20
+# In all answers to one request, with those of the prompt. With more, a pass of the garbage collector would hold up the
+# event loop.
+MAXIMUM_LOGPROBS = 32 * 1024
 # Engines have this many.
 SEEDS = 2**63
 
@@ -234,7 +237,8 @@ class Generate(CreateRequest):
             ge=0,
             le=MAXIMUM_ALTERNATIVES,
             description="Additive. Return the log probability of each token, and of this many of the likeliest at its "
-            "place: those of the model itself, whatever the temperature.",
+            "place: those of the model itself, whatever the temperature. One request may ask for "
+            f"{MAXIMUM_LOGPROBS:,} in all: answers x tokens x (1 + this number).",
         ),
     ] = None
     prompt_logprobs: Annotated[

@@ -150,3 +150,28 @@ def test_fields_that_contradict_each_other_are_refused_by_name(
     answer = shared.call("POST", path_of(deployment), json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
     assert PLANTED not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"max_tokens": 100, "logprobs": 20, "n": 64}, 64 * 100 * 21),
+        ({"max_tokens": 1, "logprobs": 9, "n": 1, "prompt_logprobs": True}, None),
+    ],
+)
+def test_more_log_probabilities_than_one_request_may_ask_for_are_refused_by_name(
+    service: Service, fields: dict[str, Any], count: int | None
+) -> None:
+    made = service.deployment("scored")
+    answer = service.call(
+        "POST", f"/v1/deployments/{made}/generate", json={"prompt": "a", **fields}
+    )
+    assert answer.status_code == (200 if count is None else 422), answer.text
+    if count is not None:
+        assert answer.json()["error"]["param"] == "logprobs"
+        assert f"up to {count} log probabilities" in answer.text
+    body = {"model": made, "messages": [{"role": "user", "content": "a"}], "logprobs": True}
+    body |= {"top_logprobs": 20, "n": 64, "max_tokens": 100}
+    refused = service.call("POST", "/openai/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "top_logprobs"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tuneship.contract.generation import (
+    MAXIMUM_LOGPROBS,
     Generate,
     GeneratedChoice,
     GeneratedText,
@@ -48,8 +49,6 @@ from tuneship.store.queries import Row
 from tuneship.template import TemplateTooSlow
 
 R = TypeVar("R")
-MOST_LOGPROBS = 32 * 1024
-"""Log probabilities in one answer. With more, each pass of the garbage collector would hold up the event loop."""
 
 
 class GenerationRun(RoutedRun):
@@ -191,8 +190,10 @@ class GenerationRun(RoutedRun):
             for one in prepared
         )
         asked = tokens * (1 + alternatives)
-        if asked > MOST_LOGPROBS:
-            text = f"asks for up to {asked} log probabilities, one answer may have {MOST_LOGPROBS}"
+        if asked > MAXIMUM_LOGPROBS:
+            text = (
+                f"asks for up to {asked} log probabilities, one request may have {MAXIMUM_LOGPROBS}"
+            )
             raise refused("logprobs", text, "out_of_range")
 
     async def _run(self, prepared: list[GenerateRequest]) -> WrittenAnswers:
