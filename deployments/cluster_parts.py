@@ -1,8 +1,8 @@
 """The parts of a cluster on one machine: their commands, their environment, and how one sees that they are ready.
 
 `deployments/cluster.py` starts and ends them. PostgreSQL may be the system's or the wheel's; SeaweedFS, Ray and Caddy
-come from their wheels (`tuneship[cluster]`). They listen on the loopback interface, except Ray's nodes, which listen on
-all interfaces and require the token.
+come from their wheels (`tuneship[cluster]`). They listen on the loopback interface alone, and ask for a secret that only
+the user who started the cluster can read; PostgreSQL, on a socket, lets the system say who calls.
 """
 
 import json
@@ -39,6 +39,7 @@ HEAD_PORTS = ("port", "dashboard-port", "ray-client-server-port")
 NODE_PORTS = ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port",
               "metrics-export-port")  # fmt: skip
 BUCKET, WRITER = "tuneship", "tuneship"
+DATABASE_USER = "tuneship"
 NODE_CPUS = 2
 # A node that is lost is noticed after some three seconds, not after a minute.
 HEALTH_CHECKS = {
@@ -80,7 +81,8 @@ class Place:
         self.balancer_port = port
         record = folder / "cluster.json"
         self.choices = Choices(**json.loads(record.read_text())) if record.is_file() else _chosen()
-        Path(self.choices.sockets).mkdir(mode=0o711, exist_ok=True)
+        Path(self.choices.sockets).mkdir(mode=0o700, exist_ok=True)
+        Path(self.choices.sockets).chmod(0o700)  # it may be from an earlier version
         write_private(record, json.dumps(asdict(self.choices), indent=2) + "\n")
         write_private(self.ray_token_file, self.choices.ray_token)
         read_or_make_secret(self.master_key_file)
@@ -188,6 +190,10 @@ def postgres(place: Place) -> ClusterProgram:
         _make_database(programs, data, user)
     if user:
         shutil.chown(place.choices.sockets, "nobody")
+    # The system says who is at the other end of the socket: nobody but the user of this process is let in.
+    (data / "pg_hba.conf").write_text("local all all peer map=services\n")
+    caller = pwd.getpwuid(os.getuid()).pw_name
+    (data / "pg_ident.conf").write_text(f'services "{caller}" {DATABASE_USER}\n')
     address = ["-D", str(data), "-k", place.choices.sockets, "-c", "listen_addresses="]
     # Each service opens up to 72 connections.
     command = [*user, str(programs / "postgres"), *address, "-c", "max_connections=300"]
@@ -199,7 +205,7 @@ def _make_database(programs: Path, data: Path, user: Sequence[str]) -> None:
     data.mkdir(mode=0o700)
     if user:
         shutil.chown(data, "nobody")
-    options = ("--username=tuneship", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8")
+    options = (f"--username={DATABASE_USER}", "--auth=peer", "--encoding=UTF8", "--locale=C.UTF-8")
     command = [*user, str(programs / "initdb"), "--pgdata", str(data), *options]
     made = subprocess.run(  # noqa: S603 - PostgreSQL's own program
         command, cwd="/", capture_output=True, text=True, check=False
@@ -213,7 +219,7 @@ def _make_database(programs: Path, data: Path, user: Sequence[str]) -> None:
 
 def database_url(place: Place) -> str:
     """The database's address for SQLAlchemy."""
-    return f"postgresql+psycopg://tuneship@/postgres?host={place.choices.sockets}"
+    return f"postgresql+psycopg://{DATABASE_USER}@/postgres?host={place.choices.sockets}"
 
 
 def _takes_statements(place: Place) -> bool:
@@ -221,7 +227,7 @@ def _takes_statements(place: Place) -> bool:
 
     try:
         with psycopg.connect(
-            host=place.choices.sockets, user="tuneship", dbname="postgres"
+            host=place.choices.sockets, user=DATABASE_USER, dbname="postgres"
         ) as opened:
             opened.execute("select 1")
     except psycopg.OperationalError:
@@ -311,16 +317,19 @@ def _ray(
     place: Place, node: str, arguments: Sequence[str], is_ready: Callable[[], bool]
 ) -> ClusterProgram:
     fixed = ["--block", "--disable-usage-stats", "--object-store-memory=80000000", "--min-worker-port=0",
-             "--max-worker-port=0"]  # fmt: skip
+             "--max-worker-port=0", "--node-ip-address=127.0.0.1"]  # fmt: skip
     fixed += [f"--{name}={place.choices.ports[f'{node} {name}']}" for name in NODE_PORTS]
     environment = _environment(
         # Ray writes into the home directory.
         HOME=place.choices.sockets,
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN=place.choices.ray_token,
+        # Jobs, too, find the head at the loopback address.
+        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
         **HEALTH_CHECKS,
     )
-    return ClusterProgram([_tool("ray"), "start", *fixed, *arguments], environment, is_ready)
+    command = [sys.executable, "-P", str(ROOT / "deployments" / "loopback_ray.py"), "start"]
+    return ClusterProgram([*command, *fixed, *arguments], environment, is_ready)
 
 
 def ray_nodes(place: Place) -> list[dict[str, Any]]:
@@ -372,6 +381,8 @@ def balancer(place: Place) -> ClusterProgram:
     config.write_text(
         "{\n  admin off\n  auto_https off\n  persist_config off\n}\n"
         f"http://127.0.0.1:{place.balancer_port} {{\n"
+        # The address above is only compared with that of a request.
+        "  bind 127.0.0.1\n"
         f"  reverse_proxy {upstreams} {{\n"
         "    lb_policy round_robin\n"
         # A request that no service has taken yet goes to another one.

@@ -1,22 +1,35 @@
 """The cluster for trying on one machine: what it chooses is kept and private, and its services get valid settings."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Any
 
 import httpx
+import psutil
+import psycopg
 import pytest
 
 from deployments import cluster_parts
 from deployments.background_processes import NotStarted
 from deployments.cluster import PARTS, TrialCluster, descendants
-from deployments.cluster_parts import SERVICES, Place, service
+from deployments.cluster_parts import (
+    DATABASE_USER,
+    SERVICES,
+    Place,
+    balancer,
+    objects,
+    postgres,
+    ray_head,
+    service,
+)
 from tests.support.package_index import need_package_index
 from tests.support.processes import ROOT
 from tests.support.waiting import free_port, until
@@ -86,6 +99,63 @@ def test_a_library_that_is_missing_is_named_before_anything_starts(
     assert not (tmp_path / "cluster.json").exists()
 
 
+def test_balancer_and_nodes_get_the_loopback_address_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_parts, "_tool", lambda name: name)
+    balancer(place)
+    (site,) = re.findall(
+        r"^http://.*\n(?: .*\n)*}", (place.folder / "Caddyfile").read_text(), re.MULTILINE
+    )
+    assert "\n  bind 127.0.0.1\n" in site
+    for name in ("-ip=127.0.0.1", "-ip.bind=127.0.0.1"):
+        assert name in objects(place).command
+    head = ray_head(place)
+    assert {"--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"} <= {*head.command}
+    assert head.environment["RAY_AUTH_MODE"] == "token"
+    for one in SERVICES:
+        assert "--host" not in service(place, one).command  # by default it is the loopback address
+
+
+CALL_AS_SOMEBODY_ELSE = """
+import os, sys
+import psycopg
+os.setuid(65533)
+try:
+    psycopg.connect(host=sys.argv[1], user=sys.argv[2], dbname="postgres")
+except psycopg.OperationalError as refusal:
+    sys.exit(str(refusal))
+"""
+
+
+@pytest.mark.slow
+def test_postgresql_lets_in_only_the_user_who_started_the_cluster(
+    request: pytest.FixtureRequest,
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="tuneship-"))
+    folder.chmod(0o755)  # root's PostgreSQL runs as a user who may not enter pytest's folders
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    place = Place(folder, 1, {})
+    sockets = Path(place.choices.sockets)
+    request.addfinalizer(lambda: shutil.rmtree(sockets, ignore_errors=True))
+    program = postgres(place)
+    process = subprocess.Popen(program.command, env=program.environment, cwd="/")
+    try:
+        until(program.is_ready)
+        assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+        with psycopg.connect(host=str(sockets), user=DATABASE_USER, dbname="postgres") as opened:
+            rules = opened.execute("select distinct auth_method from pg_hba_file_rules").fetchall()
+        assert rules == [("peer",)]
+        if os.getuid() == 0:
+            sockets.chmod(0o711)
+            command = [sys.executable, "-c", CALL_AS_SOMEBODY_ELSE, sockets, DATABASE_USER]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert 'Peer authentication failed for user "tuneship"' in done.stderr
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 @pytest.mark.soak
 @pytest.mark.long
 def test_a_cluster_starts_answers_survives_a_service_and_ends_without_a_trace(
@@ -112,13 +182,18 @@ def test_a_cluster_starts_answers_survives_a_service_and_ends_without_a_trace(
         cluster = TrialCluster(folder, port)
         started = {name: cluster.process(name) for name in PARTS}
         assert None not in started.values()
-        everything = [one for pid in started.values() if pid for one in (pid, *descendants(pid))]
         credentials = ClientSettings.from_credentials(folder / "service-1" / "credentials.json")
         with Client(credentials.model_copy(update={"url": f"http://127.0.0.1:{port}"})) as client:
             made = client.deployments.create(
                 DeploymentCreate(model_name="tuneship-tiny", deployment_name="trial")
             ).id
             until(lambda: client.deployments.get(made).status == "running")
+            everything = [
+                one for pid in started.values() if pid for one in (pid, *descendants(pid))
+            ]
+            listening = addresses_of(everything)
+            assert len(listening) > len(PARTS)
+            assert [one for one in listening if not one.is_loopback] == []
             ask = Generate(prompt="Which chapter is eczema in?", max_tokens=4, temperature=0)
             answer = client.deployments.generate(made, ask).completion
             os.kill(started["service-2"] or 0, 9)
@@ -133,11 +208,20 @@ def test_a_cluster_starts_answers_survives_a_service_and_ends_without_a_trace(
         httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
 
 
+def addresses_of(processes: Sequence[int]) -> list[IPv4Address | IPv6Address]:
+    """The addresses at which processes listen; an IPv4 address in its IPv6 form counts as the one that it is."""
+    found = list[IPv4Address | IPv6Address]()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(process).net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN:
+                    address = ip_address(one.laddr.ip)
+                    found.append(getattr(address, "ipv4_mapped", None) or address)
+    return found
+
+
 def installed(folder: Path) -> Path:
-    """Install the extra `cluster` into an environment of its own; return its programs."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
-    quiet: list[Any] = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
-    wanted = ["-e", ROOT / "packaging" / "client", "-e", f"{ROOT}[cluster]"]
-    subprocess.run([*quiet, *wanted], check=True, timeout=1200)
+    """Install the extra `cluster` into an environment of its own, as `make up-cluster` does; return its programs."""
+    command = ["make", f"PYTHON={sys.executable}", f"VENV={folder}", str(folder / "cluster.stamp")]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1200)
     return folder / "bin"
