@@ -1,4 +1,4 @@
-"""Whatever a key has begun ends within two seconds of its revocation or expiry: streams, downloads, long requests."""
+"""Streams, downloads and long requests end within two seconds of the revocation or expiry of their key."""
 
 import asyncio
 import io

@@ -228,7 +228,7 @@ FURTHER = [
 @pytest.mark.parametrize(
     ("name", "scope", "options"), FURTHER, ids=lambda one: one if isinstance(one, str) else ""
 )
-def test_what_an_operation_does_beside_its_own_needs_the_scope_of_that(
+def test_an_operation_that_does_more_than_its_scope_says_needs_another(
     start: Callable[..., Service], name: str, scope: str, options: dict[str, Any]
 ) -> None:
     (operation,) = (one for one in OPENAI if one.name == name)

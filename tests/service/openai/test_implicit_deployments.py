@@ -130,9 +130,7 @@ def status_of(service: Service, model: str, **options: Any) -> tuple[int, str | 
     return answer.status_code, answer.json().get("error", {}).get("code")
 
 
-def test_a_key_that_may_only_generate_makes_none_and_is_told_what_to_ask_for(
-    service: Service,
-) -> None:
+def test_a_key_that_may_only_generate_makes_none_and_reads_what_it_lacks(service: Service) -> None:
     body = {"model": "tuneship-tiny", "messages": MESSAGES}
     headers = service.key_headers("alice", GENERATE)
     for more in ({}, {"stream": True}):
@@ -152,7 +150,9 @@ def test_a_key_that_may_only_generate_makes_none_and_is_told_what_to_ask_for(
     assert status_of(service, f"ft:tuneship-tiny:m:{'a' * 24}") == (404, "model_not_found")
 
 
-def test_it_uses_those_that_are_there_asleep_or_awake(start: Callable[..., Service]) -> None:
+def test_a_key_that_may_only_generate_uses_those_that_are_there(
+    start: Callable[..., Service],
+) -> None:
     service = start(auto_scaling_idle_s=0.1)
     service.listen()
     assert ask(service, "tuneship-tiny") == ANSWER

@@ -402,5 +402,8 @@ EXAMPLE_CHAT_REPLY: dict[str, Any] = {
     ),
 )
 def openai_create_chat_completion(request: ChatCompletionCreate) -> ChatCompletion:
-    """Continue a conversation with a model, or with what an endpoint's split draws."""
+    """Continue a conversation with a model, or with what an endpoint's split draws.
+
+    A model that no deployment serves gets one, for a key with `deployments:write`.
+    """
     raise NotImplementedError

@@ -117,5 +117,8 @@ class CountedTextPiece(TextCompletion):
     ),
 )
 def openai_create_completion(request: TextCompletionCreate) -> TextCompletion:
-    """Continue texts or token ids as they are; `messages` of a chat are rendered with the model's template."""
+    """Continue texts or token ids as they are; `messages` of a chat are rendered with the model's template.
+
+    A model that no deployment serves gets one, for a key with `deployments:write`.
+    """
     raise NotImplementedError

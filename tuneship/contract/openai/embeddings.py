@@ -74,5 +74,8 @@ class EmbeddingList(Reply):
     ),
 )
 def openai_create_embeddings(request: EmbeddingsCreate) -> EmbeddingList:
-    """Embed texts with the hidden states of a base model or a tuned one."""
+    """Embed texts with the hidden states of a base model or a tuned one.
+
+    A model that no deployment serves gets one, for a key with `deployments:write`.
+    """
     raise NotImplementedError

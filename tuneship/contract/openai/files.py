@@ -106,7 +106,10 @@ def openai_list_files(
     order: Literal["asc", "desc"] = "desc",
     purpose: FilePurpose = "fine-tune",
 ) -> FileObjects:
-    """List files of one purpose, newest first; of results of jobs, a page has at most 100."""
+    """List files of one purpose, newest first.
+
+    Results of jobs need the scope `jobs:read` as well; a page of them has at most 100.
+    """
     raise NotImplementedError
 
 
@@ -114,7 +117,7 @@ def openai_list_files(
     "GET", "files/{file_id}", scope="datasets:read", example=Example(reply=EXAMPLE_FILE)
 )
 def openai_get_file(file_id: FileId) -> FileObject:
-    """Fetch one file."""
+    """Fetch one file; the result file of a job with the scope `jobs:read` as well."""
     raise NotImplementedError
 
 

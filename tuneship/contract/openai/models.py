@@ -66,5 +66,8 @@ def openai_get_model(model_id: ShownModelId) -> ModelObject:
     example=Example(reply={"id": MODEL, "object": "model", "deleted": True}),
 )
 def openai_delete_model(model_id: ShownModelId) -> ModelDeleted:
-    """Delete a tuned model and its files; one that a deployment names is kept."""
+    """Delete a tuned model and its files; one that a deployment names is kept.
+
+    A deployment that was made for its name goes with it, for a key with `deployments:write`.
+    """
     raise NotImplementedError

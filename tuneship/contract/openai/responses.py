@@ -545,5 +545,8 @@ EXAMPLE_RESPONSE: dict[str, Any] = {
     ),
 )
 def openai_create_response(request: ResponseCreate) -> ResponseObject:
-    """Answer a text or a conversation; nothing of it is stored."""
+    """Answer a text or a conversation; nothing of it is stored.
+
+    A model that no deployment serves gets one, for a key with `deployments:write`.
+    """
     raise NotImplementedError
