@@ -45,7 +45,8 @@ def main() -> int:
     threads = 1 if is_small else max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(options.threads or threads)
     # One core is left to the service while many requests run; few requests leave cores idle.
-    Kernels.few_token_threads = options.threads or len(os.sched_getaffinity(0))
+    cores = 1 if is_small else len(os.sched_getaffinity(0))
+    Kernels.few_token_threads = options.threads or cores
     prompt_tokens = max(MIN_PROMPT_TOKENS, PROMPT_TOKENS_TIMES_PARAMETERS // facts.parameters)
     limits = EngineLimits(
         options.rows, options.prompt_tokens or prompt_tokens, options.cache_bytes or None

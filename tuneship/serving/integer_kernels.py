@@ -32,8 +32,8 @@ TOKENS_AT_ONCE = {False: (4, 2, 1), True: (8, 4, 2, 1)}
 MIN_SHARED_NUMBERS = 1 << 18
 # So many tokens of a step or fewer are those of few requests, which leave cores idle.
 FEW_TOKENS = 2
-# Pieces of a product that threads share: enough for the last one to be short.
-PIECES = 32
+# Pieces of a product for each of the threads that share it: enough for the last one to be short.
+PIECES = 16
 # A job, in 64-bit numbers: the pieces that nobody has taken, those that are done (in cache lines of their own), the
 # cycles that the end of the last piece was waited for, the function's address, and its arguments.
 REMAINING, DONE, WAITED, FUNCTION, ARGUMENTS, JOB_NUMBERS = 0, 8, 16, 17, 18, 32
@@ -108,7 +108,7 @@ class Kernels:
         if numbers * rows >= MIN_SHARED_NUMBERS:
             few = self.few_token_threads if tokens <= FEW_TOKENS else 0
             threads = few or torch.get_num_threads()
-        step = -(-blocks // PIECES)
+        step = -(-blocks // (PIECES * threads))
         given = (weight.data_ptr(), scales.data_ptr(), *rounded, out.data_ptr())
         given = (*given, tokens, groups, blocks, rows, step)
         self._do(self._products[bits], given, -(-blocks // step), threads)
