@@ -25,7 +25,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from measuring.environments import PeerMissing, python_with
@@ -186,9 +186,7 @@ def _serving(
         )
         try:
             if not _has_started(process, port):
-                log.seek(0)
-                last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
-                raise PeerMissing(f"{peer.title} did not start: {last}")
+                raise PeerMissing(f"{peer.title} did not start: {_last_line(log)}")
             yield Server(
                 name=peer.title,
                 url=f"http://127.0.0.1:{port}",
@@ -203,12 +201,20 @@ def _serving(
                 answer=_openai_answer,
                 pid=process.pid,
             )
+        except SystemExit:
+            print(f"the last line of {peer.title}: {_last_line(log)}", file=sys.stderr)
+            raise
         finally:
             process.terminate()
             try:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace").strip().rpartition("\n")[2]
 
 
 def _openai_answer(found: dict[str, Any]) -> Answer:

@@ -1,7 +1,7 @@
 """Compares SmolLM2-135M in 4 bits through HTTP with llama.cpp's own server (`xllamacpp`), in its formats of 4 bits.
 
     python benchmarks/serving_quantised.py [--gguf FILE] [--rounds 3] [--requests 64] [--replicas 1] [--threads 2]
-        [--only Q4_0] [--peer-python PATH]
+        [--clients 1 8 32] [--only Q4_0] [--peer-python PATH]
 
 Ours reads the Q4_1 file. llama.cpp reads it too, and copies of it in Q4_0 and Q4_K_M
 (`measuring/gguf_types.py`): it has fast kernels for these, none for Q4_1. It has a thread for each core, as ours, and
@@ -73,6 +73,7 @@ def main() -> int:
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="of llama.cpp; ours takes all cores"
     )
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     parser.add_argument("--only", choices=FORMATS, help="of llama.cpp's formats")
     parser.add_argument("--peer-python", type=Path, help="of an environment with xllamacpp")
     chosen = parser.parse_args()
@@ -94,7 +95,7 @@ def main() -> int:
             ours = service_of(service, path)
             formats = [chosen.only] if chosen.only else FORMATS
             files = {name: _file(python, gguf, name, folder) for name in formats}
-            for clients in CLIENTS:
+            for clients in chosen.clients:
                 with ExitStack() as stack:
                     theirs = {
                         name: stack.enter_context(_llama_cpp(python, file, clients, chosen.threads))

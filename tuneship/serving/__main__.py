@@ -11,6 +11,7 @@ import torch
 
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.guides import GrammarCompiler
+from tuneship.serving.integer_kernels import Kernels
 from tuneship.serving.malloc import release_free_memory
 from tuneship.serving.model import SMALL_MODEL_PARAMETERS, ModelRefused
 from tuneship.serving.replica import Frames, ReplicaServer, load_model
@@ -43,6 +44,9 @@ def main() -> int:
     is_small = facts.parameters < SMALL_MODEL_PARAMETERS
     threads = 1 if is_small else max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(options.threads or threads)
+    # One core is left to the service while many requests run; few requests leave cores idle.
+    cores = 1 if is_small else len(os.sched_getaffinity(0))
+    Kernels.few_token_threads = options.threads or cores
     prompt_tokens = max(MIN_PROMPT_TOKENS, PROMPT_TOKENS_TIMES_PARAMETERS // facts.parameters)
     limits = EngineLimits(
         options.rows, options.prompt_tokens or prompt_tokens, options.cache_bytes or None

@@ -13,6 +13,7 @@ sums of products of 4 and 8 bits fit the processor's 16-bit lanes.
 import ctypes
 import platform
 import threading
+import time
 from functools import cache
 from typing import Any
 
@@ -31,11 +32,14 @@ TOKENS_AT_ONCE = {False: (4, 2, 1), True: (8, 4, 2, 1)}
 MIN_SHARED_NUMBERS = 1 << 18
 # So many tokens of a step or fewer are those of few requests, which leave cores idle.
 FEW_TOKENS = 2
-# Pieces of a product that threads share: enough for the last one to be short.
-PIECES = 32
-# A job that threads share, in 64-bit numbers: the pieces that nobody has taken, those that are done (in cache lines of
-# their own), the function's address, and its arguments.
-REMAINING, DONE, FUNCTION, ARGUMENTS, JOB_NUMBERS = 0, 8, 16, 17, 32
+# Pieces of a product for each of the threads that share it: enough for the last one to be short.
+PIECES = 16
+# A job, in 64-bit numbers: the pieces that nobody has taken, those that are done (in cache lines of their own), the
+# cycles that the end of the last piece was waited for, the function's address, and its arguments.
+REMAINING, DONE, WAITED, FUNCTION, ARGUMENTS, JOB_NUMBERS = 0, 8, 16, 17, 18, 32
+# After a longer wait than a piece takes, another program has the core of a helping thread. Then nothing is shared for
+# many times as long, so that this costs little where cores are busy. A nanosecond has some 2.5 cycles.
+LONG_WAIT_CYCLES, PAUSE_S_PER_CYCLE = 250_000, 20 / 2.5e9
 # A thread looks for work so often, for a millisecond or two, before it sleeps: waking it takes longer than a product.
 PATIENCE = 40_000
 NEEDED_FEATURES = ("avx2", "fma")
@@ -83,7 +87,8 @@ class Kernels:
             call(address(name)) for name in ("round", "run", "help")
         )
         self._rounded = _Rounded(0)
-        self._job = (ctypes.c_int64 * JOB_NUMBERS)()
+        self._shared, self._alone = ((ctypes.c_int64 * JOB_NUMBERS)() for _ in range(2))
+        self._share_at = 0.0
         self._gates: list[threading.Lock] = []
         """One for each helping thread, which waits until it is released."""
 
@@ -99,14 +104,14 @@ class Kernels:
         given = (x.data_ptr(), *rounded, tokens * groups, ZEROS[bits])
         self._round((ctypes.c_int64 * len(given))(*given), 0)
 
-        step = -(-blocks // PIECES)
+        threads = 1
         if numbers * rows >= MIN_SHARED_NUMBERS:
             few = self.few_token_threads if tokens <= FEW_TOKENS else 0
-            self._wake((few or torch.get_num_threads()) - 1)
+            threads = few or torch.get_num_threads()
+        step = -(-blocks // (PIECES * threads))
         given = (weight.data_ptr(), scales.data_ptr(), *rounded, out.data_ptr())
-        given = (self._products[bits], *given, tokens, groups, blocks, rows, step)
-        self._job[FUNCTION : FUNCTION + len(given)] = given
-        self._run(self._job, -(-blocks // step))
+        given = (*given, tokens, groups, blocks, rows, step)
+        self._do(self._products[bits], given, -(-blocks // step), threads)
         return out
 
     def attend(
@@ -130,10 +135,20 @@ class Kernels:
         out, scores = torch.empty(count, heads, dim), torch.empty(count * kv_heads, room)
         tensors = (qkv, keys, values, batch.slots, batch.positions, rotation, out, scores)
         sizes = (heads // kv_heads, kv_heads, dim, length, room, _bits(scale))
-        given = (self._attend, *(tensor.data_ptr() for tensor in tensors), *sizes)
-        self._job[FUNCTION : FUNCTION + len(given)] = given
-        self._run(self._job, count * kv_heads)
+        given = (*(tensor.data_ptr() for tensor in tensors), *sizes)
+        self._do(self._attend, given, count * kv_heads, 1)
         return out
+
+    def _do(self, function: int, arguments: tuple[int, ...], pieces: int, threads: int) -> None:
+        """Run a function for each piece, on this thread and on others if `threads` is more than 1."""
+        is_shared = threads > 1 and time.monotonic() >= self._share_at
+        job = self._shared if is_shared else self._alone
+        job[FUNCTION : ARGUMENTS + len(arguments)] = (function, *arguments)
+        if is_shared:
+            self._wake(threads - 1)
+        self._run(job, pieces)
+        if is_shared and job[WAITED] > LONG_WAIT_CYCLES:
+            self._share_at = time.monotonic() + job[WAITED] * PAUSE_S_PER_CYCLE
 
     def _wake(self, helpers: int) -> None:
         while len(self._gates) < helpers:
@@ -147,7 +162,7 @@ class Kernels:
 
     def _serve(self, gate: threading.Lock) -> None:
         while gate.acquire():
-            self._help(self._job, 0)
+            self._help(self._shared, 0)
 
 
 class _Rounded:

@@ -18,6 +18,7 @@ from tuneship.serving.integer_kernels import (
     REMAINING,
     TOKENS_AT_ONCE,
     VECTOR_BYTES,
+    WAITED,
 )
 
 _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -184,94 +185,121 @@ def _product_module(bits: int, dots: bool) -> ir.Module:
 
 
 def _attention_module() -> ir.Module:
-    """Attends from one token of a sequence, with the query heads of one head of keys and values: a piece.
-
-    Rotates them in place, stores the key and the value, and adds up the values by the softmax of the scores.
-    """
+    """Attends from one token of a sequence, with the query heads of one head of keys and values: a piece."""
     code = _Code("attend")
-    b = code.b
-    qkv, keys, values, slots, positions, rotation, out, scores = map(code.pointer, range(8))
-    group, kv_heads, dim, length, room = (code.argument(place) for place in range(8, 13))
-    scale = b.bitcast(b.trunc(code.argument(13), _INT32), _FLOAT)
-    fma = code.function("llvm.fma.v32f32", _GROUP_FLOATS, *[_GROUP_FLOATS] * 3)
-    largest = code.function("llvm.vector.reduce.fmax.v32f32", _FLOAT, _GROUP_FLOATS)
-    total = code.function("llvm.vector.reduce.fadd.v32f32", _FLOAT, _FLOAT, _GROUP_FLOATS)
-    token, own = b.udiv(code.piece, kv_heads), b.urem(code.piece, kv_heads)
-    position, slot = (code.load(code.at(part, token, 8), _INT64) for part in (positions, slots))
-    head_bytes, heads = b.mul(dim, _INT64(4)), b.mul(group, kv_heads)
-    row = b.mul(token, b.add(heads, b.mul(kv_heads, _INT64(2))))
-    key, value = (
-        b.gep(qkv, [b.mul(b.add(b.add(row, before), own), head_bytes)])
-        for before in (heads, b.add(heads, kv_heads))
-    )
-    place = b.mul(b.mul(b.add(b.mul(slot, kv_heads), own), length), head_bytes)
-    keys, values = b.gep(keys, [place]), b.gep(values, [place])
-    angles = b.gep(rotation, [b.mul(token, head_bytes)])
-    signs = ir.Constant(_GROUP_FLOATS, [-1.0, 1.0] * (GROUP // 2))
+    attention = _Attention(code)
+    attention.store()
+    member = _Loop(code, _INT64(0), attention.group)
+    attention.attend(member.index)
+    member.end()
+    code.b.ret_void()
+    return code.module
 
-    def rotate(head: Any, factor: Any) -> None:
-        part = _Loop(code, _INT64(0), dim, GROUP)
-        at = code.at(head, part.index, 4)
-        x, turn = (
-            code.load(place, _GROUP_FLOATS) for place in (at, code.at(angles, part.index, 4))
+
+class _Attention:
+    """One token and one head of keys and values in the layout of `SlotCache`."""
+
+    def __init__(self, code: _Code) -> None:
+        self._code, b = code, code.b
+        self._b, self._dim = b, code.argument(10)
+        self._qkv, keys, values, slots, positions, rotation, out, scores = map(
+            code.pointer, range(8)
         )
+        self._out = out
+        self.group, kv_heads, self._length, room = (code.argument(n) for n in (8, 9, 11, 12))
+        token, self._own = b.udiv(code.piece, kv_heads), b.urem(code.piece, kv_heads)
+        self._position, slot = (
+            code.load(code.at(part, token, 8), _INT64) for part in (positions, slots)
+        )
+        heads = b.mul(self.group, kv_heads)
+        self._row = b.mul(token, b.add(heads, b.mul(kv_heads, _INT64(2))))
+        self._out_row = b.mul(token, heads)
+        key = b.add(b.add(self._row, heads), self._own)
+        self._key = self._head(self._qkv, key)
+        self._value = self._head(self._qkv, b.add(key, kv_heads))
+        place = b.mul(b.add(b.mul(slot, kv_heads), self._own), self._length)
+        self._keys, self._values = self._head(keys, place), self._head(values, place)
+        self._angles = self._head(rotation, token)
+        self._scores = b.gep(scores, [b.mul(b.mul(code.piece, room), _INT64(4))])
+        self._fma = code.function("llvm.fma.v32f32", _GROUP_FLOATS, *[_GROUP_FLOATS] * 3)
+
+    def store(self) -> None:
+        """Rotate the key, and store it and the value."""
+        code, b = self._code, self._b
+        self._rotate(self._key, _FLOAT(1.0))
+        part = _Loop(code, _INT64(0), self._dim)
+        at = b.add(b.mul(part.index, self._length), self._position)
+        code.store(code.load(code.at(self._key, part.index, 4), _FLOAT), code.at(self._keys, at, 4))
+        part.end()
+        part = _Loop(code, _INT64(0), self._dim, GROUP)
+        numbers = code.load(code.at(self._value, part.index, 4), _GROUP_FLOATS)
+        at = b.add(b.mul(self._position, self._dim), part.index)
+        code.store(numbers, code.at(self._values, at, 4))
+        part.end()
+
+    def attend(self, member: Any) -> None:
+        """Rotate a query head, and add up the values by the softmax of the scores."""
+        code, b = self._code, self._b
+        stop = b.add(self._position, _INT64(1))
+        whole = b.and_(b.add(self._position, _INT64(GROUP)), _INT64(-GROUP))
+        number = b.add(b.mul(self._own, self.group), member)
+        query = self._head(self._qkv, b.add(self._row, number))
+        self._rotate(query, b.bitcast(b.trunc(code.argument(13), _INT32), _FLOAT))
+        share = self._weigh(query, stop, whole)
+        out = self._head(self._out, b.add(self._out_row, number))
+        part = _Loop(code, _INT64(0), self._dim, GROUP)
+        known = _Loop(code, _INT64(0), stop, 1, [_all(_GROUP_FLOATS, 0.0)])
+        weight = code.load(code.at(self._scores, known.index, 4), _FLOAT)
+        at = b.add(b.mul(known.index, self._dim), part.index)
+        numbers = code.load(code.at(self._values, at, 4), _GROUP_FLOATS)
+        known.end(self._fma(code.spread(weight, _GROUP_FLOATS), numbers, known.values[0]))
+        total = b.fmul(known.values[0], code.spread(share, _GROUP_FLOATS))
+        code.store(total, code.at(out, part.index, 4))
+        part.end()
+
+    def _weigh(self, query: Any, stop: Any, whole: Any) -> Any:
+        """Store the exponentials of the scores; returns one over their sum."""
+        code, b = self._code, self._b
+        highest = code.function("llvm.vector.reduce.fmax.v32f32", _FLOAT, _GROUP_FLOATS)
+        total = code.function("llvm.vector.reduce.fadd.v32f32", _FLOAT, _FLOAT, _GROUP_FLOATS)
+        nothing = _all(_GROUP_FLOATS, float("-inf"))
+        most = _Loop(code, _INT64(0), whole, GROUP, [nothing])
+        part = _Loop(code, _INT64(0), self._dim, 1, [_all(_GROUP_FLOATS, 0.0)])
+        x = code.spread(code.load(code.at(query, part.index, 4), _FLOAT), _GROUP_FLOATS)
+        at = b.add(b.mul(part.index, self._length), most.index)
+        part.end(self._fma(x, code.load(code.at(self._keys, at, 4), _GROUP_FLOATS), part.values[0]))
+        # Lanes behind the token hold what was there before.
+        lanes = ir.Constant(ir.VectorType(_INT64, GROUP), list(range(GROUP)))
+        here = b.add(code.spread(most.index, lanes.type), lanes)
+        is_known = b.icmp_signed("<", here, code.spread(stop, lanes.type))
+        score = b.select(is_known, part.values[0], nothing)
+        code.store(score, code.at(self._scores, most.index, 4))
+        (before,) = most.values
+        most.end(b.select(b.fcmp_ordered(">", score, before), score, before))
+        top = code.spread(highest(most.values[0]), _GROUP_FLOATS)
+        mass = _Loop(code, _INT64(0), whole, GROUP, [_all(_GROUP_FLOATS, 0.0)])
+        at = code.at(self._scores, mass.index, 4)
+        weight = _exponential(code, b.fsub(code.load(at, _GROUP_FLOATS), top))
+        code.store(weight, at)
+        mass.end(b.fadd(mass.values[0], weight))
+        return b.fdiv(_FLOAT(1.0), total(_FLOAT(0.0), mass.values[0]))
+
+    def _rotate(self, head: Any, factor: Any) -> None:
+        code, b = self._code, self._b
+        signs = ir.Constant(_GROUP_FLOATS, [-1.0, 1.0] * (GROUP // 2))
+        part = _Loop(code, _INT64(0), self._dim, GROUP)
+        at = code.at(head, part.index, 4)
+        x = code.load(at, _GROUP_FLOATS)
+        turn = code.load(code.at(self._angles, part.index, 4), _GROUP_FLOATS)
         sines = b.fmul(_lanes(b, turn, lambda lane: lane | 1), signs)
         turned = b.fmul(_lanes(b, x, lambda lane: lane ^ 1), sines)
-        turned = fma(x, _lanes(b, turn, lambda lane: lane & ~1), turned)
+        turned = self._fma(x, _lanes(b, turn, lambda lane: lane & ~1), turned)
         code.store(b.fmul(turned, code.spread(factor, _GROUP_FLOATS)), at)
         part.end()
 
-    rotate(key, _FLOAT(1.0))
-    part = _Loop(code, _INT64(0), dim)
-    at = b.add(b.mul(part.index, length), position)
-    code.store(code.load(code.at(key, part.index, 4), _FLOAT), code.at(keys, at, 4))
-    part.end()
-    part = _Loop(code, _INT64(0), dim, GROUP)
-    at = b.add(b.mul(position, dim), part.index)
-    code.store(code.load(code.at(value, part.index, 4), _GROUP_FLOATS), code.at(values, at, 4))
-    part.end()
-
-    stop = b.add(position, _INT64(1))
-    stop_whole = b.and_(b.add(position, _INT64(GROUP)), _INT64(-GROUP))
-    scores = b.gep(scores, [b.mul(b.mul(code.piece, room), _INT64(4))])
-    member = _Loop(code, _INT64(0), group)
-    number = b.add(b.mul(own, group), member.index)
-    query = b.gep(qkv, [b.mul(b.add(row, number), head_bytes)])
-    rotate(query, scale)
-    nothing = _all(_GROUP_FLOATS, float("-inf"))
-    most = _Loop(code, _INT64(0), stop_whole, GROUP, [nothing])
-    part = _Loop(code, _INT64(0), dim, 1, [_all(_GROUP_FLOATS, 0.0)])
-    x = code.spread(code.load(code.at(query, part.index, 4), _FLOAT), _GROUP_FLOATS)
-    at = b.add(b.mul(part.index, length), most.index)
-    part.end(fma(x, code.load(code.at(keys, at, 4), _GROUP_FLOATS), part.values[0]))
-    # Lanes behind the token hold what was there before.
-    lanes = ir.Constant(ir.VectorType(_INT64, GROUP), list(range(GROUP)))
-    here = b.add(code.spread(most.index, lanes.type), lanes)
-    is_known = b.icmp_signed("<", here, code.spread(stop, lanes.type))
-    score = b.select(is_known, part.values[0], nothing)
-    code.store(score, code.at(scores, most.index, 4))
-    (before,) = most.values
-    most.end(b.select(b.fcmp_ordered(">", score, before), score, before))
-    highest = code.spread(largest(most.values[0]), _GROUP_FLOATS)
-    mass = _Loop(code, _INT64(0), stop_whole, GROUP, [_all(_GROUP_FLOATS, 0.0)])
-    at = code.at(scores, mass.index, 4)
-    weight = _exponential(code, b.fsub(code.load(at, _GROUP_FLOATS), highest))
-    code.store(weight, at)
-    mass.end(b.fadd(mass.values[0], weight))
-    share = b.fdiv(_FLOAT(1.0), total(_FLOAT(0.0), mass.values[0]))
-
-    result = b.add(b.mul(token, heads), number)
-    part = _Loop(code, _INT64(0), dim, GROUP)
-    known = _Loop(code, _INT64(0), stop, 1, [_all(_GROUP_FLOATS, 0.0)])
-    at = b.add(b.mul(known.index, dim), part.index)
-    weight = code.spread(code.load(code.at(scores, known.index, 4), _FLOAT), _GROUP_FLOATS)
-    known.end(fma(weight, code.load(code.at(values, at, 4), _GROUP_FLOATS), known.values[0]))
-    at = b.add(b.mul(result, dim), part.index)
-    code.store(b.fmul(known.values[0], code.spread(share, _GROUP_FLOATS)), code.at(out, at, 4))
-    part.end()
-    member.end()
-    b.ret_void()
-    return code.module
+    def _head(self, pointer: Any, number: Any) -> Any:
+        """The address so many heads behind a pointer."""
+        return self._b.gep(pointer, [self._b.mul(number, self._b.mul(self._dim, _INT64(4)))])
 
 
 def _lanes(b: Any, vector: Any, source: Callable[[int], int]) -> Any:
@@ -324,9 +352,14 @@ def _sharing_module() -> ir.Module:
     run.b.store(_INT64(0), done)
     run.b.store_atomic(run.piece, run.arguments, "release", 8)
     run.b.call(work.definition, [run.arguments, _INT64(0)])
+    cycles = run.function("llvm.readcyclecounter", _INT64)
+    begun = cycles()
     waiting = _Waiting(run, done, _INT64(1 << 40))
     run.b.cbranch(run.b.icmp_signed("==", waiting.found, run.piece), waiting.end, waiting.again)
-    waiting.close()
+    run.b.position_at_end(waiting.end)
+    waited = run.b.gep(run.arguments, [_INT64(WAITED)])
+    run.b.store(run.b.sub(cycles(), begun), waited)
+    run.b.ret_void()
 
     help_ = _Code("help", module)
     waiting = _Waiting(help_, help_.b.gep(help_.arguments, [_INT64(REMAINING)]), _INT64(PATIENCE))
@@ -336,7 +369,8 @@ def _sharing_module() -> ir.Module:
     help_.b.position_at_end(helping)
     help_.b.call(work.definition, [help_.arguments, _INT64(0)])
     waiting.restart()
-    waiting.close()
+    help_.b.position_at_end(waiting.end)
+    help_.b.ret_void()
     return module
 
 
@@ -376,11 +410,6 @@ class _Waiting:
         """Go on with the whole patience."""
         self._turns.add_incoming(_INT64(0), self._b.block)
         self._b.branch(self._head)
-
-    def close(self) -> None:
-        """End the function behind the loop."""
-        self._b.position_at_end(self.end)
-        self._b.ret_void()
 
 
 class _Tile:

@@ -172,9 +172,8 @@ class LlamaModel:
         has_window = self._kind == "mistral" and config["sliding_window"] is not None
         window = _count(config, "sliding_window") if has_window else None
         self._plan = AttentionPlan(self._dim**-0.5, window)
-        compiled = kernels() if self._quantised is not None else None
-        fits = window is None and self._dim % GROUP == 0
-        self._decode = compiled.attend if compiled is not None and fits else None
+        fits = self._quantised is not None and window is None and self._dim % GROUP == 0
+        self._decode = compiled.attend if fits and (compiled := kernels()) is not None else None
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute logits; see `CausalModel.forward`."""
