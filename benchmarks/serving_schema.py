@@ -28,7 +28,7 @@ from measuring.running import cpu_seconds
 
 from tuneship.contract.answer_schemas import read_schema
 from tuneship.service.catalogues.base_models import Catalogue
-from tuneship.service.generation.prompts import prompt_tokens
+from tuneship.service.generation.prompts import rendered_prompt
 from tuneship.serving.grammar import grammar_of
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 
@@ -145,7 +145,9 @@ async def _measure_lengths() -> None:
                     "additionalProperties": False,
                 }
                 grammar = grammar_of(read_schema(schema).schema, is_flexible=is_flexible)
-                asked = prompt_tokens(base.text_format, [{"role": "user", "content": prompt}], "")
+                asked = rendered_prompt(
+                    base.text_format, [{"role": "user", "content": prompt}], ""
+                ).tokens
                 request = GenerateRequest(
                     tuple(asked), 250, stop_tokens=base.text_format.stop_tokens, grammar=grammar
                 )

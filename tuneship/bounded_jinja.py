@@ -35,7 +35,7 @@ MOST_DEPTH = 100
 """Levels of lists within lists: Python's own functions go down by recursion."""
 MOST_BITS = 4096
 CALL_STEPS = 30
-"""What the call of a macro costs beside its code."""
+"""The steps of calling a macro, beside those of its code."""
 MOST_NUMBER = 100_000
 """The largest number that a filter or a method of texts may be given: most are widths."""
 LONG_NUMBER = re.compile(r"\d{6}")

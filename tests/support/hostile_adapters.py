@@ -12,7 +12,7 @@ from tuneship.service.catalogues.base_models import SHIPPED
 
 MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
 WIDTH = 128
-"""Of that module in the shipped model."""
+"""The width of that module in the shipped model."""
 ROUNDS = "{% for a in range(20000) %}{% for b in range(20000) %}{% endfor %}{% endfor %}"
 TEMPLATE = (SHIPPED / "tuneship-tiny" / "chat_template.jinja").read_text()
 

@@ -22,6 +22,12 @@ import pytest
 from tests.support.in_process import LINES, jsonl
 from tests.support.processes import Serve, running_deployment
 from tests.support.waiting import PATIENCE_S, children, is_alive, until
+from tuneship.contract.scopes import SCOPES
+from tuneship.security.master_key import derived_secret, read_or_make_secret
+from tuneship.service.access.api_keys import Keys
+from tuneship.service.common.clock_watch import utc_now
+from tuneship.store.audit import Chain
+from tuneship.store.database import Database, sqlite_url
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 CLIENTS = 200
@@ -196,7 +202,7 @@ MOST_MORE_DESCRIPTORS = 20
 
 @dataclass
 class Needs:
-    """What a process needs, once a second."""
+    """The memory and the descriptors of a process, once a second."""
 
     resident: list[int] = field(default_factory=list[int])
     descriptors: list[int] = field(default_factory=list[int])
@@ -219,7 +225,8 @@ async def step(http: httpx.AsyncClient, deployment: str, kind: str) -> str:
     elif kind == "list":
         answer = await http.get("/v1/events?limit=100")
     elif kind == "health":
-        answer = await http.get("/healthz")
+        # A connection that never needs a key is ended after a minute.
+        answer = await http.get("/healthz", headers={"Connection": "close"})
     else:
         body = {"prompt": "Fracture of rib", "max_tokens": 32, "temperature": 2}
         body["stream"] = kind == "stream"
@@ -229,18 +236,43 @@ async def step(http: httpx.AsyncClient, deployment: str, kind: str) -> str:
     return str(answer.status_code)
 
 
-async def steady_load(serve: Serve, deployment: str, needs: Needs) -> Counter[str]:
+def tenants_of(serve: Serve) -> list[tuple[dict[str, str], str]]:
+    """The headers of several tenants, none of which may have 200 requests in flight, and a deployment of each."""
+    secret = read_or_make_secret(serve.data_dir / "master.key")
+    database = Database(sqlite_url(serve.data_dir / "tuneship.sqlite"))
+    audit = Chain(derived_secret(secret, "audit"))
+    keys = Keys(database, derived_secret(secret, "keys"), utc_now, audit)
+    made: list[tuple[dict[str, str], str]] = []
+    for name in ("one", "two", "three", "four"):
+        key = keys.issue(name, SCOPES, None)
+        headers = {"Authorization": f"Bearer {key}", "X-Client-ID": name}
+        body = {"model_name": "tuneship-tiny", "deployment_name": name}
+        with httpx.Client(base_url=serve.url, headers=headers, trust_env=False, timeout=60) as http:
+            created = http.post("/v1/deployments", json=body).json()["id"]
+            path = f"/v1/deployments/{created}"
+            until(lambda http=http, path=path: http.get(path).json()["status"] == "running")
+        made.append((headers, created))
+    database.close()
+    return made
+
+
+async def steady_load(serve: Serve, needs: Needs) -> Counter[str]:
     """200 callers generate, half of them as streams; others upload and delete, list, and ask for health."""
+    tenants = tenants_of(serve)
     clock = asyncio.get_running_loop().time
     end = clock() + SETTLED_S + STEADY_S
     answers = Counter[str]()
 
-    async def repeat(kind: str, pause_s: float) -> None:
+    async def repeat(kind: str, pause_s: float, number: int = 0) -> None:
+        headers, deployment = tenants[number // 2 % len(tenants)]
         async with httpx.AsyncClient(
-            base_url=serve.url, headers=serve.headers, timeout=300, trust_env=False, verify=TLS
+            base_url=serve.url, headers=headers, timeout=300, trust_env=False, verify=TLS
         ) as http:
             while clock() < end:
-                status = await step(http, deployment, kind)
+                try:
+                    status = await step(http, deployment, kind)
+                except httpx.HTTPError as error:
+                    status = type(error).__name__
                 answers[f"{kind} {status}"] += 1
                 await asyncio.sleep(pause_s)
 
@@ -251,7 +283,7 @@ async def steady_load(serve: Serve, deployment: str, needs: Needs) -> Counter[st
             await asyncio.sleep(1)
 
     others = [repeat("upload", 1), repeat("list", 0.5), repeat("health", 0.2), measure()]
-    callers = [repeat("stream" if number % 2 else "whole", 0) for number in range(CLIENTS)]
+    callers = [repeat("stream" if number % 2 else "whole", 0, number) for number in range(CLIENTS)]
     await asyncio.gather(*callers, *others)
     return answers
 
@@ -259,12 +291,11 @@ async def steady_load(serve: Serve, deployment: str, needs: Needs) -> Counter[st
 def test_a_steady_load_leaves_nothing_behind(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data", preload=True, generate_requests_per_minute="0")
     try:
-        deployment = running_deployment(serve.client(), "d", "tuneship-tiny")
         needs = Needs()
-        answers = asyncio.run(steady_load(serve, deployment, needs))
+        answers = asyncio.run(steady_load(serve, needs))
         print(answers, needs)  # noqa: T201 - prints the figures of the run
         failures = [one for one in answers if one.split()[1] not in {"200", "201"}]
-        assert not failures, answers
+        assert not failures, (answers, serve.log.read_text()[-2000:])
         kinds = {one.split()[0] for one in answers}
         assert kinds == {"stream", "whole", "upload", "list", "health"}
         third = len(needs.resident) // 3
