@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 from tuneship.contract.errors import QuotaExceeded
-from tuneship.service.context.context import Context
+from tuneship.service.context.context import Context, Parts
 from tuneship.store import dataset_records
 from tuneship.store import queries as rows
 
@@ -18,13 +18,17 @@ def check_quota(
         raise QuotaExceeded(f"this client has {limit} {what}, the most it may have")
 
 
+def room_left(parts: Parts, connection: sa.Connection, client_id: str) -> int:
+    """The bytes that the client's files may still grow by, all kinds of them together."""
+    used = dataset_records.bytes_of(connection, client_id)
+    return parts.settings.maximum_dataset_bytes - used
+
+
 def check_bytes(context: Context, more: int) -> None:
     """Raises `QuotaExceeded` when `more` bytes would be too many for the client's files together."""
-    most = context.parts.settings.maximum_dataset_bytes
-    if dataset_records.bytes_of(context.transaction, context.client_id) + more > most:
-        raise QuotaExceeded(
-            f"the datasets and imported models of this client may hold {most} bytes in all"
-        )
+    if room_left(context.parts, context.transaction, context.client_id) < more:
+        most = context.parts.settings.maximum_dataset_bytes
+        raise QuotaExceeded(f"the files of this client may hold {most} bytes in all")
 
 
 def is_name_taken(
