@@ -40,7 +40,7 @@ class PlayedConversion:
         self.report: ProcessMessage | None = None
         self.waits = False
         self.seconds: float | None = None
-        """Where it is set, real processes carry out the orders, and have this time for it."""
+        """The time that real processes have to carry out an order; None: it is played."""
 
     def __call__(
         self,

@@ -71,7 +71,7 @@ def test_a_chat_template_is_refused_with_the_way_to_have_it_added(
     assert state(service) == before
 
 
-def test_what_is_stored_of_an_adapter_was_written_here(service: Service) -> None:
+def test_all_that_is_stored_of_an_adapter_was_written_here(service: Service) -> None:
     brought = {"parity.json": b"[" * 10_000, "README.md": b"x", "special_tokens_map.json": b"{}"}
     assert send(service, tar_of({**ADAPTER, **brought})).status_code == 201
     with service.database.read() as connection:

@@ -65,7 +65,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(base: Path, adapter: Path) -> torch.Tensor:
-    """What the engine answers with the adapter as an import writes it."""
+    """The engine's logits with the adapter as an import writes it."""
     source = shutil.copytree(adapter, adapter.with_name("received"), dirs_exist_ok=True)
     plain = adapter.with_name("plain")
     shutil.rmtree(plain, ignore_errors=True)

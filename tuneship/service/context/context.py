@@ -138,8 +138,6 @@ class Context:
     """The scopes of the caller's key; the boundary has checked the one of the operation."""
     accept: str = ""
     """The media types that the caller accepts, as they were sent."""
-    left: threading.Event = field(default_factory=threading.Event)
-    """Set when the caller of an operation with threads of its own has disconnected, so that nobody waits for it."""
     key_has_ended: bool = False
     """The caller's key was revoked or has expired while the request was at work."""
     caller: Caller = field(default_factory=Caller)
@@ -156,6 +154,8 @@ class Context:
 
     A commit that failed may have succeeded, so an action must check the rows before it removes anything.
     """
+    left: threading.Event = field(default_factory=threading.Event)
+    """Set when the caller of an operation with threads of its own has disconnected, so that nobody waits for it."""
     _transaction: sa.Connection | None = None
     _opened: ExitStack | None = None
     """Ends the transaction."""

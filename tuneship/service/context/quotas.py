@@ -28,9 +28,7 @@ def check_bytes(context: Context, more: int) -> None:
     """Raises `QuotaExceeded` when `more` bytes would be too many for the client's files together."""
     if room_left(context.parts, context.transaction, context.client_id) < more:
         most = context.parts.settings.maximum_dataset_bytes
-        raise QuotaExceeded(
-            f"the datasets, files and imported models of this client may hold {most} bytes in all"
-        )
+        raise QuotaExceeded(f"the files of this client may hold {most} bytes in all")
 
 
 def is_name_taken(
