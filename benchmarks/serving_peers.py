@@ -74,6 +74,8 @@ PEERS = {
         arguments=(
             *("-c", "from transformers.cli.transformers import main; main()", "serve", "{merged}"),
             *("--continuous-batching", "--device", "cpu", "--dtype", "{dtype}"),
+            # It would take nearly all free memory for its cache.
+            *("--cb-max-memory-percent", "0.1"),
         ),
         model="{merged}",
         targets={8: 1.5, 32: 3.0},
