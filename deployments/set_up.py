@@ -61,7 +61,7 @@ if __name__ == "__main__":
     except (PrefectException, HTTPError) as failure:
         if (
             isinstance(failure, HTTPStatusError)
-            and failure.response.status_code == codes.UNAUTHORIZED
+            and failure.response.status_code == codes.UNAUTHORIZED.value
         ):
             sys.exit(REFUSED_BY_PREFECT)
         # Their messages may go on for lines.

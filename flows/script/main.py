@@ -277,7 +277,7 @@ def _ending_after(error: BaseException) -> Ending:
         return Ending(_aborted(reason, message), message, 1)
     if (
         isinstance(error, PrefectHTTPStatusError)
-        and error.response.status_code == codes.UNAUTHORIZED
+        and error.response.status_code == codes.UNAUTHORIZED.value
     ):
         return Ending(_aborted("bad_input", REFUSED_BY_PREFECT), REFUSED_BY_PREFECT, 1)
     # The text of an unexpected error may quote a dataset, so it goes to a file of this machine only.
