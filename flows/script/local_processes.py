@@ -43,6 +43,11 @@ PREFECT_SERVER = {
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
 }
 
+REFUSED_BY_PREFECT = (
+    "the Prefect server of PREFECT_API_URL asks for a string: set PREFECT_API_AUTH_STRING"
+    " (that of `make up` is in ~/.tuneship/run/prefect-password)"
+)
+
 
 def new_auth_string() -> str:
     """Draw the user and password of a Prefect server, in the form of its setting."""
