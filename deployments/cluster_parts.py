@@ -1,8 +1,8 @@
 """The parts of a cluster on one machine: their commands, their environment, and how one sees that they are ready.
 
 `deployments/cluster.py` starts and ends them. PostgreSQL may be the system's or the wheel's; SeaweedFS, Ray and Caddy
-come from their wheels (`tuneship[cluster]`). They listen on the loopback interface alone, and ask for a secret that only
-the user who started the cluster can read; PostgreSQL, on a socket, lets the system say who calls.
+come from their wheels (`tuneship[cluster]`). They listen on the loopback interface alone, and ask for a secret that
+only the user who started the cluster can read; PostgreSQL, on a socket, lets the system say who calls.
 """
 
 import json

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -19,7 +20,8 @@ from tuneship.startup import StartupError
 from tuneship.store import audit, installation
 from tuneship.store.audit_heads import Head, Heads, HeadsDamaged, heads_file
 from tuneship.store.blobs import Blobs
-from tuneship.store.database import Database, url_of
+from tuneship.store.cut_log import lost_pages
+from tuneship.store.database import Database, parsed_url, url_of
 from tuneship.store.installation import FoundDatabase
 from tuneship.store.open_blobs import blobs_of
 from tuneship.store.ownership import (
@@ -110,6 +112,7 @@ def open_for_service(
     """
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
+    _report_lost_changes(url)
     found = installation.look(direct_url_of(settings))
     _check_cluster(found, None)
     check_ownership(settings.data_dir, url, found)
@@ -181,6 +184,19 @@ def open_for_member(
         database.close()
         raise
     return Installation(database, secret, blobs, None if accept_clock else row["newest_time"])
+
+
+def _report_lost_changes(url: str) -> None:
+    parsed = parsed_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        return
+    pages = lost_pages(Path(parsed.database))
+    if pages:
+        text = (
+            "changes that were acknowledged are missing: the last %d pages of the write-ahead log %s-wal were "
+            "cut off, damaged or removed while no service ran (docs/operations.md)"
+        )
+        logger.error(text, pages, parsed.database)
 
 
 def direct_url_of(settings: ServiceSettings) -> str:
