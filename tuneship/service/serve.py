@@ -114,6 +114,7 @@ SWITCH_INTERVAL_S = 0.0005
 FOLDERS = ("blobs", "scratch", "work", "logs", "base_models")
 FORGET_EVERY_S = 1.0
 GUARD_AFTER_S = 1.0
+STDERR = 2
 NOTE_TIME_EVERY_S = 60.0
 
 
@@ -164,7 +165,8 @@ def serve(
     """
     os.umask(0o077)
     leave_no_core()
-    faulthandler.enable()  # the stacks of all threads at a crash, and when the guard ends the process
+    # The stacks of all threads at a crash, and when the guard ends the process.
+    faulthandler.enable(STDERR)
     use_large_stacks()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     hide()  # before the master key is read
