@@ -26,6 +26,8 @@ from tuneship.settings import ClientSettings
 
 # A server may ask for an hour; a rollout whose driver is silent for so long ends for lack of requests.
 LONGEST_SLOWDOWN_S = 10.0
+# Answers that the driver cuts off count as abandoned, and would be in the baseline of the next release.
+FINISH_WITHIN_S = 10.0
 STOP_WITHIN_S = 1.0
 
 
@@ -96,7 +98,10 @@ class AnswerCounts:
 
 
 class TrafficDriver:
-    """A thread that drives an endpoint while the `with` block runs; it stops within a second of its end."""
+    """A thread that drives an endpoint while the `with` block runs.
+
+    At its end nothing more is sent, and open answers have ten seconds to end; none where the block ends by an error.
+    """
 
     def __init__(
         self,
@@ -114,6 +119,7 @@ class TrafficDriver:
         self._name, self._sent = secrets.token_hex(8), count()
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
+        self._finish_within_s = FINISH_WITHIN_S
         self._slow_until = 0.0
         self._thread = threading.Thread(target=self._run, name="traffic-driver", daemon=True)
 
@@ -122,11 +128,13 @@ class TrafficDriver:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Stop sending; answers that are still open are not waited for."""
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Stop sending, and wait for the answers that are still open."""
+        if error is not None:  # what follows, a rollback or the end of the program, may not wait
+            self._finish_within_s = 0.0
         with suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(STOP_WITHIN_S)
+        self._thread.join(self._finish_within_s + STOP_WITHIN_S)
 
     def _run(self) -> None:
         # A runner also closes the generators of answers that are cut off, which the garbage collector could not.
@@ -134,31 +142,31 @@ class TrafficDriver:
             runner.run(self._drive_until_stopped())
 
     async def _drive_until_stopped(self) -> None:
-        stopped = asyncio.create_task(self._stopped.wait())
-        driving = asyncio.create_task(self._drive())
-        await asyncio.wait([stopped, driving], return_when=asyncio.FIRST_COMPLETED)
-        driving.cancel()
-        with suppress(asyncio.CancelledError):
-            await driving
-
-    async def _drive(self) -> None:
         client = AsyncClient(self._settings).with_options(
             tries=1, timeout_s=self._traffic.timeout_seconds
         )
+        try:
+            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as sending:
+                driving = sending.create_task(self._drive(client, sending))
+                await self._stopped.wait()
+                driving.cancel()
+                limit.reschedule(self._loop.time() + self._finish_within_s)
+        except TimeoutError:
+            pass  # answers that are still open are cut off
+        finally:
+            await client.close()
+
+    async def _drive(self, client: AsyncClient, sending: asyncio.TaskGroup) -> None:
         slots = asyncio.Semaphore(self._traffic.max_in_flight)
         pause = 1.0 / self._traffic.requests_per_second
         due = self._loop.time()
-        try:
-            async with asyncio.TaskGroup() as sending:
-                while True:
-                    await slots.acquire()
-                    now = self._loop.time()
-                    # A delay is not made up for by a burst.
-                    due = max(due + pause, now, self._slow_until)
-                    await asyncio.sleep(due - now)
-                    sending.create_task(self._send(client, slots))
-        finally:
-            await client.close()
+        while True:
+            await slots.acquire()
+            now = self._loop.time()
+            # A delay is not made up for by a burst.
+            due = max(due + pause, now, self._slow_until)
+            await asyncio.sleep(due - now)
+            sending.create_task(self._send(client, slots))
 
     async def _send(self, client: AsyncClient, slots: asyncio.Semaphore) -> None:
         request = Generate(prompt=next(self._prompts))

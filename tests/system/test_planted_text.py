@@ -247,10 +247,12 @@ class Way:
             "body": body,
         }
         files = {"file": ("night.jsonl", json.dumps(line).encode())}
-        sent = self.ask("POST", "/openai/v1/files", data={"purpose": "batch"}, files=files).json()[
-            "id"
-        ]
-        order = {"input_file_id": sent, "endpoint": "/v1/completions", "completion_window": "24h"}
+        sent = self.ask("POST", "/openai/v1/files", data={"purpose": "batch"}, files=files)
+        order = {
+            "input_file_id": sent.json()["id"],
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
         made = self.ask("POST", "/openai/v1/batches", json=order).json()["id"]
         output = self.wait(f"/openai/v1/batches/{made}", "completed")["output_file_id"]
         answer = self.ask("GET", f"/openai/v1/files/{output}/content").json()

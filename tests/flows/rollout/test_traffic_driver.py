@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.rollout import traffic_driver
 from flows.rollout.traffic_driver import TrafficDriver, read_prompts
 from flows.shared.errors import BadInput
 from tests.flows.conftest import wait_for
@@ -43,8 +44,7 @@ def test_every_answer_is_counted_for_the_deployment_that_gave_it() -> None:
         sending = driver(fake)
         with sending:
             wait_for(lambda: len(fake.generations) >= 40)
-            let_all_be_counted(fake)
-            counts = sending.counts.take(BASELINE, CANDIDATE)
+        counts = sending.counts.take(BASELINE, CANDIDATE)
 
     asked = fake.generations.count(CANDIDATE), fake.generations.count(BASELINE)
     assert (counts.candidate_requests, counts.baseline_requests) == asked
@@ -60,18 +60,11 @@ def test_taken_counts_start_again_at_nothing() -> None:
         sending = driver(fake)
         with sending:
             wait_for(lambda: len(fake.generations) >= 5)
-            let_all_be_counted(fake)
-            first = sending.counts.take(BASELINE, CANDIDATE)
-            second = sending.counts.take(BASELINE, CANDIDATE)
+        first = sending.counts.take(BASELINE, CANDIDATE)
+        second = sending.counts.take(BASELINE, CANDIDATE)
 
     assert first.baseline_requests == len(fake.generations)
     assert second.baseline_requests == 0
-
-
-def let_all_be_counted(fake: FakeService) -> None:
-    """Stop the answers, and wait until every place of the driver holds an open request: all others are counted then."""
-    fake.generation_gate = threading.Event()
-    wait_for(lambda: fake.waiting == IN_FLIGHT)
 
 
 def test_too_many_requests_slow_the_driver_and_are_no_observation() -> None:
@@ -88,13 +81,42 @@ def test_too_many_requests_slow_the_driver_and_are_no_observation() -> None:
     assert counts.baseline_requests == 0
 
 
-def test_it_stops_though_answers_are_open() -> None:
+def test_at_its_end_it_sends_nothing_more_and_cuts_no_answer_off() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.generation_gate = gate = threading.Event()
+        sending = driver(fake)
+        with sending:
+            wait_for(lambda: fake.waiting == IN_FLIGHT)
+            threading.Timer(0.5, gate.set).start()
+
+    counts = sending.counts.take(BASELINE, CANDIDATE)
+    assert (counts.baseline_requests, counts.baseline_abandoned) == (IN_FLIGHT, 0)
+    assert len(fake.generations) == IN_FLIGHT
+    assert not is_driving()
+
+
+def test_answers_that_do_not_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_driver, "FINISH_WITHIN_S", 0.1)
     with FakeService() as fake:
         fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
         fake.generation_gate = threading.Event()
         with driver(fake):
             wait_for(lambda: fake.waiting >= 4)
         until(lambda: not is_driving(), 30)  # the answers stay open for longer
+        fake.generation_gate.set()
+
+
+def test_after_an_error_no_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_driver, "FINISH_WITHIN_S", 120.0)
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.generation_gate = threading.Event()
+        sending = driver(fake)
+        sending.__enter__()
+        wait_for(lambda: fake.waiting >= 4)
+        sending.__exit__(KeyError)
+        until(lambda: not is_driving(), 30)
         fake.generation_gate.set()
 
 
@@ -111,7 +133,7 @@ def test_as_many_requests_are_open_as_allowed_and_no_more(allowed: int) -> None:
             wait_for(lambda: fake.waiting >= allowed)
             time.sleep(0.2)
             open_requests = fake.waiting
-        fake.generation_gate.set()
+            fake.generation_gate.set()
 
     assert open_requests == allowed
 
@@ -123,7 +145,7 @@ def test_the_plan_says_how_long_an_answer_is_waited_for() -> None:
         sending = driver(fake, timeout_seconds=0.1)
         with sending:
             wait_for(lambda: sending.counts.take(BASELINE, CANDIDATE).unanswered > 0)
-        fake.generation_gate.set()
+            fake.generation_gate.set()
 
 
 def test_prompts_are_the_instruction_or_prompt_of_each_line(tmp_path: Path) -> None:
@@ -181,8 +203,7 @@ def test_answers_are_counted_whether_the_server_streams_or_not(streams: bool) ->
         sending = driver(fake)
         with sending:
             wait_for(lambda: len(fake.generations) >= 5)
-            let_all_be_counted(fake)
-            counts = sending.counts.take(BASELINE, CANDIDATE)
+        counts = sending.counts.take(BASELINE, CANDIDATE)
 
     assert counts.candidate_requests == counts.candidate_bad["empty"] == len(fake.generations)
     assert (counts.unanswered, counts.candidate_abandoned) == (0, 0)

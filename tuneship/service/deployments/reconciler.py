@@ -47,7 +47,7 @@ class FilesDamaged(Exception):
     """A stored file differs from its digest."""
 
 
-CANNOT_BE_SERVED = (ModelNotFound, DeploymentError, FilesDamaged, OSError)
+CANNOT_BE_SERVED = (ModelNotFound, DeploymentError, FilesDamaged, CatalogueFault, OSError)
 
 
 class DeploymentKeeper:
@@ -148,10 +148,8 @@ class DeploymentKeeper:
         """The model of a deployment, after its files were read and checked. Raises `CANNOT_BE_SERVED`."""
         with self._parts.database.read() as connection:
             served = served_model(connection, self._parts, row["client_id"], row["model_name"])
-        try:
-            _ = served.format
-        except CatalogueFault as fault:
-            raise FilesDamaged(f"the base model cannot be used: {fault}") from fault
+        # Read here, so that a base model that was damaged later fails the deployment by name.
+        _ = served.format
         if served.adapter is not None and served.files is not None:
             try:
                 with self._parts.blobs.fetched(served.files, is_checked=True):
