@@ -6,8 +6,9 @@ RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 it does not, but then it refuses to start a 
 
 import sys
 
-from ray._private import ray_constants, services
-from ray.scripts.scripts import main
+# The tests' own environment has no Ray.
+from ray._private import ray_constants, services  # pyright: ignore[reportMissingImports]
+from ray.scripts.scripts import main  # pyright: ignore[reportMissingImports]
 
 if __name__ == "__main__":
     ray_constants.ENABLE_RAY_CLUSTER = True

@@ -176,6 +176,29 @@ def test_the_compose_file_builds_targets_and_mounts_secrets_that_exist() -> None
         assert set(service.get("depends_on", [])) <= set(compose["services"])
 
 
+def test_the_image_installs_what_has_a_hash_and_our_own_source_alone() -> None:
+    """No registry of images was at hand: what a build downloads was not seen, only what pip is asked for."""
+    text = IMAGE.read_text().replace("\\\n", " ")
+    assert "PIP_REQUIRE_HASHES=1 PIP_ONLY_BINARY=:all: PIP_NO_DEPS=1" in text
+    asked = re.findall(r"(\S+ )?/opt/tuneship/bin/pip install (.*?)(?= &&|\n)", text)
+    *locked, own = [
+        (before, arguments.strip()) for before, arguments in asked if "node" not in arguments
+    ]
+    assert own == ("PIP_REQUIRE_HASHES=0 ", "--no-build-isolation ./packaging/client .")
+    names = re.findall(r"-r \"?packaging/locked/(\S+?)\.txt", text)
+    assert names == ["service", "build", "${TORCH}", "node"]
+    assert all(re.fullmatch(r"(-r \S+ ?)+", arguments) for _, arguments in locked)
+    (torch,) = re.findall(r"^ARG TORCH=(.+)$", text, flags=re.MULTILINE)
+    for name in (torch, "torch-cpu", "service", "build", "node"):
+        assert (ROOT / "packaging" / "locked" / f"{name}.txt").is_file()
+
+
+def test_every_stage_of_the_image_begins_with_the_one_base_image_that_can_be_pinned() -> None:
+    bases = re.findall(r"^FROM (\S+) AS (\S+)$", IMAGE.read_text(), flags=re.MULTILINE)
+    stages = {name for _, name in bases}
+    assert {base for base, _ in bases} - stages == {"${PYTHON_IMAGE}"}
+
+
 def test_the_image_copies_what_exists_and_hadolint_finds_no_fault() -> None:
     for line in re.findall(r"^COPY (?!--from)(.+)$", IMAGE.read_text(), flags=re.MULTILINE):
         *sources, _ = line.split()

@@ -92,13 +92,14 @@ def packages_in(lock: str) -> set[str]:
 
 def test_the_documents_count_the_packages_of_the_locks() -> None:
     of_extras = {"psycopg", "psycopg-binary", "obstore"}
-    assert of_extras < packages_in("service")
+    of_service = packages_in("service") | packages_in("torch-cpu")
+    assert of_extras < of_service
     counts = {
         "tuneship-client": len(packages_in("client")) + 1,
         "tuneship-client[cli]": len(packages_in("command")) + 1,
         "tuneship": len(packages_in("pipeline")) + 2,
-        "tuneship[service]": len(packages_in("service") - of_extras) + 2,
-        "tuneship[service,postgres,objects]": len(packages_in("service")) + 2,
+        "tuneship[service]": len(of_service - of_extras) + 2,
+        "tuneship[service,postgres,objects]": len(of_service) + 2,
     }
     text = (ROOT / "docs" / "installation.md").read_text()
     rows = re.findall(r"^\| `(\S+)` \| .* \| (\d+) \|$", text, flags=re.MULTILINE)
@@ -114,7 +115,8 @@ def test_a_lock_has_the_tested_versions_with_hashes_and_no_place(lock: Path) -> 
     assert "://" not in text
     assert not re.search(r"^-", text, flags=re.MULTILINE), "an option would be an order to pip"
     pins = dict(PIN.findall(text))
-    assert text.count("--hash=sha256:") >= len(pins) > 10
+    entries = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert all(" --hash=sha256:" in entry for entry in entries)
     tested = {
         canonical(name): version
         for name, version in PIN.findall((ROOT / "constraints.txt").read_text())
@@ -127,8 +129,51 @@ def test_a_lock_has_the_tested_versions_with_hashes_and_no_place(lock: Path) -> 
     assert other == {}
 
 
-def test_the_lock_of_the_service_has_the_build_of_torch_for_processors() -> None:
-    text = (ROOT / "packaging" / "locked" / "service.txt").read_text()
-    assert re.search(r"^torch==\S+\+cpu ", text, flags=re.MULTILINE)
-    assert not re.search(r"^(nvidia|cuda|triton)", text, flags=re.MULTILINE)
-    assert "\ntorch==" not in (ROOT / "packaging" / "locked" / "pipeline.txt").read_text()
+def test_torch_and_libraries_for_gpus_are_in_no_lock_but_that_of_their_build() -> None:
+    for lock in LOCKED:
+        has_torch = re.search(r"^torch==(\S+)", lock.read_text(), flags=re.MULTILINE)
+        assert bool(has_torch) == lock.stem.startswith("torch-"), lock
+        has_libraries = re.search(r"^(nvidia|cuda|triton)", lock.read_text(), flags=re.MULTILINE)
+        assert bool(has_libraries) == (lock.stem == "torch-cuda"), lock
+    cpu = (ROOT / "packaging" / "locked" / "torch-cpu.txt").read_text()
+    assert re.search(r"^torch==\S+\+cpu ", cpu, flags=re.MULTILINE)
+
+
+def test_make_installs_nothing_that_has_no_hash_but_torch() -> None:
+    """Each stamp is an environment; `make lock` writes the locks that its recipe reads."""
+    makefile = (ROOT / "Makefile").read_text()
+    values = dict(re.findall(r"^([A-Z]+) = (.*)$", makefile, flags=re.MULTILINE))
+    assert " --require-hashes --no-deps --only-binary :all: " in values["LOCKED"]
+    assert " --no-deps --no-build-isolation " in values["OWN"]
+    assert values["TORCH"] == "$(PIP) -c constraints.txt torch"
+    assert makefile.count("$(PIP)") == 3
+    assert makefile.count("pip install") == 1
+    named = re.findall(r"-r packaging/locked/([a-z-]+)\.txt", makefile)
+    assert {"service", "build", "gguf", "node", "cluster", "development"} == set(named)
+    assert set(named) <= {lock.stem for lock in LOCKED}
+
+
+@pytest.mark.parametrize(
+    ("extra", "locks"),
+    [
+        ("service", {"service"}),
+        ("gguf", {"service", "gguf"}),
+        ("node", {"service", "node"}),
+        ("cluster", {"service", "node", "cluster"}),
+        ("dev", {"service", "development"}),
+    ],
+)
+def test_the_locks_that_make_installs_have_whatever_an_extra_names(
+    extra: str, locks: set[str]
+) -> None:
+    have = set[str]().union(*(packages_in(lock) for lock in locks))
+    extras = project(".")["project"]["optional-dependencies"]
+
+    def named(text: str) -> set[str]:
+        wanted = Requirement(text)
+        if wanted.name == "tuneship":
+            return {name for one in wanted.extras for text in extras[one] for name in named(text)}
+        return {canonical(wanted.name)}
+
+    wanted = {name for text in extras[extra] for name in named(text)}
+    assert wanted - {canonical(name) for name in have} - {"torch"} == set()

@@ -120,8 +120,10 @@ def restore(
                 keys = keys_in_force(made)
                 if revoke_keys:
                     revoke(keys, made, secret)
-                is_there = secret is None or target.master_key.exists()
-                settle(made, target, None if is_there else f"{secret.hex()}\n")
+                if secret is None or target.master_key.exists():
+                    settle(made, target, None)
+                else:
+                    settle(made, target, f"{secret.hex()}\n")
     except SQLAlchemyError as error:  # its own text may hold the URL
         fail(f"the database failed: {type(error).__name__}")
     except BlobsAway as fault:

@@ -1,9 +1,9 @@
 """Finds out whether SQLite's write-ahead log holds what the last process wrote into it; SQLite itself does not say.
 
-After a kill the newest changes are in the log, `<file>-wal`, and its index, `<file>-shm`, tells how many pages of it count.
-Whoever opens the database next drops what is not whole, without a word, and makes a new index. The index is written
-after the log is on the disk, so it never names more than what was there. Without it nothing can be said: then only the
-signed heads of the audit chain show what is missing.
+After a kill the newest changes are in the log, `<file>-wal`, and its index, `<file>-shm`, tells how many of its pages
+count. Whoever opens the database next drops what is not whole, without a word, and makes a new index. The index is
+written after the log is on the disk, so it never names more than what was there. Without it nothing can be said: then
+only the signed heads of the audit chain show what is missing.
 """
 
 import sqlite3
