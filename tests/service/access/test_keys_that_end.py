@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from tests.service.generation.test_generation import counts, lines, path_of
 from tests.service.jobs.test_streams import NOTIFIED_ONLY, Reader
+from tests.support.conversion import ARCHIVE
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers
 from tuneship.contract.scopes import SCOPES
@@ -216,6 +217,26 @@ def test_a_file_that_arrives_after_the_end_of_its_key_is_not_stored(live: Servic
     assert asyncio.run(send()).status_code == 401
     live.headers["alice"] = live.headers["another"]
     assert live.call("GET", "/v1/datasets").json()["datasets"] == []
+
+
+def test_an_import_whose_file_is_still_checked_is_stopped(live: Service) -> None:
+    live.conversion.waits = True
+    live.listen()
+    file = ("a.tar", ARCHIVE, "application/x-tar")
+
+    async def send() -> httpx.Response:
+        headers = live.headers["alice"]
+        async with httpx.AsyncClient(base_url=live.url, trust_env=False, timeout=60) as http:
+            sending = asyncio.create_task(
+                http.post("/v1/models", headers=headers, files={"file": file})
+            )
+            await asyncio.to_thread(live.until, lambda: live.conversion.orders)
+            await asyncio.to_thread(revoke, live)
+            return await sending
+
+    assert asyncio.run(send()).status_code == 401
+    live.headers["alice"] = live.headers["another"]
+    assert live.call("GET", "/v1/models?fine_tuned_only=true").json()["models"] == []
 
 
 def test_many_that_wait_for_the_ends_of_their_keys_ask_the_database_together(

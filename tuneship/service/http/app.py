@@ -230,12 +230,19 @@ class _OperationEndpoint:
             pool = threads.files if self._bound.is_long else threads.requests
             return await pool.run(context.client_id, work)
         # Nothing is cancelled: the thread ends its work, and with it the transaction.
-        leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
-        leaving.add_done_callback(lambda _: context.left.set())
+        ends = (wait_for_disconnect(request.receive), self._key_end(context))
+        ending = [asyncio.ensure_future(end) for end in ends]
+        for end in ending:
+            end.add_done_callback(lambda _: context.left.set())
         try:
             return await getattr(threads, self._bound.own_threads).run(context.client_id, work)
+        except ApiError:
+            if context.key_has_ended:
+                raise _key_ended() from None
+            raise
         finally:
-            leaving.cancel()
+            for end in ending:
+                end.cancel()
 
     async def _key_end(self, context: Context) -> ApiError:
         """The refusal of a caller whose key has ended, as soon as it has."""
