@@ -248,6 +248,7 @@ class Service:
         self._use_new_threads()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
+        self.loop_thread = self._thread.ident
         self.go_on()
         logging.getLogger("tuneship").addHandler(self.log)
         logging.getLogger("tuneship").setLevel(logging.INFO)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Serve
+from tuneship.client import Client
+from tuneship.contract.deployments import DeploymentCreate
 
 pytestmark = pytest.mark.slow
 MISSING = "changes that were acknowledged are missing"
@@ -21,7 +23,12 @@ def test_acknowledged_changes_that_a_cut_log_has_lost_are_reported_at_the_next_s
         serve.kill()
         serve.start()
         assert MISSING not in serve.log.read_text()
+        with Client(serve.settings) as client:
+            client.deployments.create(
+                DeploymentCreate(model_name="tuneship-tiny", deployment_name="kept")
+            )
         serve.kill()
+        assert log.stat().st_size
         os.truncate(log, 0)
         serve.start()
         assert f"{MISSING}: the last " in serve.log.read_text()

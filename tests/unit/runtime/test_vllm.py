@@ -206,7 +206,7 @@ def test_it_tells_log_probabilities_of_new_tokens_and_of_the_prompt(
         assert (asked["logprobs"], asked["echo"]) == (2, True)
         stopped = opened.link.generate(ask(10, 9, stop_tokens=(12,), logprobs=0))
         assert await tokens_of(stopped) == [11]
-        assert stopped.scores == [TokenScore(11, -1.1, []), TokenScore(12, -1.2, [])]
+        assert plain(stopped.scores) == [TokenScore(11, -1.1, []), TokenScore(12, -1.2, [])]
         await opened.link.aclose()
         opened.worker.kill()
 
