@@ -91,19 +91,9 @@ def compiled(source: str, *options: str, torch: str) -> str:
         # uv would choose the build with GPU libraries for some platforms, and lock these too.
         chosen.write_text(f"torch=={torch}\n")
         file = source if source.endswith(".toml") else str(wanted)
-        command = [
-            sys.executable,
-            "-m",
-            "uv",
-            "pip",
-            "compile",
-            file,
-            *fixed.split(),
-            *own,
-            *options,
-        ]
+        compiling = [sys.executable, *["-m", "uv", "pip", "compile"], file, *fixed.split(), *own]
         done = subprocess.run(
-            [*command, "--overrides", str(chosen)],
+            [*compiling, *options, "--overrides", str(chosen)],
             cwd=ROOT,
             check=True,
             stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tuneship.cli.common import fail, opened_installation, service_settings
+from tuneship.cli.common import drop_unwritable_output, fail, opened_installation, service_settings
 from tuneship.contract.common import render_time_ms
 
 if TYPE_CHECKING:  # the light install has no service
@@ -134,6 +134,7 @@ def _whole_output() -> Generator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        drop_unwritable_output()
         fail(f"the export is not whole: {error.strerror}")
 
 

@@ -120,16 +120,14 @@ def restore(
                 keys = keys_in_force(made)
                 if revoke_keys:
                     revoke(keys, made, secret)
-                if secret is None or target.master_key.exists():
-                    settle(made, target, None)
-                else:
-                    settle(made, target, f"{secret.hex()}\n")
+                own = secret if not target.master_key.exists() else None
+                settle(made, target, None if own is None else f"{own.hex()}\n")
     except SQLAlchemyError as error:  # its own text may hold the URL
         fail(f"the database failed: {type(error).__name__}")
     except BlobsAway as fault:
         fail(f"the files cannot be stored in {settings.blob_url}: {fault}")
     typer.echo(f"{_counted(manifest)} are in {settings.data_dir}, as of {manifest.made_at}")
-    text = f"everything is as it was at {manifest.made_at}, also what was changed or deleted since, such as webhooks"
+    text = f"all changes since {manifest.made_at} are undone, deletions included"
     typer.echo(f"{text} (docs/operations.md)", err=True)
     ended = "were revoked" if revoke_keys else "are in force, also those that were revoked since"
     typer.echo(f"{len(keys)} API keys of the backup {ended}", err=True)
@@ -193,9 +191,8 @@ def revoke(keys: "list[Row]", made: Path, secret: bytes | None) -> None:
         )
     chain = Chain(derived_secret(secret, "audit"))
     with rows_in(made / ROWS) as rows:
-        chain.link_all(
-            rows
-        )  # a backup of PostgreSQL may hold earlier rows that are not in the chain
+        # A backup of PostgreSQL may hold earlier rows that are not in the chain.
+        chain.link_all(rows)
         of_backup = Keys(rows, derived_secret(secret, "keys"), lambda: datetime.now(UTC), chain)
         for key in keys:
             of_backup.revoke(key["id"])

@@ -1,6 +1,7 @@
 """Shared by the commands: settings from options and environment, the database, and errors of one line."""
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,6 +13,16 @@ from tuneship.startup import StartupError
 if TYPE_CHECKING:
     from tuneship.service.open_installation import Installation  # the light install has no service
     from tuneship.settings import ServiceSettings  # starts slowly
+
+
+def drop_unwritable_output() -> None:
+    """Let what standard output cannot take go nowhere: Python's own last flush would fail, too, and say so."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

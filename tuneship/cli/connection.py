@@ -5,7 +5,6 @@ on this machine (its data directory says where it listens, and holds a key for i
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Generator
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tuneship.cli.common import fail
+from tuneship.cli.common import drop_unwritable_output, fail
 from tuneship.cli.fields import BadField, is_header
 from tuneship.host.process_start import process_start
 
@@ -169,12 +168,10 @@ def reported() -> Generator[None]:
     except UnicodeDecodeError:
         fail("standard input: is not UTF-8")
     except BrokenPipeError:
-        # Python's own last flush would fail, too, and say so.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        drop_unwritable_output()
         raise typer.Exit(NOBODY_READS) from None
     except OSError as error:
+        drop_unwritable_output()
         fail(f"{error.filename or 'the output'}: {error.strerror or type(error).__name__}")
 
 

@@ -7,6 +7,7 @@ least once. A slow receiver does not delay others.
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 SHORTEST_PAUSE_S = 0.01
 # Attempts in flight for one receiver.
 IN_FLIGHT = 2
-# Attempts in flight in all, since each holds a socket. Healthy receivers come first. A tenant has at most as many as
-# are left; one that has none is let in, however many others there are.
+# Attempts in flight in all, since each holds a socket. Healthy receivers come first. No tenant may use more places than
+# are still free, and a tenant without an attempt in flight always gets one.
 MAX_IN_FLIGHT = 256
 # The longest pause before a failed write is retried. Until the outcome is recorded, its delivery takes
 # one of the receiver's places.
@@ -119,7 +120,7 @@ class Deliverer:
                 ids = busy.get(webhook["id"], frozenset[str]())
                 client = webhook["client_id"]
                 own, left = tenants[client], MAX_IN_FLIGHT - tenants.total()
-                share = max(-((own - left) // 2), 1 - own)
+                share = max(math.ceil((left - own) / 2), 1 - own)
                 limit = min(IN_FLIGHT - len(ids), share)
                 if limit > 0:
                     found = webhook_records.next_due(connection, webhook, now, ids, limit)

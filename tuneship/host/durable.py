@@ -30,9 +30,9 @@ def write_private(file: Path, text: str) -> None:
     """Replace a file by one that only its owner may read: whole, or not at all. Raises OSError."""
     temporary = file.with_name(f"{TEMPORARY}{file.name}")
     temporary.unlink(missing_ok=True)
+    # Created with its mode, so that no other user can open it before it is private.
+    temporary.touch(mode=0o600)
     try:
-        # Created with its mode, so that no other user can open it before it is private.
-        temporary.touch(mode=0o600)
         with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
             flush_open(stream)

@@ -433,6 +433,22 @@ def test_the_audit_chain_is_written_out_and_no_cell_is_a_formula(installed: Inst
     assert [row["action"] for row in table] == ["create_key", "create_key", "'=1+1"]
 
 
+@pytest.mark.slow
+def test_an_export_that_cannot_be_written_ends_with_one_line(installed: Installation) -> None:
+    installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    command = [sys.executable, "-m", "tuneship.cli.main", "audit", "export", "--data-dir"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*command, installed.data_dir],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    line = "tuneship: the export is not whole: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
 def test_rows_that_are_not_in_the_chain_yet_are_named(installed: Installation) -> None:
     entry = audit.AuditRecord(datetime.now(UTC), "acme", "k", "x", None, 200, "::1", "req")
     with installed.database.write("acme") as connection:

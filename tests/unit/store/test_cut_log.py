@@ -1,9 +1,11 @@
 """A log that was cut, damaged or removed after a kill is noticed; one that is whole, or not needed, is not reported."""
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,24 @@ def test_a_killed_process_leaves_a_log_whose_losses_are_counted_once(
     damage(file.with_name("rows.sqlite-wal"), file.with_name("rows.sqlite-shm"))
     assert (lost_pages(file) > 0) == is_lost
     assert lost_pages(file) == 0
+
+
+def test_an_older_index_beside_a_newer_log_proves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "rows.sqlite"
+    log, index = (file.with_name(f"rows.sqlite-{name}") for name in ("wal", "shm"))
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.executescript("pragma journal_mode=wal; create table entries (text)")
+        for number in range(50):
+            connection.execute("insert into entries values (?)", [f"{number}" * 500])
+        of_earlier = index.read_bytes()
+        connection.execute(COPIED).fetchall()
+        connection.execute("insert into entries values ('newer')")
+        kept = {one: one.read_bytes() for one in (file, log)} | {index: of_earlier}
+    for one, content in kept.items():
+        one.write_bytes(content)
+    assert lost_pages(file) == 0
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("select count(*) from entries").fetchone() == (51,)
 
 
 def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import cast
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import PRESETS
@@ -30,12 +29,12 @@ from tuneship.store.database import Database
 from tuneship.store.queries import Row
 from tuneship.store.row_types import ApiKeyRow
 
+logger = logging.getLogger(__name__)
+
 # `tsk_`, the public part, `_`, 32 bytes in Base64, `_`, and the checksum.
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 # A longer header holds no key, and is not searched for one.
 LONGEST_HEADER = 256
-logger = logging.getLogger(__name__)
-
 # The position of the public part in a key, and in its header.
 KEY_PART = slice(4, 12)
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
@@ -290,7 +289,7 @@ class Keys:
         moment, watched = self._clock().timestamp(), [*self._watched]
         try:
             ended = await asyncio.to_thread(self._ended_among, watched)
-        except SQLAlchemyError as error:  # no key can be ended meanwhile either
+        except Exception as error:  # noqa: BLE001 - all streams end with this one, so it goes on
             logger.warning("keys could not be looked at: %s", type(error).__name__)
             ended = self._seen_ended[1]
         self._seen_ended = (moment, ended)

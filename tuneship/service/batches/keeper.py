@@ -26,10 +26,15 @@ logger = logging.getLogger(__name__)
 # that has none at work is let in beyond the second number, since the others' batches may take a day.
 AT_ONCE_EACH = 2
 AT_ONCE = 8
+# The states in which a batch asks models, or is going to.
+ASKING = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
 def to_start(waiting: Sequence[BatchRow], running: Mapping[str, int]) -> list[BatchRow]:
-    """The batches to start beside so many of each tenant's, oldest first; nobody's second before another's first."""
+    """Choose the waiting batches to start, oldest first. Every tenant gets a first batch before any gets a second.
+
+    `running`: how many batches of each tenant are at work.
+    """
     counts, chosen = Counter(running), dict[str, BatchRow]()
     for number in range(AT_ONCE_EACH):
         for row in waiting:
@@ -39,10 +44,6 @@ def to_start(waiting: Sequence[BatchRow], running: Mapping[str, int]) -> list[Ba
                 counts[client] += 1
                 chosen[row["id"]] = row
     return [*chosen.values()]
-
-
-# The states in which a batch asks models, or is going to.
-ASKING = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
 class BatchKeeper:

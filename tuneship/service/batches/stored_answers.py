@@ -169,7 +169,7 @@ def end_batch(
 ) -> None:
     """Join the parts of a batch to its files, and end it with an event. Raises `BatchLost` and `DiskNearlyFull`.
 
-    Without `has_files` the parts, which cannot be read, are removed only.
+    With `has_files=False` the stored answers are deleted and no file is made.
     """
     now = parts.clock()
     with parts.database.read() as connection:

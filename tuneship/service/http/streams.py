@@ -74,6 +74,7 @@ class StreamResponse(Response):
     async def _send(self, receive: Receive, send: Send) -> None:
         render = as_line if self.headers["content-type"] == LINES else as_event
         error: ApiError | None = None
+        is_whole = False
 
         async def note_key_end() -> None:
             nonlocal error
@@ -82,6 +83,7 @@ class StreamResponse(Response):
         texts, client_id = self._context.parts.threads.texts, self._context.client_id
 
         async def send_frames() -> None:
+            nonlocal is_whole
             async with aclosing(
                 with_keep_alives(self._stream.frames, self._keep_alive_s)
             ) as frames:
@@ -92,11 +94,15 @@ class StreamResponse(Response):
                         body = _rendered(render, together)
                     if body:
                         await send({"type": "http.response.body", "body": body, "more_body": True})
+            is_whole = True
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         ends = () if self._stream.outlasts_drain else (self._drain.wait(),)
         if await send_while_connected(send_frames(), receive, note_key_end(), *ends):
-            last = b"" if error is None else b"".join(map(render, await self._broken_off(error)))
+            last = b""
+            # A key may end in the moment in which the last frame was sent.
+            if error is not None and not is_whole:
+                last = _rendered(render, await self._broken_off(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(END_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": last})
