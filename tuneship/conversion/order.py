@@ -123,7 +123,7 @@ class ExportReport(ProcessMessage):
 
 @dataclass(frozen=True)
 class ImportOrder(ProcessMessage):
-    """An adapter that was trained elsewhere, to be checked and written as our own."""
+    """An adapter that was trained elsewhere, to be checked and written in the form of a tuned one."""
 
     archive: str
     """The tar archive in which it came, in plain; it is removed once it is unpacked."""

@@ -1,4 +1,4 @@
-"""Writes an adapter that peft has saved as our own trainings save theirs: tensors, and plain names and numbers.
+"""Writes an adapter that peft has saved in the form of a tuned one: tensors, and plain names and numbers.
 
 peft's configurations may choose modules by regular expressions and by layers. They are followed here once, by peft's
 rules, in the process that checks the adapter, and the module names that they stand for are written in their place.

@@ -124,7 +124,7 @@ def _refuse_stopped(parts: Parts) -> None:
 
 @serves(contract.import_model, own_threads="conversions")
 def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
-    """Have an adapter that was trained elsewhere checked and written as our own, then seal it.
+    """Have an adapter that was trained elsewhere checked and written in the form of a tuned one, then seal it.
 
     Nothing of the archive is read here: it is foreign, and this process serves all tenants.
     """
