@@ -1,7 +1,7 @@
 """Reads a LoRA directory in peft's format without peft: scaled A and B matrices by module name.
 
 Only what trainings and imports of tuneship write is read: modules by their names, and numbers. Anything else is refused
-by its name. peft's regular expressions are programs, which would run where all tenants' requests wait: they are replaced
+by name. peft's regular expressions are programs, which would run where all tenants' requests wait. They are replaced
 when an adapter is imported (`conversion/plain_adapter.py`). Knows no model; `lora` fits the matrices to one.
 """
 
