@@ -31,6 +31,7 @@ from tuneship.serving.adapters import (
 
 # Options that choose modules: resolved here, and never read by what serves.
 CHOOSING = frozenset({"exclude_modules", "layers_to_transform", "layers_pattern"})
+# What is written, and with float64 what is read: rarer formats would take several times the size of their file.
 NUMBER_FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -55,9 +56,15 @@ def write_plain(source: Path, target: Path, base_model: str) -> None:
 
 
 def _as_float(name: str, tensor: Tensor) -> Tensor:
-    if not tensor.dtype.is_floating_point:
-        raise AdapterRefused(f"tensor {name:.200} holds no floating-point numbers")
-    return tensor.contiguous() if tensor.dtype in NUMBER_FORMATS else tensor.float()
+    if tensor.dtype == torch.float64:
+        return tensor.float()
+    if tensor.dtype not in NUMBER_FORMATS:
+        found = str(tensor.dtype).removeprefix("torch.")
+        known = ", ".join(str(one).removeprefix("torch.") for one in NUMBER_FORMATS)
+        raise AdapterRefused(
+            f"tensor {name:.200} cannot be read: its numbers are {found}, and adapters have {known} or float64"
+        )
+    return tensor.contiguous()
 
 
 def _plain_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

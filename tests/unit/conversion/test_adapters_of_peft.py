@@ -122,6 +122,31 @@ def test_an_adapter_of_pissa_that_peft_converted_answers_as_the_tuned_model(
     assert distance([answers(base, tmp_path / "adapter")], [tuned]) < 1e-4
 
 
+@pytest.mark.parametrize("number_format", [torch.float16, torch.bfloat16, torch.float64])
+def test_number_formats_in_which_adapters_are_saved_are_accepted(
+    tmp_path: Path, base: Path, number_format: torch.dtype
+) -> None:
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    expected = peft_answers(base, adapter)
+    save_as(number_format, adapter)
+    assert distance([answers(base, adapter)], [expected]) < 0.01
+
+
+@pytest.mark.parametrize("number_format", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_numbers_that_would_take_more_memory_than_their_file_says_are_refused(
+    tmp_path: Path, base: Path, number_format: torch.dtype
+) -> None:
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    save_as(number_format, adapter)
+    with pytest.raises(AdapterRefused, match=rf"its numbers are {str(number_format)[6:]}"):
+        answers(base, adapter)
+
+
+def save_as(number_format: torch.dtype, adapter: Path) -> None:
+    tensors = load_file(adapter / WEIGHTS)
+    save_file({name: one.to(number_format) for name, one in tensors.items()}, adapter / WEIGHTS)
+
+
 def test_tensors_that_peft_passes_over_are_refused(tmp_path: Path, base: Path) -> None:
     adapter = trained_elsewhere(base, tmp_path / "adapter", target_modules=["q_proj", "v_proj"])
     tensors = load_file(adapter / WEIGHTS)
