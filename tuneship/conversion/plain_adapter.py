@@ -16,15 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tuneship.serving.adapters import (
-    CONFIG,
     DEFAULT_ALPHA,
     DEFAULT_RANK,
     FOLLOWED,
     KEY,
-    WEIGHTS,
     AdapterRefused,
-    read_adapter,
     read_files,
     refuse_unsupported,
 )
@@ -43,16 +41,20 @@ def write_plain(source: Path, target: Path, base_model: str) -> None:
     config, tensors = read_files(source)
     refuse_unsupported(config, FOLLOWED | CHOOSING)
     followed = {name: config[name] for name in config.keys() & (FOLLOWED | CHOOSING)}
-    (source / CONFIG).write_text(json.dumps(followed), encoding="utf-8")
+    (source / ADAPTER_CONFIG).write_text(json.dumps(followed), encoding="utf-8")
     try:
         plain = _plain_config(followed, tensors)
     except (TypeError, ValueError, AttributeError, ArithmeticError, re.error) as error:
-        raise AdapterRefused(f"{CONFIG} is not understood: {type(error).__name__}") from error
+        raise AdapterRefused(
+            f"{ADAPTER_CONFIG} is not understood: {type(error).__name__}"
+        ) from error
     plain["base_model_name_or_path"] = base_model
-    (target / CONFIG).write_text(json.dumps(plain, indent=2), encoding="utf-8")
+    (target / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2), encoding="utf-8")
     # Without what else a header may hold, which would be parsed at each load.
-    save_file({name: _as_float(name, tensor) for name, tensor in tensors.items()}, target / WEIGHTS)
-    read_adapter(target)
+    save_file(
+        {name: _as_float(name, tensor) for name, tensor in tensors.items()},
+        target / ADAPTER_WEIGHTS,
+    )
 
 
 def _as_float(name: str, tensor: Tensor) -> Tensor:
@@ -74,7 +76,9 @@ def _plain_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> d
         if match is None:
             raise AdapterRefused(f"tensor {key:.200} is not a LoRA matrix of a linear layer")
         if not _is_target(match["module"], config):
-            raise AdapterRefused(f"tensor {key:.200} is of a layer that {CONFIG} leaves out")
+            raise AdapterRefused(
+                f"tensor {key:.200} is of a layer that {ADAPTER_CONFIG} leaves out"
+            )
         modules.append(match["module"])
     modules = sorted(set(modules))
     if not modules:
@@ -123,7 +127,7 @@ def _is_target(module: str, config: Mapping[str, Any]) -> bool:
     if excluded and _is_named(module, excluded):
         return False
     if targets is None:
-        raise AdapterRefused(f"{CONFIG} has no target_modules")
+        raise AdapterRefused(f"{ADAPTER_CONFIG} has no target_modules")
     if targets == "all-linear":
         return True
     if not _is_named(module, targets):
