@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -34,7 +35,7 @@ StartService = Callable[..., Serve]
 def start_service(tmp_path: Path) -> Iterator[StartService]:
     made: list[Serve] = []
 
-    def start(**settings: str) -> Serve:
+    def start(**settings: Any) -> Serve:
         made.append(Serve(tmp_path / "data", **settings))
         return made[-1]
 
