@@ -37,6 +37,8 @@ class PlayedConversion:
 
     def __init__(self) -> None:
         self.orders: list[ProcessMessage] = []
+        self.readable: list[Path] = []
+        """The folders that the process of the last order may read."""
         self.report: ProcessMessage | None = None
         self.waits = False
         self.seconds: float | None = None
@@ -51,6 +53,7 @@ class PlayedConversion:
         limits: ConversionLimits,
     ) -> R:
         self.orders.append(order)
+        self.readable = list(readable)
         while self.waits:
             if limits.is_stopped():
                 raise ConversionFailed("it was stopped")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -34,7 +35,7 @@ StartService = Callable[..., Serve]
 def start_service(tmp_path: Path) -> Iterator[StartService]:
     made: list[Serve] = []
 
-    def start(**settings: str) -> Serve:
+    def start(**settings: Any) -> Serve:
         made.append(Serve(tmp_path / "data", **settings))
         return made[-1]
 
@@ -279,6 +280,34 @@ def test_a_service_that_stands_still_is_ended_without_a_signal(
     said = (tmp_path / "log").read_text()
     assert "its event loop has not moved for 2 s" in said
     assert f"in {name.removesuffix('_in_a_thread')}" in said
+
+
+# A service that does not end, whose event loop moves, and which takes a second for its last words.
+SLOW_LAST_WORDS = """
+import os, signal, time
+from tuneship.host.guard import Guard
+guard = Guard(60.0, 0.1)
+def write_last_words(*_):
+    for _ in range(10):
+        guard.beat()
+        time.sleep(0.1)
+    os._exit(7)
+signal.signal(signal.SIGABRT, write_last_words)
+signal.signal(signal.SIGTERM, lambda *_: None)
+os.kill(os.getpid(), signal.SIGTERM)
+while True:
+    guard.beat()
+    time.sleep(0.1)
+"""
+
+
+def test_a_service_whose_event_loop_moves_has_time_for_its_last_words() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", SLOW_LAST_WORDS]
+    process = subprocess.run(
+        command, cwd=ROOT, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
+    )
+    assert b"it has not ended 0 s after a signal" in process.stderr
+    assert process.returncode == 7
 
 
 def test_a_service_that_was_stopped_goes_on(

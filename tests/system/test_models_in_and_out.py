@@ -15,8 +15,9 @@ from tests.support.peft_adapters import trained_elsewhere
 from tests.support.processes import Serve, running_deployment, start
 from tests.support.waiting import until
 from tuneship.contract.generation import Generate
+from tuneship.host.weight_files import ADAPTER_CONFIG
 from tuneship.service.catalogues.base_models import SHIPPED
-from tuneship.serving.adapters import CONFIG, read_adapter
+from tuneship.serving.adapters import read_adapter
 from tuneship.settings import service_variables
 
 pytestmark = [
@@ -79,7 +80,7 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         gate = {"name": "T5 overfit", "state": "pass", "value": 1.01, "limit": 1.05}
         result.write_text(json.dumps({"training_gates": [gate], "decisions": []}))
         plain = str(tmp_path / "plain")
-        done = command("export", model, plain, "--release", str(adapter / CONFIG), **place)
+        done = command("export", model, plain, "--release", str(adapter / ADAPTER_CONFIG), **place)
         assert done.stderr.splitlines()[-1].endswith("is no result file of a release")
         done = command("export", model, plain, "--release", str(result), **place)
         assert done.returncode == 0, done.stderr
@@ -158,8 +159,10 @@ def test_an_adapter_with_another_template_is_served_once_an_operator_has_added_i
     own = Path(shutil.copytree(adapter, tmp_path / "own"))
     template = (own / "chat_template.jinja").read_text().replace("<|system|>", "<|system|>Brief. ")
     (own / "chat_template.jinja").write_text(template + "{# another #}")
-    config = json.loads((own / CONFIG).read_text())
-    (own / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": "tiny-brief"}))
+    config = json.loads((own / ADAPTER_CONFIG).read_text())
+    (own / ADAPTER_CONFIG).write_text(
+        json.dumps({**config, "base_model_name_or_path": "tiny-brief"})
+    )
     serve = Serve(tmp_path / "data")
     try:
         place = {"data_dir": str(tmp_path / "data")}

@@ -28,8 +28,8 @@ from tuneship.conversion.logits import (
 from tuneship.conversion.order import GGUF_FILE, NICENESS, ExportOrder, ExportReport
 from tuneship.conversion.side_files import read_object, write_side_files
 from tuneship.host.priority import lower_priority
+from tuneship.host.weight_files import ADAPTER_CONFIG
 from tuneship.parity import Probe
-from tuneship.serving.adapters import CONFIG
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.parity_check import differing_choice
 from tuneship.template import PromptTemplate
@@ -99,9 +99,11 @@ def _write_peft(order: ExportOrder) -> str:
     adapter, target = Path(order.adapter), Path(order.target)
     for file in adapter.iterdir():
         shutil.copyfile(file, target / file.name)
-    config: dict[str, Any] = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))
+    config: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = order.base_name
-    (target / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+    (target / ADAPTER_CONFIG).write_text(
+        json.dumps(config, indent=2, sort_keys=True), encoding="utf-8"
+    )
     return "float32"
 
 

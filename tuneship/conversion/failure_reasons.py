@@ -19,20 +19,17 @@ from tuneship.training.progress_file import TrainingFailed
 # The library that reads and writes tensors has the number of an error in its text alone.
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 MAX_CHARACTERS = 1000
+# Errors with a text of our own.
+NAMED = (
+    GgufRefused | ModelRefused | AdapterRefused | TemplateFailed | TokenizerFault | TrainingFailed
+)
 
 
 def refusal_of(error: Exception) -> str:
     """Say what failed; of a library's error without its own text, which may hold pages of names."""
-    # A text may quote a name in a foreign file.
-    return _reason(error)[:MAX_CHARACTERS]
-
-
-def _reason(error: Exception) -> str:
-    named = GgufRefused | ModelRefused | AdapterRefused | TemplateFailed | TokenizerFault
-    if isinstance(error, named):
-        return str(error)
-    if isinstance(error, TrainingFailed):
-        return error.message
+    if isinstance(error, NAMED):
+        # A text may quote a name in a foreign file.
+        return str(error)[:MAX_CHARACTERS]
     found = OS_ERROR.search(str(error))
     number = int(found[1]) if found else getattr(error, "errno", None)
     if number == errno.ENOSPC:

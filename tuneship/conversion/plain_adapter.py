@@ -16,21 +16,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tuneship.serving.adapters import (
-    CONFIG,
     DEFAULT_ALPHA,
     DEFAULT_RANK,
     FOLLOWED,
     KEY,
-    WEIGHTS,
     AdapterRefused,
-    read_adapter,
     read_files,
     refuse_unsupported,
 )
 
 # Options that choose modules: resolved here, and never read by what serves.
 CHOOSING = frozenset({"exclude_modules", "layers_to_transform", "layers_pattern"})
+# What is written, and with float64 what is read: rarer formats would take several times the size of their file.
 NUMBER_FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -42,22 +41,32 @@ def write_plain(source: Path, target: Path, base_model: str) -> None:
     config, tensors = read_files(source)
     refuse_unsupported(config, FOLLOWED | CHOOSING)
     followed = {name: config[name] for name in config.keys() & (FOLLOWED | CHOOSING)}
-    (source / CONFIG).write_text(json.dumps(followed), encoding="utf-8")
+    (source / ADAPTER_CONFIG).write_text(json.dumps(followed), encoding="utf-8")
     try:
         plain = _plain_config(followed, tensors)
     except (TypeError, ValueError, AttributeError, ArithmeticError, re.error) as error:
-        raise AdapterRefused(f"{CONFIG} is not understood: {type(error).__name__}") from error
+        raise AdapterRefused(
+            f"{ADAPTER_CONFIG} is not understood: {type(error).__name__}"
+        ) from error
     plain["base_model_name_or_path"] = base_model
-    (target / CONFIG).write_text(json.dumps(plain, indent=2), encoding="utf-8")
+    (target / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2), encoding="utf-8")
     # Without what else a header may hold, which would be parsed at each load.
-    save_file({name: _as_float(name, tensor) for name, tensor in tensors.items()}, target / WEIGHTS)
-    read_adapter(target)
+    save_file(
+        {name: _as_float(name, tensor) for name, tensor in tensors.items()},
+        target / ADAPTER_WEIGHTS,
+    )
 
 
 def _as_float(name: str, tensor: Tensor) -> Tensor:
-    if not tensor.dtype.is_floating_point:
-        raise AdapterRefused(f"tensor {name:.200} holds no floating-point numbers")
-    return tensor.contiguous() if tensor.dtype in NUMBER_FORMATS else tensor.float()
+    if tensor.dtype == torch.float64:
+        return tensor.float()
+    if tensor.dtype not in NUMBER_FORMATS:
+        found = str(tensor.dtype).removeprefix("torch.")
+        known = ", ".join(str(one).removeprefix("torch.") for one in NUMBER_FORMATS)
+        raise AdapterRefused(
+            f"tensor {name:.200} cannot be read: its numbers are {found}, and adapters have {known} or float64"
+        )
+    return tensor.contiguous()
 
 
 def _plain_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -67,7 +76,9 @@ def _plain_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> d
         if match is None:
             raise AdapterRefused(f"tensor {key:.200} is not a LoRA matrix of a linear layer")
         if not _is_target(match["module"], config):
-            raise AdapterRefused(f"tensor {key:.200} is of a layer that {CONFIG} leaves out")
+            raise AdapterRefused(
+                f"tensor {key:.200} is of a layer that {ADAPTER_CONFIG} leaves out"
+            )
         modules.append(match["module"])
     modules = sorted(set(modules))
     if not modules:
@@ -116,7 +127,7 @@ def _is_target(module: str, config: Mapping[str, Any]) -> bool:
     if excluded and _is_named(module, excluded):
         return False
     if targets is None:
-        raise AdapterRefused(f"{CONFIG} has no target_modules")
+        raise AdapterRefused(f"{ADAPTER_CONFIG} has no target_modules")
     if targets == "all-linear":
         return True
     if not _is_named(module, targets):

@@ -21,6 +21,7 @@ from typing import Any, Self, cast
 
 from tuneship.conversion.order import ImportOrder
 from tuneship.conversion.template_texts import difference_from_base
+from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tuneship.template import (
     NAMED_TEMPLATES_FOLDER,
     SPECIAL_TOKENS_FILE,
@@ -29,12 +30,11 @@ from tuneship.template import (
     TemplateFailed,
 )
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 MIB = 1 << 20
 # What is read, and how large each may be. Other files, e.g. a README or a parity.json, are passed over.
 MAX_BYTES = {
-    CONFIG: MIB,
+    ADAPTER_CONFIG: MIB,
     TEMPLATE_FILE: MIB,
     SPECIAL_TOKENS_FILE: MIB,
     # Of the tokenizer that the adapter was trained with: compared with that of the base model, and not kept.
@@ -65,7 +65,7 @@ def received(order: ImportOrder, folder: Path) -> str | None:
     unpack(archive, folder)
     # The disk need not hold both while the adapter is checked.
     archive.unlink()
-    named = str(_object(folder / CONFIG).get("base_model_name_or_path") or "")
+    named = str(_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "")
     if order.base_model is None:
         return named if named in order.bases else None
     if named != order.base_model and named in order.bases:
@@ -129,7 +129,7 @@ def unpack(archive: Path, folder: Path) -> None:
             for entry in entries:
                 path = PurePosixPath(entry.name)
                 seen.add(path.name)
-                if path.name == WEIGHTS:
+                if path.name == ADAPTER_WEIGHTS:
                     _write(entries, entry, folder / path.name)
                 elif path.name in MAX_BYTES:
                     _write(entries, entry, folder / path.name, MAX_BYTES[path.name])
@@ -141,11 +141,11 @@ def unpack(archive: Path, folder: Path) -> None:
                     _write(entries, entry, named / path.name, MIB)
     except (TarError, EOFError, ValueError, RecursionError):
         raise AdapterFault(NO_TAR) from None
-    if WEIGHTS not in seen and PICKLE in seen:
+    if ADAPTER_WEIGHTS not in seen and PICKLE in seen:
         raise AdapterFault(
             "has its weights as a pickle only, which can run code when it is read: save it as safetensors first"
         )
-    if missing := [name for name in (CONFIG, WEIGHTS) if name not in seen]:
+    if missing := [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if name not in seen]:
         raise AdapterFault(f"has no {missing[0]}")
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 BEAT = b"."
-# A second that takes longer was no standstill of the service: the machine slept, or was stopped.
+# A longer gap is not the service's fault: the machine slept or was stopped.
 LONGEST_STEP_S = 2.0
 # For the stacks of all threads, which the service writes to its log.
 LAST_WORDS_S = 5.0
@@ -84,15 +84,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     service = os.getppid()
     why = watch(service, *map(float, sys.argv[1:]))
-    if why is None:
+    if why is None or os.getppid() != service:
         return
     sys.stderr.write(f"the service is ended, since {why}; the stacks of its threads follow\n")
     sys.stderr.flush()
     for number in (signal.SIGABRT, signal.SIGKILL):
-        if os.getppid() == service:
-            os.kill(service, number)
-        if select.select([0], [], [], LAST_WORDS_S)[0] and not os.read(0, 4096):
+        if os.getppid() != service:
             return
+        os.kill(service, number)
+        end = time.monotonic() + LAST_WORDS_S
+        # The event loop may move, and signals may come.
+        while (left_s := end - time.monotonic()) > 0 and select.select([0], [], [], left_s)[0]:
+            if not os.read(0, 4096):
+                return
 
 
 if __name__ == "__main__":

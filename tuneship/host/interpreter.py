@@ -2,8 +2,7 @@
 
 import sys
 
-# The first versions whose tarfile reads the headers of an archive in time that is not the square of their length, by
-# the versions before them.
+# For each minor version, the first release whose tarfile parses headers in linear time.
 TARFILE_IS_SLOW = {(3, 11): (3, 11, 10), (3, 12): (3, 12, 6)}
 
 

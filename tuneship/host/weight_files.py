@@ -1,7 +1,7 @@
 """Which files of a checkpoint hold its weights: those that transformers reads, whatever else lies beside them.
 
 A folder may also hold the weights in another form (`consolidated.safetensors`), shards of an older version or an
-adapter. Loads no large library.
+adapter, whose files are named here, too. Loads no large library.
 """
 
 import json
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # The setting of config.json that names the file or the index itself.

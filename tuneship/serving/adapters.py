@@ -20,10 +20,9 @@ from torch import Tensor
 
 from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.host.memory import free_memory
+from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tuneship.security.sealed_files import read_plain
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
 # The fields of peft's LoraConfig that are followed here, and those that change nothing once the adapter is trained. Any
@@ -68,20 +67,22 @@ def read_adapter(directory: Path, key: str | None = None) -> dict[str, Matrices]
     try:
         return _pair(config, tensors)
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise AdapterRefused(f"{CONFIG} is not understood: {type(error).__name__}") from error
+        raise AdapterRefused(
+            f"{ADAPTER_CONFIG} is not understood: {type(error).__name__}"
+        ) from error
 
 
 def read_files(directory: Path, key: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The configuration and the tensors of an adapter, as they are. Raises `AdapterRefused`."""
     try:
-        if COPIES * (directory / WEIGHTS).stat().st_size > free_memory():
+        if COPIES * (directory / ADAPTER_WEIGHTS).stat().st_size > free_memory():
             raise AdapterRefused("the free memory is not enough for the adapter")
-        config = json.loads(read_plain(directory / CONFIG, key))
-        tensors = load(read_plain(directory / WEIGHTS, key))
+        config = json.loads(read_plain(directory / ADAPTER_CONFIG, key))
+        tensors = load(read_plain(directory / ADAPTER_WEIGHTS, key))
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise AdapterRefused(f"adapter files cannot be read: {type(error).__name__}") from error
     if not isinstance(config, dict):
-        raise AdapterRefused(f"{CONFIG} does not describe a LoRA adapter")
+        raise AdapterRefused(f"{ADAPTER_CONFIG} does not describe a LoRA adapter")
     return cast("dict[str, Any]", config), tensors
 
 
@@ -90,7 +91,7 @@ def refuse_unsupported(config: Mapping[str, Any], followed: frozenset[str]) -> N
     kind, task = config.get("peft_type"), config.get("task_type")
     if kind != "LORA":
         raise AdapterRefused(
-            f"{CONFIG} does not describe a LoRA adapter (its peft_type is {kind!s:.40})"
+            f"{ADAPTER_CONFIG} does not describe a LoRA adapter (its peft_type is {kind!s:.40})"
         )
     if task not in (None, "CAUSAL_LM"):
         raise AdapterRefused(f"the adapter is for another task (its task_type is {task!s:.40})")
@@ -127,7 +128,9 @@ def _parts(
             raise AdapterRefused(f"tensor {key:.200} holds values that are not finite")
         module = match["module"]
         if targets is not None and targets.isdisjoint(_endings(module)):
-            raise AdapterRefused(f"tensor {key:.200} is of a layer that {CONFIG} leaves out")
+            raise AdapterRefused(
+                f"tensor {key:.200} is of a layer that {ADAPTER_CONFIG} leaves out"
+            )
         parts.setdefault(module, {})[match["part"]] = tensor
     if not parts:
         raise AdapterRefused("the adapter holds no tensors")
@@ -142,7 +145,7 @@ def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str,
         patterns.append(config.get(option) or {})
         if not patterns[-1].keys() <= parts.keys():
             raise AdapterRefused(
-                f"{option} in {CONFIG} names another module than those of the adapter: import the adapter again"
+                f"{option} in {ADAPTER_CONFIG} names another module than those of the adapter: import the adapter again"
             )
 
     matrices: dict[str, Matrices] = {}
@@ -157,7 +160,7 @@ def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str,
         rank = patterns[0].get(module, config.get("r", DEFAULT_RANK))
         if found != rank:
             raise AdapterRefused(
-                f"the LoRA matrices of {module:.200} are of rank {found}, and {CONFIG} says {rank!s:.40}"
+                f"the LoRA matrices of {module:.200} are of rank {found}, and {ADAPTER_CONFIG} says {rank!s:.40}"
             )
         alpha = patterns[1].get(module, config.get("lora_alpha", DEFAULT_ALPHA))
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -173,7 +176,7 @@ def _targets(config: Mapping[str, Any]) -> frozenset[str] | None:
         return None
     if named is None or isinstance(named, str):
         what = "has no" if named is None else "has a regular expression as its"
-        raise AdapterRefused(f"{CONFIG} {what} target_modules")
+        raise AdapterRefused(f"{ADAPTER_CONFIG} {what} target_modules")
     return frozenset(named)
 
 

@@ -116,8 +116,6 @@ class Lora:
         """Tokens of a run from which on its deltas are matrix products."""
         self._residents: list[str | None] = []
         """The adapter in each slot."""
-        self._rank = 0
-        """The largest rank of an adapter in a slot."""
         self._ranks: dict[str, int] = {}
         """The largest rank of each loaded adapter."""
         self._users: Counter[str] = Counter()
@@ -166,8 +164,8 @@ class Lora:
             )
         rank = max(pair.a.shape[0] for members in fitted.values() for pair in members.values())
         others = [known for name, known in self._ranks.items() if name != adapter]
-        # All of them may run at the same time, each in a slot of the largest rank.
-        slots = min(len(others) + 1, SPARE_SLOTS)
+        # All of them may run at the same time, each in a slot of the largest rank, as empty slots are, too.
+        slots = max(len(self._residents), min(len(others) + 1, SPARE_SLOTS))
         if not self._has_room(slots, max([rank, *others]), fitted.keys()):
             raise AdapterRefused(
                 f"the adapter is of rank {rank}, for which the free memory is not enough beside {len(others)} others"
@@ -194,11 +192,7 @@ class Lora:
         self._used_at.pop(adapter, None)
         self._ranks.pop(adapter, None)
         del self._users[adapter]
-        # Every token's sums run over the largest rank in the slots.
-        needed = max((self._ranks[name] for name in self._residents if name), default=1)
-        if needed < self._rank:
-            self._rank = needed
-            self._resize(len(self._residents))
+        self._resize()
         return was_loaded
 
     def acquire(self, adapter: str) -> None:
@@ -208,12 +202,10 @@ class Lora:
         self._used_at[adapter] = self._clock
         if adapter in self._residents:
             return
-        slot = self._free_slot()
+        slot = self._free_slot(adapter)
+        self._resize(self._ranks[adapter])
         sites = self._registry.pop(adapter)
         self._moves += 1
-        self._rank, before = max(self._rank, self._ranks[adapter]), self._rank
-        if self._rank != before:
-            self._resize(len(self._residents))
         for number, stack in enumerate(self._stacks):
             stack.fill(slot, sites.get(number, {}))
         self._residents[slot] = adapter
@@ -290,15 +282,16 @@ class Lora:
             raise ValueError("the model multiplies at this site itself")
         return product
 
-    def _free_slot(self) -> int:
-        """Find an empty slot, else make one, else empty the least recently used one that no sequence needs."""
+    def _free_slot(self, adapter: str) -> int:
+        """Find an empty slot, else add one, else empty the least recently used one that no sequence needs."""
         if None in self._residents:
             return self._residents.index(None)
         count = len(self._residents)
         idle = [slot for slot, name in enumerate(self._residents) if name and not self._users[name]]
-        more = max(1, 2 * count)
-        if not idle or (count < SPARE_SLOTS and self._has_room(more, self._rank)):
-            self._resize(more)
+        rank = self._largest_rank(self._ranks[adapter])
+        has_room = self._has_room(2 * count, rank, self._registry[adapter].keys())
+        if not idle or (count < SPARE_SLOTS and has_room):
+            self._residents.extend([None] * (max(1, count) if has_room else 1))
             return count
         slot = min(idle, key=lambda slot: self._used_at[self._residents[slot] or ""])
         sites = {number: stack.read(slot) for number, stack in enumerate(self._stacks)}
@@ -306,10 +299,12 @@ class Lora:
             n: pairs for n, pairs in sites.items() if pairs
         }
         self._residents[slot] = None
+        for stack in self._stacks:
+            stack.empty(slot)
         return slot
 
     def _has_room(self, slots: int, rank: int, sites: Collection[int] = ()) -> bool:
-        """Whether the free memory holds so many slots of a rank, at the sites in use and these, and as much again."""
+        """Whether so many slots of a rank, at the sites in use and these, leave as much memory free as they take."""
         more = [
             stack.bytes_of(slots, rank) - stack.bytes_allocated
             for number, stack in enumerate(self._stacks)
@@ -317,10 +312,18 @@ class Lora:
         ]
         return sum(more) <= free_memory() // 2
 
-    def _resize(self, slots: int) -> None:
-        self._residents.extend([None] * (slots - len(self._residents)))
+    def _largest_rank(self, rank: int) -> int:
+        """The largest rank of an adapter in a slot, or this one."""
+        return max([rank, *(self._ranks[name] for name in self._residents if name)])
+
+    def _resize(self, rank: int = 1) -> None:
+        """Fit all stacks to the slots, and to the adapters in them and one of this rank.
+
+        Every token's sums run over the largest rank.
+        """
+        rank = self._largest_rank(rank)
         for stack in self._stacks:
-            stack.resize(slots, self._rank)
+            stack.resize(len(self._residents), rank)
 
 
 class _Stack:
@@ -349,6 +352,8 @@ class _Stack:
 
     def resize(self, slots: int, rank: int) -> None:
         """Change the number of slots and the rank; what was filled stays. An unused site takes no memory."""
+        if (slots, rank) == (self._slots, self._rank):
+            return
         filled = [(slot, self.read(slot)) for slot in range(self._slots)] if self.is_used else []
         self._slots, self._rank = slots, rank
         if self.is_used:

@@ -13,6 +13,7 @@ from tuneship.contract.generation import (
     TokenLogprob,
     Usage,
 )
+from tuneship.contract.metrics import LatencySeries
 from tuneship.contract.openai.completions import TextLogprobs
 from tuneship.service.common.long_answers import dumped, dumped_frame, is_long
 
@@ -57,6 +58,14 @@ def test_long_lists_of_plain_values_are_written_in_pieces() -> None:
         text_offset=[0, 1] * 2_000,
     )
     assert json.loads(dumped(TypeAdapter(TextLogprobs), answer)) == written_at_once(answer)
+
+
+def test_long_lists_whose_values_have_a_form_of_their_own_keep_it() -> None:
+    times = [datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC), None] * 6_000
+    answer = LatencySeries(timestamps=times, p50=[1.5, None] * 6_000)
+    for written in (dumped(TypeAdapter(LatencySeries), answer), dumped_frame(answer)):
+        assert json.loads(written) == written_at_once(answer)
+    assert json.loads(written)["timestamps"][0] == "2026-01-02T03:04:05Z"
 
 
 def test_one_long_text_counts_by_its_characters() -> None:

@@ -1,6 +1,8 @@
 """An adapter from elsewhere becomes a tuned model like any other, or is refused in a sentence and leaves nothing."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ from tests.support.files import tar_of
 from tests.support.in_process import Service
 from tuneship.contract.models import ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
+from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.store import tables
 from tuneship.store.quarantine import objects_of
+
+TINY = SHIPPED / "tuneship-tiny"
 
 
 def send(service: Service, archive: bytes = ARCHIVE, **form: Any) -> httpx.Response:
@@ -64,6 +69,20 @@ def test_the_adapter_is_checked_with_its_base_and_gets_the_base_models_template(
     with service.database.read() as connection:
         files = connection.scalars(sa.select(tables.models.c.sha256)).one()
     assert set(files) == {*ADAPTER, "chat_template.jinja", "special_tokens_map.json", "parity.json"}
+
+
+def test_only_the_named_base_model_is_read_and_an_adapter_for_another_one_is_refused(
+    start: Callable[..., Service], tmp_path: Path
+) -> None:
+    file, other = tmp_path / "models.yaml", shutil.copytree(TINY, tmp_path / "other")
+    file.write_text("models: [{id: other, path: other}]")
+    service = start(model_catalogue=file)
+    assert send(service).status_code == 201
+    assert set(service.conversion.readable) == {TINY, other}
+    answer = send(service, base_model="other")
+    assert answer.status_code == 400
+    assert "was trained for the base model tuneship-tiny" in answer.json()["error"]["message"]
+    assert service.conversion.readable == [other]
 
 
 def without(name: str) -> bytes:

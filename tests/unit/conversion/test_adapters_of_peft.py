@@ -16,7 +16,8 @@ from tests.support.families import build_family
 from tests.support.peft_adapters import trained_elsewhere
 from tuneship.conversion.logits import distance, engine_logits, engine_with_adapter
 from tuneship.conversion.plain_adapter import CHOOSING, write_plain
-from tuneship.serving.adapters import CONFIG, FOLLOWED, WEIGHTS, WITHOUT_EFFECT, AdapterRefused
+from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from tuneship.serving.adapters import FOLLOWED, WITHOUT_EFFECT, AdapterRefused
 
 pytestmark = [
     pytest.mark.slow,
@@ -122,20 +123,47 @@ def test_an_adapter_of_pissa_that_peft_converted_answers_as_the_tuned_model(
     assert distance([answers(base, tmp_path / "adapter")], [tuned]) < 1e-4
 
 
+@pytest.mark.parametrize("number_format", [torch.float16, torch.bfloat16, torch.float64])
+def test_number_formats_in_which_adapters_are_saved_are_accepted(
+    tmp_path: Path, base: Path, number_format: torch.dtype
+) -> None:
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    expected = peft_answers(base, adapter)
+    save_as(number_format, adapter)
+    assert distance([answers(base, adapter)], [expected]) < 0.01
+
+
+@pytest.mark.parametrize("number_format", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_numbers_that_would_take_more_memory_than_their_file_says_are_refused(
+    tmp_path: Path, base: Path, number_format: torch.dtype
+) -> None:
+    adapter = trained_elsewhere(base, tmp_path / "adapter")
+    save_as(number_format, adapter)
+    with pytest.raises(AdapterRefused, match=rf"its numbers are {str(number_format)[6:]}"):
+        answers(base, adapter)
+
+
+def save_as(number_format: torch.dtype, adapter: Path) -> None:
+    tensors = load_file(adapter / ADAPTER_WEIGHTS)
+    save_file(
+        {name: one.to(number_format) for name, one in tensors.items()}, adapter / ADAPTER_WEIGHTS
+    )
+
+
 def test_tensors_that_peft_passes_over_are_refused(tmp_path: Path, base: Path) -> None:
     adapter = trained_elsewhere(base, tmp_path / "adapter", target_modules=["q_proj", "v_proj"])
-    tensors = load_file(adapter / WEIGHTS)
+    tensors = load_file(adapter / ADAPTER_WEIGHTS)
     renamed = {name.replace(".weight", ".default.weight"): one for name, one in tensors.items()}
     for changed in (
         renamed,
         {name.removeprefix("base_model."): one for name, one in tensors.items()},
     ):
-        save_file(changed, adapter / WEIGHTS)
+        save_file(changed, adapter / ADAPTER_WEIGHTS)
         with pytest.raises(AdapterRefused, match="is not a LoRA matrix of a linear layer"):
             answers(base, adapter)
-    save_file(tensors, adapter / WEIGHTS)
-    config = json.loads((adapter / CONFIG).read_text())
-    (adapter / CONFIG).write_text(json.dumps({**config, "target_modules": ["q_proj"]}))
+    save_file(tensors, adapter / ADAPTER_WEIGHTS)
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    (adapter / ADAPTER_CONFIG).write_text(json.dumps({**config, "target_modules": ["q_proj"]}))
     with pytest.raises(AdapterRefused, match=r"v_proj.* is of a layer that adapter_config"):
         answers(base, adapter)
 

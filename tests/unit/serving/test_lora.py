@@ -205,3 +205,53 @@ def test_memory_is_counted_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tuneship.serving.lora.free_memory", lambda: 0)
     check(lora, {"b": matrices(2, 4, "q")}, ["b"])
     assert lora.bytes_allocated == 4 * (2 * 6 + 12) * 4
+
+
+def test_slots_for_a_larger_rank_are_made_only_where_all_of_them_have_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lora, loaded = Lora(SITES, torch.float32), dict[str, dict[str, Matrices]]()
+    for n in range(4):
+        loaded[str(n)] = matrices(n, 2, "q", "down")
+        lora.load(str(n), loaded[str(n)])
+    check(lora, loaded, ["0", "1", "2", "3"])
+    loaded["large"] = matrices(9, 64, "q", "down")
+    lora.load("large", loaded["large"])
+    rank_bytes = (2 * 6 + 12 + 5 + 6) * 4
+    # Room for twice the slots, and as much again, but not of the larger rank.
+    monkeypatch.setattr("tuneship.serving.lora.free_memory", lambda: 2 * 8 * 2 * rank_bytes)
+    check(lora, loaded, ["large"])
+    assert lora.bytes_allocated == 4 * 64 * rank_bytes
+    # The larger rank goes with the adapter's slot, and what was in the slots is the same.
+    monkeypatch.setattr("tuneship.serving.lora.free_memory", lambda: 0)
+    for name in "0123":
+        check(lora, loaded, [name])
+    assert lora.bytes_allocated == 4 * 2 * rank_bytes
+    check(lora, loaded, ["3", "1", "0", "2"])
+    check(lora, loaded, ["large", "2"])
+
+
+def test_a_load_counts_the_slots_that_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = Lora(SITES, torch.float32)
+    loaded = {str(n): matrices(n, 2, "q") for n in range(4)}
+    for name, pairs in loaded.items():
+        lora.load(name, pairs)
+    check(lora, loaded, [*loaded])
+    for name in loaded:
+        lora.unload(name)
+    # Enough for one slot of this rank, and four would be made.
+    monkeypatch.setattr("tuneship.serving.lora.free_memory", lambda: 2 * 2 * 64 * (2 * 6 + 12) * 4)
+    with pytest.raises(AdapterRefused, match="the free memory is not enough"):
+        lora.load("large", matrices(9, 64, "q"))
+
+
+def test_adapters_that_run_at_once_get_no_more_slots_than_the_free_memory_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lora = Lora(SITES, torch.float32)
+    loaded = {str(n): matrices(n, 2, "q") for n in range(3)}
+    for name, pairs in loaded.items():
+        lora.load(name, pairs)
+    monkeypatch.setattr("tuneship.serving.lora.free_memory", lambda: 0)
+    check(lora, loaded, [*loaded])
+    assert lora.bytes_allocated == 3 * 2 * (2 * 6 + 12) * 4

@@ -23,7 +23,7 @@ from typing import Any, cast
 import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
-from tuneship.host.weight_files import WeightsFault, weight_files
+from tuneship.host.weight_files import ADAPTER_CONFIG, WeightsFault, weight_files
 from tuneship.runtime.engine_kinds import (
     ENGINES,
     OWN_ENGINE,
@@ -88,7 +88,7 @@ class CataloguedModel:
             return str(fault)
         if self.engine.is_own and kind in NOT_SERVED:
             return f"{kind} models cannot be served by this service's own engine, so none is tuned either"
-        if (self.path / "adapter_config.json").is_file():
+        if (self.path / ADAPTER_CONFIG).is_file():
             # transformers applies the adapter when it loads the model, so it would be trained with it.
             return "it holds an adapter beside its weights: merge it, or move its adapter_config.json elsewhere"
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"

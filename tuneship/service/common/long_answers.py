@@ -5,9 +5,10 @@ pydantic writes a whole answer with the lock held: 300,000 log probabilities tak
 
 import json
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, cast, get_args
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, PlainSerializer, TypeAdapter, WrapSerializer
+from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
 # Values beyond which writing them would hold up the event loop: they take some milliseconds.
@@ -39,7 +40,7 @@ def _within(value: Any) -> "dict[str, Any] | list[Any] | tuple[Any, ...] | None"
 
 
 def dumped(kind: "TypeAdapter[Any]", answer: Any) -> bytes:
-    """The JSON of an answer. The long fields of an object stand behind its short ones."""
+    """The JSON of an answer. The long fields of an object come after its short ones."""
     if isinstance(answer, BaseModel) and is_long(answer):
         return b"".join(_pieces(answer))
     return kind.dump_json(answer, by_alias=True)
@@ -52,10 +53,20 @@ def dumped_frame(data: BaseModel) -> str:
     return data.model_dump_json()
 
 
+def _has_own_form(kind: Any) -> bool:
+    """Whether values of a field or type are written by a function, which pydantic calls without holding up others."""
+    parts = (kind.annotation, *kind.metadata) if isinstance(kind, FieldInfo) else get_args(kind)
+    return isinstance(kind, PlainSerializer | WrapSerializer) or any(map(_has_own_form, parts))
+
+
 def _pieces(value: Any, *, by_alias: bool = True) -> Iterator[bytes]:
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
-        long = {name: one for name in fields if is_long(one := getattr(value, name))}
+        long = {
+            name: one
+            for name, field in fields.items()
+            if is_long(one := getattr(value, name)) and not _has_own_form(field)
+        }
         head = value.model_dump_json(by_alias=by_alias, exclude=set(long)).encode()
         if not long:
             yield head

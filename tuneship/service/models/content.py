@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ from tuneship.contract.errors import InternalError, InvalidRequestError, Permiss
 from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.contract.models import ExportFormat, GgufType, Model, ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
-from tuneship.conversion.received_adapter import CONFIG, WEIGHTS
 from tuneship.host.disk_space import check_room
 from tuneship.host.staging import remove_abandoned, staged
+from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tuneship.parity import PARITY_FILE
 from tuneship.security.sealed_files import BLOCK_BYTES, new_key, seal_file
 from tuneship.service.catalogues.base_models import CataloguedModel
@@ -42,7 +42,7 @@ IMPORTING = ".importing-"
 # Folders of unfinished work in the data directory's `scratch`.
 UNFINISHED = (EXPORTING, IMPORTING)
 # The files of an adapter that its check has written.
-WRITTEN = (CONFIG, WEIGHTS, PARITY_FILE)
+WRITTEN = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, PARITY_FILE)
 # The time limit of an import or export: measured ones took a tenth of it, on a busy machine.
 CONVERSION_S, PARAMETERS_A_SECOND = 300.0, 1_000_000
 # What an import may allocate beside its base model: libraries and threads, and copies of the archive.
@@ -135,8 +135,9 @@ def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
     if base is not None and not base.engine.is_own:
         text = f"the adapter is for a base model that {base.runtime} serves, which is not checked"
         raise InvalidRequestError(text, param="base_model")
-    bases = [base] if base is not None else _usable(parts)
-    most = max(map(_largest_archive, bases), default=0)
+    usable = {one.id: one for one in parts.catalogue if one.engine.is_own and one.fault is None}
+    possible = list(usable.values()) if base is None else [base]
+    most = max(map(_largest_archive, possible), default=0)
     if file.size > most:
         text = f"the adapter is larger than one of rank {MAX_LORA_RANK} can be with its files: {most >> 20} MiB"
         raise InvalidRequestError(text, param="file", status=413)
@@ -147,12 +148,15 @@ def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
         adapter.mkdir(mode=0o700)
         with file.open() as opened, archive.open("xb") as plain:
             shutil.copyfileobj(opened, plain, BLOCK_BYTES)
-        base = _checked(context, base, archive, adapter)
+        # The others' names, too: an adapter may say that it was trained for one of them.
+        order = ImportOrder(
+            str(archive.absolute()),
+            str(adapter.absolute()),
+            {name: str(one.path.absolute()) for name, one in usable.items()},
+            None if base is None else base.id,
+        )
+        base = usable[_checked(context, order, possible)]
         return _stored(context, form, base, adapter)
-
-
-def _usable(parts: Parts) -> list[CataloguedModel]:
-    return [one for one in parts.catalogue if one.engine.is_own and one.fault is None]
 
 
 def _largest_archive(base: CataloguedModel) -> int:
@@ -161,25 +165,15 @@ def _largest_archive(base: CataloguedModel) -> int:
     return OTHER_FILES_BYTES + 4 * 4 * MAX_LORA_RANK * widths
 
 
-def _checked(
-    context: Context, base: CataloguedModel | None, archive: Path, adapter: Path
-) -> CataloguedModel:
-    """Have the adapter checked and written into its folder; returns its base model."""
-    parts = context.parts
-    usable = {one.id: one for one in _usable(parts)}
-    folders = {name: one.path.absolute() for name, one in usable.items()}
-    size = archive.stat().st_size
-    largest = max((one.parameters for one in ([base] if base else usable.values())), default=0)
-    order = ImportOrder(
-        str(archive.absolute()),
-        str(adapter.absolute()),
-        {name: str(folder) for name, folder in folders.items()},
-        None if base is None else base.id,
-    )
-    memory = IMPORT_MEMORY_BYTES + COPIES_IN_MEMORY * size
+def _checked(context: Context, order: ImportOrder, possible: Sequence[CataloguedModel]) -> str:
+    """Have the adapter checked and written, for one of the possible base models; returns that one's id."""
+    parts, archive = context.parts, Path(order.archive)
+    largest = max((one.parameters for one in possible), default=0)
+    memory = IMPORT_MEMORY_BYTES + COPIES_IN_MEMORY * archive.stat().st_size
     limits = limits_of(parts, context.left, largest, memory)
+    readable = tuple(one.path.absolute() for one in possible)
     try:
-        report = parts.convert(order, ImportReport, archive.parent, tuple(folders.values()), limits)
+        report = parts.convert(order, ImportReport, archive.parent, readable, limits)
     except ConversionFailed as failure:
         _refuse_stopped(parts)
         text = f"the adapter cannot be checked: {failure}"
@@ -190,17 +184,19 @@ def _checked(
         known = ", ".join(one.id for one in parts.catalogue)
         text = f"base_model is needed: the adapter names none of the base models, which are {known}"
         raise InvalidRequestError(text, param="base_model")
-    return usable[report.base_model]
+    return report.base_model
 
 
 def limits_of(
     parts: Parts, left: threading.Event, parameters: int, memory_bytes: int = 0
 ) -> ConversionLimits:
     """How much a conversion with a base model of so many parameters may take; `memory_bytes`: beside the model."""
+    if memory_bytes:
+        # Two copies of the base model, in 4 bytes a weight.
+        memory_bytes += 8 * parameters
     return ConversionLimits(
         CONVERSION_S + parameters / PARAMETERS_A_SECOND,
-        # Two copies of the base model, in 4 bytes a weight.
-        memory_bytes and memory_bytes + 8 * parameters,
+        memory_bytes,
         lambda: left.is_set() or parts.halted.is_set(),
     )
 

@@ -16,7 +16,7 @@ from tuneship.contract import models as contract
 from tuneship.contract.common import Deleted
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
-from tuneship.conversion.received_adapter import CONFIG
+from tuneship.host.weight_files import ADAPTER_CONFIG
 from tuneship.runtime.replica_protocol import Adapter
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.catalogues.base_models import CataloguedModel
@@ -267,7 +267,7 @@ def served_model(
             None if found.is_imported else _template(parts.blobs, files, key, found.base.path)
         )
         if not engine.is_own:  # another engine may know less than ours, which checks what it loads
-            config = _adapter_config(parts.blobs, found.files.only(CONFIG), key)
+            config = _adapter_config(parts.blobs, found.files.only(ADAPTER_CONFIG), key)
             fault = engine.fault_of_adapter(config, found.base.runtime_options)
     except ObjectDamaged as damage:
         raise _cannot_be_served(damage) from damage
@@ -309,4 +309,4 @@ def _with_template(base_format: ModelTextFormat, template: PromptTemplate) -> Mo
 def _adapter_config(blobs: Blobs, files: ObjectRef, key: str | None) -> dict[str, Any]:
     """Read a stored adapter's configuration, which was an object when it was stored. Models never change."""
     with blobs.fetched(files) as folder:
-        return json.loads(read_plain(folder / CONFIG, key))
+        return json.loads(read_plain(folder / ADAPTER_CONFIG, key))
