@@ -68,7 +68,7 @@ def kernels(*, may_dot: bool = True) -> "Kernels | None":
 
 
 class Kernels:
-    """The compiled functions, and threads that help with large products and sleep while there are none.
+    """The compiled functions, and threads that help with large products and long attention, and sleep between.
 
     To be used by one thread at a time.
     """
@@ -104,10 +104,7 @@ class Kernels:
         given = (x.data_ptr(), *rounded, tokens * groups, ZEROS[bits])
         self._round((ctypes.c_int64 * len(given))(*given), 0)
 
-        threads = 1
-        if numbers * rows >= MIN_SHARED_NUMBERS:
-            few = self.few_token_threads if tokens <= FEW_TOKENS else 0
-            threads = few or torch.get_num_threads()
+        threads = self._threads(tokens, numbers * rows)
         step = -(-blocks // (PIECES * threads))
         given = (weight.data_ptr(), scales.data_ptr(), *rounded, out.data_ptr())
         given = (*given, tokens, groups, blocks, rows, step)
@@ -136,18 +133,31 @@ class Kernels:
         tensors = (qkv, keys, values, batch.slots, batch.positions, rotation, out, scores)
         sizes = (heads // kv_heads, kv_heads, dim, length, room, _bits(scale))
         given = (*(tensor.data_ptr() for tensor in tensors), *sizes)
-        self._do(self._attend, given, count * kv_heads, 1)
+        pieces, numbers = count * kv_heads, 2 * heads // kv_heads * dim * batch.length
+        self._do(self._attend, given, pieces, self._threads(count, pieces * numbers), numbers)
         return out
 
-    def _do(self, function: int, arguments: tuple[int, ...], pieces: int, threads: int) -> None:
-        """Run a function for each piece, on this thread and on others if `threads` is more than 1."""
+    def _threads(self, tokens: int, numbers: int) -> int:
+        """How many threads share so many multiplications for some tokens."""
+        if numbers < MIN_SHARED_NUMBERS:
+            return 1
+        few = self.few_token_threads if tokens <= FEW_TOKENS else 0
+        return few or torch.get_num_threads()
+
+    def _do(
+        self, function: int, arguments: tuple[int, ...], pieces: int, threads: int, cycles: int = 0
+    ) -> None:
+        """Run a function for each piece, on this thread and on others if `threads` is more than 1.
+
+        `cycles`: more than a piece takes, where that may be a long wait for the last one.
+        """
         is_shared = threads > 1 and time.monotonic() >= self._share_at
         job = self._shared if is_shared else self._alone
         job[FUNCTION : ARGUMENTS + len(arguments)] = (function, *arguments)
         if is_shared:
             self._wake(threads - 1)
         self._run(job, pieces)
-        if is_shared and job[WAITED] > LONG_WAIT_CYCLES:
+        if is_shared and job[WAITED] > max(LONG_WAIT_CYCLES, cycles):
             self._share_at = time.monotonic() + job[WAITED] * PAUSE_S_PER_CYCLE
 
     def _wake(self, helpers: int) -> None:

@@ -143,6 +143,20 @@ def test_threads_help_with_products_of_few_tokens_and_change_no_bit(
     assert len(compiled._gates) >= 2
 
 
+def test_threads_help_with_attention_and_change_no_bit(
+    compiled: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    expected = step(SHAPES[0]).by_kernel(compiled)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(integer_kernels, "MIN_SHARED_NUMBERS", 0)
+    monkeypatch.setattr(integer_kernels, "LONG_WAIT_CYCLES", 1 << 60)
+    for _ in range(30):
+        assert torch.equal(step(SHAPES[0]).by_kernel(compiled), expected)
+    assert compiled._shared[integer_kernels.FUNCTION] == compiled._attend
+    assert len(compiled._gates) >= 2
+
+
 def test_products_are_not_shared_for_a_while_where_a_helping_thread_has_no_core(
     compiled: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
