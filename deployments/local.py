@@ -11,16 +11,18 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import httpx
 import typer
 from pydantic import ValidationError
 
 from deployments.background_processes import AtWork, NotStarted, ProcessFolder, answers, say
 from deployments.commands import PROJECT, CommandFailed, run_module
 from deployments.definitions import WORK_POOL
-from deployments.flows_key import flows_settings
+from deployments.flows_key import FlowsKey
 from deployments.webhook import ensure_webhook
 from flows.script.local_processes import (
     closed_server,
@@ -61,6 +63,7 @@ class Local:
         self._local = local
         self._service = service
         self._processes = ProcessFolder(local.run_dir)
+        self._flows_key = FlowsKey(service.data_dir, local.run_dir / "flows-key")
         self._environment = embedded_service_environment() | {
             "PREFECT_HOME": str(local.prefect_dir),
             "DO_NOT_TRACK": "1",
@@ -90,35 +93,71 @@ class Local:
             self._refuse_taken_ports()
             self._ensure("service", self._start_service)
             client = self._client()
+            # Before anything is ended: it fails beside a service of an earlier version or with other settings.
+            flows = self._flows_settings(client.url)
             # Before the bridge starts: it reads the webhook's secret only then.
             self._connect_bridge(client)
             auth_string = self._auth_string()
             closed = closed_server(self.prefect_url, auth_string)
             self._ensure("prefect-server", lambda: self._start_prefect(closed))
+            self._refuse_changed_string(auth_string)
             prefect = self._environment | prefect_variables(self.prefect_url, auth_string)
-            key_file = self._local.run_dir / "flows-key"
-            flows = service_variables(flows_settings(client.url, self._service.data_dir, key_file))
             # Before the worker starts: it needs its work pool.
             say("registering flows")
             # In a process of its own, because Prefect reads the environment when it is imported.
             failed = "the Prefect server could not be set up"
-            run_module(failed, prefect | flows, "deployments.set_up")
+            run_module(failed, prefect | service_variables(flows), "deployments.set_up")
+            self._flows_key.settle()
             self._ensure("bridge", lambda: self._start_bridge(prefect))
             self._ensure("worker", lambda: self._start_worker(prefect))
         self.status()
 
     def _auth_string(self) -> str:
-        """Read the string for which the Prefect server asks; draw it at the first `up`, and when the file is lost."""
+        """Read the string for which the Prefect server asks; draw it at the first `up`, and when the file is lost.
+
+        Raises `NotStarted` where the file holds something else.
+        """
         kept = self.auth_file.read_text().strip() if self.auth_file.is_file() else ""
+        if kept and ":" not in kept:
+            raise NotStarted(f"{self.auth_file} needs one line of the form user:password")
         if not kept:
-            # They know another string, or none. They end before the new one is written: an `up` that is killed here
-            # must not leave them running beside a file that does not fit.
+            # These processes use an old string or none, so they are ended before the new one is written: an `up` that
+            # is killed here must not leave them running beside a file that does not fit.
             for name in ("worker", "bridge", "prefect-server"):
                 if self._processes.stop(name):
                     say(f"{name} is started again, with a new string")
             kept = new_auth_string()
             write_private(self.auth_file, f"{kept}\n")
         return kept
+
+    def _refuse_changed_string(self, auth_string: str) -> None:
+        """Raises `NotStarted` where the running Prefect server asks for another string than that of the file."""
+        user, _, password = auth_string.partition(":")
+        version = f"{self.prefect_url}/version"
+        # Whether it answers at all is seen when it is set up.
+        with suppress(httpx.HTTPError):
+            answer = httpx.get(version, auth=(user, password), trust_env=False, timeout=10.0)
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                raise NotStarted(
+                    f"the running Prefect server asks for another string than the one in {self.auth_file}:"
+                    " run `make down`, then `make up`"
+                )
+
+    def _flows_settings(self, url: str) -> ClientSettings:
+        """Read the flows' settings. Raises `NotStarted` where the service's database cannot be opened."""
+        try:
+            return self._flows_key.settings(url)
+        except typer.Exit:  # the reason has been printed
+            pass
+        if self._processes.running("service") is not None:
+            raise NotStarted(
+                "the flows' key is in the database of the running service, which has another version or other"
+                " settings: run `make down`, then `make up`"
+            )
+        raise NotStarted(
+            "the flows' key is in the database of the `tuneship serve` that already runs: start `make up` with its"
+            " version and settings (TUNESHIP_DATABASE_URL, TUNESHIP_DATABASE_LISTEN_URL, TUNESHIP_MASTER_KEY_FILE)"
+        )
 
     def _connect_bridge(self, client: ClientSettings) -> None:
         """Register the bridge's webhook. Raises `NotStarted` where a service started elsewhere may not call it."""

@@ -1,7 +1,7 @@
 """`ray`, with nodes that listen on the loopback interface alone.
 
-`ray start` replaces a loopback address by the machine's own one, with which its parts listen on all interfaces. By
-RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 it does not, but then it refuses to start a second node.
+`ray start` replaces 127.0.0.1 with the machine's own address, and Ray then listens on all interfaces.
+RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 prevents that, but also refuses a second node; this program allows one.
 """
 
 import sys

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from httpx import HTTPError, HTTPStatusError, codes
+from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists, PrefectException
@@ -21,7 +21,7 @@ from deployments.automations import bring_all_up_to_date
 from deployments.blocks import store_credentials
 from deployments.commands import CommandFailed, run_module
 from deployments.definitions import PREFECT_YAML, WORK_POOL, write_merged
-from flows.script.local_processes import REFUSED_BY_PREFECT
+from flows.script.local_processes import REFUSED_BY_PREFECT, is_refused
 from tuneship.client import TuneshipError
 from tuneship.settings import embedded_service_environment
 
@@ -59,10 +59,7 @@ if __name__ == "__main__":
     except (CommandFailed, TuneshipError) as failure:
         sys.exit(str(failure))
     except (PrefectException, HTTPError) as failure:
-        if (
-            isinstance(failure, HTTPStatusError)
-            and failure.response.status_code == codes.UNAUTHORIZED.value
-        ):
+        if is_refused(failure):
             sys.exit(REFUSED_BY_PREFECT)
         # Their messages may go on for lines.
         first = f"{type(failure).__name__}: {failure}".splitlines()[0]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.shared.signals import uninterrupted
 from tuneship.client import ApiError, Client, ServiceUnreachable
@@ -44,9 +45,17 @@ PREFECT_SERVER = {
 }
 
 REFUSED_BY_PREFECT = (
-    "the Prefect server of PREFECT_API_URL asks for a string: set PREFECT_API_AUTH_STRING"
-    " (that of `make up` is in ~/.tuneship/run/prefect-password)"
+    "the Prefect server of PREFECT_API_URL asks for its string: set PREFECT_API_AUTH_STRING to it"
+    " (that of `make up` is in prefect-password in TUNESHIP_RUN_DIR, else in ~/.tuneship/run)"
 )
+
+
+def is_refused(failure: BaseException) -> bool:
+    """Whether a Prefect server refused the caller's string, or asked for one."""
+    unauthorized = httpx.codes.UNAUTHORIZED.value
+    return (
+        isinstance(failure, PrefectHTTPStatusError) and failure.response.status_code == unauthorized
+    )
 
 
 def new_auth_string() -> str:
@@ -55,7 +64,7 @@ def new_auth_string() -> str:
 
 
 def closed_server(url: str, auth_string: str) -> dict[str, str]:
-    """Settings of a Prefect server whose API is at `url`, and answers only to whoever has this string."""
+    """Settings of a Prefect server whose API, at `url`, answers only callers that have this string."""
     page = url.removesuffix("/api")
     return PREFECT_SERVER | {
         "PREFECT_SERVER_API_AUTH_STRING": auth_string,

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from httpx import codes
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import PrefectHTTPStatusError, TerminationSignal
+from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
@@ -35,6 +34,7 @@ from flows.script.local_processes import (
     REFUSED_BY_PREFECT,
     CompanionFailed,
     embedded_service,
+    is_refused,
     prefect_server,
 )
 from flows.shared.approval import mark_as_own_server
@@ -275,10 +275,7 @@ def _ending_after(error: BaseException) -> Ending:
                 f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
             )
         return Ending(_aborted(reason, message), message, 1)
-    if (
-        isinstance(error, PrefectHTTPStatusError)
-        and error.response.status_code == codes.UNAUTHORIZED.value
-    ):
+    if is_refused(error):
         return Ending(_aborted("bad_input", REFUSED_BY_PREFECT), REFUSED_BY_PREFECT, 1)
     # The text of an unexpected error may quote a dataset, so it goes to a file of this machine only.
     log = PipelineSettings().reports.expanduser() / "error.log"

@@ -19,7 +19,7 @@ GRACE_SECONDS = 3
 def for_this_machine() -> TrustedHostMiddleware:
     """Make the server, which answers a browser of this machine only under the machine's own names.
 
-    A page of another site may have its name resolved to this machine, and would then be of the server's own origin.
+    Another site can make its own name resolve to this machine; the browser would then treat its pages as the server's.
     """
     return TrustedHostMiddleware(create_app(), allowed_hosts=["127.0.0.1", "localhost"])
 

@@ -5,9 +5,12 @@ When a flow's process dies unnoticed there, its heartbeats stop, the run is mark
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.scopes import PRESETS
 from tuneship.contract.webhooks import WebhookCreate
 from tuneship.service.access.api_keys import is_in_force
+from tuneship.store.database import HEAD, SQLITE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 NAMES = {"service", "prefect-server", "bridge", "worker"}
@@ -161,6 +165,61 @@ def test_lost_secrets_are_replaced_and_the_old_ones_open_nothing(machine: Machin
     auth = httpx.BasicAuth(*string.split(":", 1))
     refused = httpx.get(f"{machine.prefect}/version", auth=auth, trust_env=False, timeout=120)
     assert refused.status_code == 401
+
+
+def test_an_up_beside_a_service_of_an_earlier_version_ends_nothing(machine: Machine) -> None:
+    before = machine.records
+    set_schema(machine, "0021")
+    try:
+        with moved(machine, "prefect-password"):
+            said = machine.run("up", 1)
+    finally:
+        set_schema(machine, HEAD)
+    assert machine.records == before
+    assert "run `make down`, then `make up`" in said
+
+
+def test_an_up_without_the_settings_of_a_service_started_elsewhere_ends_nothing(
+    machine: Machine,
+) -> None:
+    before, own = machine.records, {"TUNESHIP_MASTER_KEY_FILE": "/dev/null"}
+    with moved(machine, "prefect-password"), moved(machine, "service.json"):
+        said = replace(machine, environment=machine.environment | own).run("up", 1)
+    assert machine.records == before
+    assert "with its version and settings (TUNESHIP_DATABASE_URL" in said
+
+
+@contextmanager
+def moved(machine: Machine, name: str) -> Iterator[None]:
+    """Take a file out of the run folder for a while."""
+    file = machine.home / ".tuneship" / "run" / name
+    aside = file.rename(machine.home / name)
+    try:
+        yield
+    finally:
+        aside.rename(file)
+
+
+def set_schema(machine: Machine, schema: str) -> None:
+    """Name another schema in the service's database, which stays as it is."""
+    with closing(sqlite3.connect(machine.home / ".tuneship" / "data" / SQLITE_FILE)) as database:
+        database.execute("update alembic_version set version_num = ?", [schema])
+        database.commit()
+
+
+def test_a_string_that_was_changed_while_the_server_runs_is_reported_and_ends_nothing(
+    machine: Machine,
+) -> None:
+    before, string = machine.records, machine.auth_string
+    file = machine.home / ".tuneship" / "run" / "prefect-password"
+    try:
+        file.write_text("somebody:else\n")
+        said = machine.run("up", 1)
+    finally:
+        file.write_text(f"{string}\n")
+    assert machine.records == before
+    assert f"another string than the one in {file}: run `make down`, then `make up`" in said
+    assert "somebody" not in said
 
 
 def key_of_the_flows(machine: Machine) -> str:

@@ -152,3 +152,12 @@ def test_a_service_that_may_not_call_the_bridge_learns_how_to_start(tmp_path: Pa
         setting = r"TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS=127\.0\.0\.1:14299"
         with pytest.raises(NotStarted, match=setting):
             local._connect_bridge(client)
+
+
+def test_a_file_that_holds_no_string_of_a_prefect_server_is_an_error_that_names_it(
+    tmp_path: Path,
+) -> None:
+    local = Local(LocalSettings(run_dir=tmp_path), ServiceSettings())
+    local.auth_file.write_text("a password alone\n")
+    with pytest.raises(NotStarted, match=rf"{local.auth_file} needs one line"):
+        local._auth_string()

@@ -75,25 +75,29 @@ def opened_installation(
 
     `reads_files`: whether the command needs datasets and models.
     """
-    os.umask(0o077)
+    # Restored at the end, because `make up` opens keys, too, and starts processes afterwards.
+    before = os.umask(0o077)
     try:
-        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
+        try:
+            from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
-        from tuneship.service.open_installation import open_for_command  # noqa: PLC0415
-        from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
-    try:
-        opened = open_for_command(settings, reads_files=reads_files)
-    except StartupError as error:
-        fail(str(error))
-    except (SQLAlchemyError, OSError, ValueError) as error:  # its own text may hold the URL
-        fail(f"the data of the service cannot be opened: {type(error).__name__}")
-    try:
-        yield opened
-    except SQLAlchemyError as error:
-        fail(f"the database failed: {type(error).__name__}")
-    except BlobsAway as fault:
-        fail(f"the files in {opened.blobs.place} cannot be had: {fault}")
+            from tuneship.service.open_installation import open_for_command  # noqa: PLC0415
+            from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
+        try:
+            opened = open_for_command(settings, reads_files=reads_files)
+        except StartupError as error:
+            fail(str(error))
+        except (SQLAlchemyError, OSError, ValueError) as error:  # its own text may hold the URL
+            fail(f"the data of the service cannot be opened: {type(error).__name__}")
+        try:
+            yield opened
+        except SQLAlchemyError as error:
+            fail(f"the database failed: {type(error).__name__}")
+        except BlobsAway as fault:
+            fail(f"the files in {opened.blobs.place} cannot be had: {fault}")
+        finally:
+            opened.database.close()
     finally:
-        opened.database.close()
+        os.umask(before)

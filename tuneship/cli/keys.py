@@ -29,6 +29,8 @@ LABEL = re.compile(r"[^\x00-\x1f\x7f]{0,128}")
 DURATION = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 NOT_READABLE = 2
+# `make up` labels the key of its flows so, followed by the file that holds it.
+FLOWS_LABEL = "make up, "
 # Columns that are never wrapped: half a date or half a key is of no use.
 UNWRAPPED = ("key", "state", "expires", "last used")
 
@@ -123,8 +125,11 @@ def rotate(
             fail(f"the key {key_id} is not in force any more: create a new one")
         # Shown before the file is written, which may fail: this is the only copy of the key.
         _show(keys, made, as_json, replaces=key_id)
-        file = service_settings(data_dir=data_dir).data_dir / "credentials.json"
-        replace_credentials(file, key_id, made, end)
+        files = [service_settings(data_dir=data_dir).data_dir / "credentials.json"]
+        if row["label"].startswith(FLOWS_LABEL):
+            files.append(Path(row["label"].removeprefix(FLOWS_LABEL)))
+        for file in files:
+            replace_credentials(file, key_id, made, end)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import socket
 import subprocess
@@ -15,10 +16,12 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
+from typer import Exit
 from typer.testing import CliRunner, Result
 
 from tests.support.processes import Serve
 from tuneship.cli.audit import BROKEN, NO_HEADS
+from tuneship.cli.keys import FLOWS_LABEL, opened
 from tuneship.cli.main import app
 from tuneship.contract.errors import AuthenticationError
 from tuneship.contract.scopes import PRESETS
@@ -185,6 +188,37 @@ def test_the_key_of_the_credentials_file_is_replaced_there_too(installed: Instal
     assert kept["api_key"] == new["api_key"] != old["api_key"]
     assert kept["base_url"] == "http://here"
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_key_of_the_flows_is_replaced_in_their_file_too(installed: Installation) -> None:
+    file = installed.data_dir / "run" / "flows-key"
+    file.parent.mkdir()
+    label = f"{FLOWS_LABEL}{file}"
+    now = datetime.now(UTC)
+    write_credentials(installed.keys, file, "http://here", now, PRESETS["pipeline"], label)
+    new = installed.json("rotate", read_credentials(file)["api_key"][4:12])
+    assert read_credentials(file)["api_key"] == new["api_key"]
+
+
+def test_the_keys_of_a_service_are_opened_without_a_lasting_change_of_new_files(
+    installed: Installation,
+) -> None:
+    """`make up` starts bridge and worker from the process that has opened them."""
+    before = os.umask(0o022)
+    try:
+        with opened(installed.data_dir):
+            (installed.data_dir / "during").touch()
+        (installed.data_dir / "after").touch()
+        with pytest.raises(Exit), opened(installed.data_dir / "nowhere"):
+            pass
+        (installed.data_dir / "after a failure").touch()
+    finally:
+        os.umask(before)
+    modes = {
+        name: (installed.data_dir / name).stat().st_mode & 0o777
+        for name in ("during", "after", "after a failure")
+    }
+    assert modes == {"during": 0o600, "after": 0o644, "after a failure": 0o644}
 
 
 @pytest.mark.parametrize(
