@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from string import Formatter
-from types import BuiltinMethodType, CodeType, FunctionType, GeneratorType, MethodType, NoneType
+from types import BuiltinMethodType, CodeType, GeneratorType, MethodType, NoneType
 from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes, pass_context
@@ -56,7 +56,8 @@ SETTLED = UNREAD | {str, list, dict, tuple}
 # Python looks at the first ones faster.
 MAPPINGS, SEQUENCES = (dict, Mapping), (list, tuple, Sequence)
 OPERANDS = (int, float, Undefined)
-# A width in the format of a date.
+# A width that stands in the values of a format, and one in the format of a date.
+GIVEN_WIDTH = re.compile(r"%[-+ #0-9.]*\*")
 WIDE_DATE = re.compile(r"%[^a-zA-Z%]*\d{3}")
 
 
@@ -234,7 +235,7 @@ def _spend_operator(operator: str, left: Any, right: Any) -> None:
             raise RenderingTooLong("it computes with a number that is too large")
     elif operator == "%" and isinstance(left, str):
         values: tuple[Any, ...] = cast("Any", right) if isinstance(right, tuple) else (right,)
-        width = _number(*values) if "*" in left else 0
+        width = _number(*values) if GIVEN_WIDTH.search(left) else 0
         _spend_text(_longest_formatted(left, "%", values) + width)
     elif operator == "*":
         value, times = (left, right) if isinstance(right, int) else (right, left)
@@ -302,9 +303,9 @@ def _parts(value: Any, /, *arguments: Any, **more: Any) -> None:
     _spend(5 * _number(*arguments, **more) + _read(*arguments, **more))
 
 
-def _widened(*values: Any, **more: Any) -> None:
-    _read(*values, **more)
-    _spend_text(_number(*values, **more))
+def _widened(value: Any, /, *arguments: Any, **more: Any) -> None:
+    _read(value, *arguments, **more)
+    _spend_text(_number(*arguments, **more))
 
 
 def _formatted(form: str, /, *values: Any, **more: Any) -> None:
@@ -371,7 +372,7 @@ def _numbers(*values: Any) -> None:
 
 def _paired(*arguments: Any, **_more: Any) -> None:
     for pairs in arguments:
-        _spend_value(pairs)
+        _spend(USE_STEPS * _size(pairs) + _read(pairs))
         if not isinstance(pairs, Mapping) and any(not isinstance(one, Sequence) for one in pairs):
             raise TypeError
 
@@ -416,10 +417,9 @@ class _Function:
 
 
 # Values without parts that their texts would show.
-LEAVES = (NoneType, float, Undefined, Iterator, Macro)
+LEAVES = (NoneType, float, Undefined, Iterator, Macro, BuiltinMethodType, MethodType, _Function)
 # These run code of the template, which spends by itself, or raise an error.
 PASSED_ON = (Macro, LoopContext, BlockReference, Joiner, Undefined)
-LEAVES += (_Function, FunctionType, BuiltinMethodType, MethodType)
 
 
 def _listed(*groups: tuple[str, Any]) -> dict[str, Any]:
@@ -597,11 +597,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         kwargs.pop("_block_vars", None)
         if isinstance(__obj, _Function):
             return _used(__obj._made, __obj._spends, args, kwargs)  # noqa: SLF001
-        owner = cast("Any", getattr(__obj, "__self__", None))
-        name = f"{type(owner or __obj).__name__}.{getattr(__obj, '__name__', '')}"
-        for kind, allowed in METHODS.items():
-            if isinstance(owner, kind) and __obj.__name__ in allowed:
-                return _used(__obj, partial(allowed[__obj.__name__], owner), args, kwargs)
+        name = type(__obj).__name__
+        if isinstance(__obj, BuiltinMethodType | MethodType):
+            owner = cast("Any", __obj.__self__)
+            for kind, allowed in METHODS.items():
+                if isinstance(owner, kind) and __obj.__name__ in allowed:
+                    return _used(__obj, partial(allowed[__obj.__name__], owner), args, kwargs)
+            name = f"{type(owner).__name__}.{__obj.__name__}"
         raise NotAllowed(f"it calls {name}, which is not for chat templates")
 
     def wrap_str_format(self, value: Any) -> Any:

@@ -240,7 +240,10 @@ NOT_ALLOWED = {
     "{{ (messages | urlize) if messages else '' }}": "urlize",
     "{{ lipsum() }}": "lipsum",
     "{% if 'a' is strange %}{% endif %}": "strange",
-    "{{ 'a'() }}": "str",
+    "{{ 'a'() }}": "it calls str,",
+    "{{ namespace(**{'__self__': 'a', '__name__': messages[0].content})() }}": "it calls Namespace,",
+    "{{ {}.fromkeys(['a']) }}": "type.fromkeys",
+    "{{ self | string }}": "TemplateReference",
 }
 # A hundredth of what a rendering in a thread may compute.
 LIMITS = RenderLimits(ANYWHERE.steps // 100, ANYWHERE.characters)
@@ -386,7 +389,8 @@ ORDINARY = (
     "{{ '{a}'.format_map({'a': 1}) }}", "{{ messages | map(attribute='role') | join(', ') }}",
     "{{ 'a b c'.split(' ') | batch(2) | list }}{{ [1, 2, 3] | slice(2, 0) | list }}",
     "{% for m in messages recursive %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}",
-    "{% for m in messages if m.role == 'user' %}{{ m.role | capitalize | indent(2, true) }}{% else %}none{% endfor %}",
+    ("{% for m in messages if m.role == 'user' %}{{ m.role | capitalize | indent(2, true) }}{% else %}"
+    "none{% endfor %}"),
     "{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m('a') }}",
     "{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}x{% endcall %}",
     "{% set ns = namespace(n=0) %}{% for c in 'abc' %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
@@ -398,13 +402,49 @@ ORDINARY = (
     "{{ 1 if 'use' in messages[0].role and 'a' not in ['b'] and 1 < 2 <= 2 }}", "{{ 3.7 | round(1) }}",
     "{% set x %}a{{ 1 }}b{% endset %}{{ x | length }}{% filter upper %}{{ x }}{% endfilter %}",
     "{{ messages | selectattr('role', 'equalto', 'user') | list | count }}{{ {'a': 1}.items() | list }}",
+    "{{ '**%s** %d' % ('a', 1234567) }}{{ 12345678 | center(12) }}{{ messages | tojson(separators=(',', ':')) }}",
+    "{{ dict(a=1, **{'b': 2}) }}{{ dict(messages[0].items()) }}{{ dict([('a', 1)]) }}{{ namespace({'a': 1}).a }}",
+    ("{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.current }}{% set j = joiner('|') %}"
+    "{{ j() }}{{ j() }}"),
+    "{% for m in [1, 1, 2] %}{{ loop.cycle('a', 'b') }}{{ loop.changed(m) }}{{ loop.nextitem }}{% endfor %}",
+    "{% macro m() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(*[1, 2], **{'a': 3}) }}",
+    "{% for m in messages %}{{ m.role.upper() if 'role' in m and 'x' not in m.content else '' }}{% endfor %}",
+    ("{% if messages | selectattr('role', 'equalto', 'nobody') %}yes{% endif %}"
+    "{{ [1, 2] | map('string') | join('-') }}"),
+    ("{{ [[1], [2, 3]] | sum(start=[]) }}{{ [{'a': [1]}, {'a': [2]}] | sum(attribute='a', start=[]) }}"
+    "{{ [1.5, 2] | sum }}"),
+    "{{ 'a<b' | e }}{{ 'a<b' | safe }}{{ 'one two' | title }}{{ 'one two' | wordcount }}{{ 'a b' | urlencode }}",
+    "{{ [{'a': 2}, {'a': 1}] | sort(attribute='a') }}{{ [1, 3, 2] | max }}{{ ['b', 'B', 'a'] | unique | list }}",
+    ("{{ 'a.b.c'.rsplit('.', 1) }}{{ 'a\nb'.splitlines() }}{{ ' a '.strip() }}{{ 'xax'.strip('x') }}"
+    "{{ 'xax' | trim('x') }}"),
+    ("{{ 'abcdef' | truncate(5) }}{{ '3.7' | float }}{{ 'x' | int(7) }}{{ 'ff' | int(0, 16) }}"
+    "{{ 1000000 | filesizeformat }}"),
+    ("{{ 3 is odd }}{{ 4 is divisibleby(2) }}{{ 'a' is in('abc') }}{{ 'A' is upper }}{{ 1 is eq 1 }}"
+    "{{ 'map' is filter }}"),
+    ("{{ [1, 2, 3][1:] }}{{ (1, 2).index(2) }}{{ [1, 1].count(1) }}{{ {'a': 1}.get('a') }}"
+    "{{ {'a': 1}.keys() | list }}"),
+    ("{{ (messages | first).role }}{{ messages | last | attr('role') }}{{ {'a': 1} | items | list }}"
+    "{{ [1, 2] | reverse | list }}"),
+    ("{% set d = {'a': 1} %}{{ 'a' in d }}{{ 'a' in d.values() }}{{ 1 in d.values() }}"
+    "{{ 2 not in [1, 3] }}{{ 'a' in ['a'] }}"),
+    ("{% for x in [1, 2, 3, 4] %}{% if x == 2 %}{% continue %}{% elif x == 4 %}{% break %}{% endif %}"
+    "{{ x }}{% endfor %}"),
+    ("{{ {'b': [1, {'c': none}], 'a': true} | tojson(indent=4, sort_keys=true) }}"
+    "{{ 'é' | tojson(ensure_ascii=true) }}"),
+    ("{% block b %}x{% endblock %}{{ self.b() }}{{ '%s' | format('a') }}{{ '%(a)s' | format(a=1) }}"
+    "{{ 'a{{b}}{}'.format(1) }}"),
+    "{{ 1 - 2 }}{{ 2.5 * 2 }}{{ 7 % 4 }}{{ -3 // 2 }}{{ 2 ** -1 }}{{ (1, 2) + (3,) }}{{ 1 / 4 }}{{ 3 * 'a' }}",
     "{{ 'tab\there'.expandtabs(4) }}{{ '7'.zfill(3) }}{{ 'a'.center(5) }}",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("source", ORDINARY)
 def test_an_ordinary_template_renders_as_in_an_unbounded_sandbox(source: str) -> None:
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    sandbox.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    sandbox.filters["tojson"] = lambda value, **more: json.dumps(
+        value, **{"ensure_ascii": False, **more}
+    )
     expected = sandbox.from_string(source).render(messages=TALK)
     assert PromptTemplate(source, {}).render(TALK, add_generation_prompt=True) == expected
