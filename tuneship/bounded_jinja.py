@@ -43,6 +43,8 @@ MOST_TOKENS = 30_000
 MOST_DEPTH = 100
 """Levels of lists within lists: Python's own functions go down by recursion."""
 MOST_BITS = 4096
+MOST_AT_ONCE = 2_100_000
+"""The most steps of reading one value: Python's own functions keep all other threads waiting meanwhile."""
 MOST_NUMBER = 100_000
 """The largest number that says how wide a text will be, or how many parts something has."""
 CALL_STEPS = 30
@@ -138,21 +140,27 @@ def _spend_value(value: Any, indentation: int = 0) -> int:
         return len(value) // CHARACTERS_A_STEP + 1
     if type(value) in UNREAD and (type(value) is not int or value.bit_length() <= 64):
         return 4
-    before, characters = _budget.steps, 0
+    left, steps, characters = min(_budget.steps, MOST_AT_ONCE), 0, 0
     waiting: list[tuple[Any, int]] = [(value, 0)]
     while waiting:
         one, depth = waiting.pop()
-        is_text = isinstance(one, str)
-        characters += depth * indentation + (len(one) if is_text else 0)
+        inner: Sequence[Any] = ()
+        size = depth * indentation
+        if isinstance(one, str):
+            size += len(one)
+        else:
+            inner = _within(one)
+        characters += size
         if characters > MOST_CHARACTERS:
             raise RenderingTooLong("it makes a text that is too long")
-        if depth > MOST_DEPTH:
-            raise RenderingTooLong("it makes lists within lists, too deep")
-        inner = () if is_text else _within(one)
-        _spend(8 * len(inner) + 1 + (len(one) if is_text else depth * indentation) // 8)
-        if not isinstance(inner, range):
-            waiting += [(part, depth + 1) for part in inner]
-    return before - _budget.steps
+        steps += 8 * len(inner) + 1 + size // CHARACTERS_A_STEP
+        if depth > MOST_DEPTH or steps > left:
+            raise RenderingTooLong("it computes for too long")
+        if inner and not isinstance(inner, range):
+            depth += 1
+            waiting += [(part, depth) for part in inner]
+    _spend(steps)
+    return steps
 
 
 def _within(value: Any) -> Sequence[Any]:
@@ -162,6 +170,9 @@ def _within(value: Any) -> Sequence[Any]:
             raise RenderingTooLong("it computes with a number that is too large")
         # A step for every sixteen bits.
         return range(value.bit_length() // 128)
+    if isinstance(value, float):
+        # Writing its digits takes two microseconds.
+        return range(3)
     if isinstance(value, Namespace):
         value = vars(value)["_Namespace__attrs"]
     if isinstance(value, MAPPINGS):
@@ -277,7 +288,7 @@ def _lookups(*arguments: Any) -> int:
     """How many lookups the paths among arguments take for each item. Raises RenderingTooLong."""
     texts = [one for one in arguments if isinstance(one, str)]
     found = 1 + sum(one.count(".") + one.count(",") for one in texts)
-    if found > 5 or any(len(one) > SHORT_TEXT for one in texts):
+    if found > 3 or any(len(one) > SHORT_TEXT for one in texts):
         raise RenderingTooLong("it looks up a path that is too long")
     return found
 
@@ -311,9 +322,10 @@ def _widened(value: Any, /, *arguments: Any, **more: Any) -> None:
 def _formatted(form: str, /, *values: Any, **more: Any) -> None:
     # Each field, and each lookup in it, takes Python code.
     _spend(2 * USE_STEPS * sum(map(form.count, "{[.")))
+    longest = _longest_formatted(form, "{", (values, more))
     if any("{" in (spec or "") for _text, _field, spec, _kind in Formatter().parse(form)):
         raise RenderingTooLong("it writes a text that is too wide")
-    _spend_text(_longest_formatted(form, "{", (values, more)))
+    _spend_text(longest)
 
 
 def _indented(value: Any, width: int | str = 4, *_more: Any, **_named: Any) -> None:
@@ -350,17 +362,17 @@ def _summed(value: Any, attribute: Any = None, start: Any = 0) -> None:
 
 
 def _searched_backwards(value: Any, /, *arguments: Any, **more: Any) -> None:
-    steps = _read(value, *arguments, **more)
+    steps = _spend_value(value)
     if arguments or more:
-        sizes = sum(map(_size, (*arguments, *more.values())))
-        _spend(steps * sizes // 2)
+        _read(*arguments, **more)
+        _spend(steps * sum(map(_size, (*arguments, *more.values()))) // 2)
 
 
 def _split(value: str, /, *arguments: Any, **more: Any) -> None:
     _searched_backwards(value, *arguments, **more)
     separators = [one for one in (*arguments, *more.values()) if isinstance(one, str) and one]
     # At white space, or at the ends of lines, there may be nearly as many parts as characters.
-    _spend(USE_STEPS * value.count(separators[0]) if separators else len(value))
+    _spend(4 * value.count(separators[0]) if separators else len(value))
 
 
 def _numbers(*values: Any) -> None:
@@ -417,7 +429,7 @@ class _Function:
 
 
 # Values without parts that their texts would show.
-LEAVES = (NoneType, float, Undefined, Iterator, Macro, BuiltinMethodType, MethodType, _Function)
+LEAVES = (NoneType, Undefined, Iterator, Macro, BuiltinMethodType, MethodType, _Function)
 # These run code of the template, which spends by itself, or raise an error.
 PASSED_ON = (Macro, LoopContext, BlockReference, Joiner, Undefined)
 

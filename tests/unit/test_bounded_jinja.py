@@ -357,6 +357,14 @@ def test_work_is_counted(source: str, least: int) -> None:
     assert least <= spent <= 100 * least
 
 
+def test_one_value_is_read_by_one_call_up_to_a_size_only() -> None:
+    numbers = "{{ (range(90000) | list * TIMES) | tojson | length }}"
+    template = PromptTemplate(numbers.replace("TIMES", "2"), {})
+    assert template.render(TALK, add_generation_prompt=True)
+    with pytest.raises(TemplateTooSlow, match="too long"):
+        PromptTemplate(numbers.replace("TIMES", "3"), {}).render(TALK, add_generation_prompt=True)
+
+
 LEGITIMATE = {
     "{% for m in messages %}{% set rest = messages[loop.index:] %}{% set n = rest | length %}{% endfor %}": (
         [{"role": "user", "content": "a" * 200}] * 1_500, ANYWHERE
