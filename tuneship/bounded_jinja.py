@@ -470,10 +470,10 @@ TESTS: dict[str, Spends | None] = _listed(
 )
 METHODS: dict[type, dict[str, Spends]] = {
     str: _listed(
-        ("capitalize casefold count endswith find index isalnum isalpha isascii", _read),
-        ("isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle", _read),
-        ("isupper lower partition removeprefix removesuffix startswith swapcase", _read),
-        ("title upper", _read),
+        ("endswith startswith", _arguments),
+        ("capitalize casefold count find index isalnum isalpha isascii isdecimal", _read),
+        ("isdigit isidentifier islower isnumeric isprintable isspace istitle isupper", _read),
+        ("lower partition removeprefix removesuffix swapcase title upper", _read),
         ("center ljust rjust zfill", _widened),
         ("expandtabs", lambda value, tabsize=8: _replaced(value, "\t", " " * _number(tabsize))),
         ("join", lambda value, pieces: _joined_by(pieces, value)),
