@@ -234,9 +234,13 @@ def test_no_text_that_a_template_makes_of_a_short_message_holds_the_loop(
         turns[1] |= {"tool_calls": [CALLED]}
         turns[2] = {"role": "tool", "tool_call_id": "called", "content": "BOOM"}
     asked = posted(f"/v1/deployments/{made}/generate", prompts(messages=turns))
+    # Reads the template, in a thread.
+    service.call("POST", asked[1], json={"prompt": "a", "max_tokens": 1})
     for _attempt in range(2):  # another process may have slowed down the first attempt
         with watched(service) as slow:
             calls(service, *[(one, path, dict(more)) for one, path, more in [asked] * 4])
+        # What is done but once is not done again in a second attempt; no other process slows it down as much.
+        assert slow.longest < 25 * LIMIT_S, slow.found
         if not slow.found:
             break
     assert not slow.found, slow.found
