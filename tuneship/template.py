@@ -5,20 +5,23 @@ Training and serving render with this same class. Knows neither tokens nor model
 """
 
 import json
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateAssertionError, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from tuneship.bounded_jinja import (
     ANYWHERE,
+    PLAIN,
     BoundedEnvironment,
+    NotAllowed,
     RenderingTooLong,
     RenderLimits,
     rendered,
@@ -42,6 +45,9 @@ NAMED_TEMPLATES_FOLDER = "additional_chat_templates"
 SPECIAL_TOKEN_NAMES = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
 )
+
+# jinja's error text for a name that it does not know when it renders.
+NO_SUCH_NAME = re.compile(r"(?:No (?:filter|test) named )?'(\w+)'(?: found\.| is undefined|\.)")
 
 # For a base model without a template. Each turn ends in the end token or a blank line. The prompt ends in no space: a
 # tokenizer would join it with the first word of the answer.
@@ -110,16 +116,19 @@ class PromptTemplate:
         self.source = source
         self._today = today
         self.special_tokens = dict(special_tokens)
-        environment = BoundedEnvironment([_GenerationTag, "jinja2.ext.loopcontrols"])
-        environment.add_filter("tojson", _to_json)
-        environment.globals["raise_exception"] = _raise_template_error
+        environment = BoundedEnvironment(
+            [_GenerationTag, "jinja2.ext.loopcontrols"],
+            # The local date, as transformers has it: `%Y` of a template means that of the reader.
+            now=lambda: self._today or datetime.now(),  # noqa: DTZ005
+        )
         try:
             self._template = environment.from_string(source)
         # Not only of jinja: an expression may be too deep for Python, or a number too long.
         except (TemplateError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
-            raise TemplateFailed(
-                f"the chat template is not valid: {type(error).__name__}"
-            ) from error
+            # The error text of a filter or test that is not there quotes the template, and no message.
+            is_name = isinstance(error, TemplateAssertionError)
+            why = str(error)[:200] if is_name else type(error).__name__
+            raise TemplateFailed(f"the chat template is not valid: {why}") from error
 
     @classmethod
     def load(
@@ -181,7 +190,7 @@ class PromptTemplate:
     ) -> str | None:
         """The text as this very template writes it; None where it refuses the messages."""
         try:
-            return self._render(messages, add_generation_prompt, tools)
+            return self._render(messages, add_generation_prompt, tools, PLAIN)
         except TemplateFailed:
             return None
 
@@ -215,8 +224,6 @@ class PromptTemplate:
             "tools": tools,
             "documents": None,  # as transformers does, since templates ask whether it is none
             "add_generation_prompt": add_generation_prompt,
-            # The local date, as transformers has it: `%Y` of a template means that of the reader.
-            "strftime_now": (self._today or datetime.now()).strftime,  # noqa: DTZ005
             **self.special_tokens,
         }
         try:
@@ -231,6 +238,8 @@ class PromptTemplate:
             LookupError,
             ArithmeticError,
             AttributeError,
+            AssertionError,
+            RuntimeError,
         ) as error:
             raise TemplateFailed(
                 f"the chat template refuses these messages: {self._reason(error)}"
@@ -245,6 +254,9 @@ class PromptTemplate:
         missing = [name for name in SPECIAL_TOKEN_NAMES if text == f"'{name}' is undefined"]
         if missing:
             return f"it needs {missing[0]}, which tokenizer_config.json does not name"
+        unknown = NO_SUCH_NAME.fullmatch(text)
+        if isinstance(error, NotAllowed) or (unknown and unknown[1] in self.source):
+            return text
         lines = [
             frame.lineno
             for frame in traceback.extract_tb(error.__traceback__)
@@ -337,12 +349,3 @@ def _special_tokens(directory: Path, config: Mapping[str, Any], key: str | None)
         for name, value in values.items()
     }
     return {name: str(text) for name, text in texts.items() if text is not None}
-
-
-def _raise_template_error(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _to_json(value: object, **options: Any) -> str:
-    """The `tojson` filter of transformers; jinja2's own escapes `<` for HTML and so changes prompts."""
-    return json.dumps(value, **{"ensure_ascii": False, **options})

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from tuneship.bounded_jinja import ANYWHERE, RenderLimits
+from tuneship.bounded_jinja import PLAIN
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.text_tokenizer import TokenizerFault, continuation, encode, encoding_of, special_texts
 
@@ -25,8 +25,6 @@ ANSWER = "zqanswer"
 ANSWERED = {"role": "assistant", "content": ANSWER}
 # Beginnings of answers that many tokenizers join with a space or line break before them.
 BEGINNINGS = ("The", "I", "a", "1", "{", "- ")
-# For a question of one word; what a template writes there is tokenized again and again.
-PLAIN = RenderLimits(ANYWHERE.steps // 10, 100_000)
 # The files that name end tokens by their ids; transformers' `generate` stops at those of the first.
 ID_FILES = ("generation_config.json", "config.json")
 MAX_TOKEN_ID = 2**31 - 1
@@ -136,11 +134,12 @@ class ModelTextFormat:
     @property
     def is_read(self) -> bool:
         """Whether `read` has been called."""
-        return {"special_texts", "normalized_special_texts", "_turn"} <= vars(self).keys()
+        is_turn_read = {"special_texts", "normalized_special_texts", "_turn"} <= vars(self).keys()
+        return is_turn_read and "with_tools" in vars(self.template)
 
     def read(self) -> None:
-        """Read everything that is read off what the template renders."""
-        _ = self._turn, self.special_texts, self.normalized_special_texts
+        """Compute all that is derived from what the template renders."""
+        _ = self._turn, self.special_texts, self.normalized_special_texts, self.template.with_tools
 
     @cached_property
     def _turn(self) -> "_RenderedTurn":

@@ -15,6 +15,8 @@ from tokenizers import (
     processors,
 )
 
+from tuneship import bounded_jinja
+from tuneship.bounded_jinja import PLAIN
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.text_format import ModelTextFormat
 from tuneship.text_tokenizer import (
@@ -206,3 +208,19 @@ def test_a_template_that_writes_very_much_is_a_fault_before_it_is_tokenized() ->
     found = ModelTextFormat(PromptTemplate("a" * 4_000_000 + CHATML, {}), tokenizer, ())
     assert found.fault is not None
     assert "too long" in found.fault
+
+
+def test_a_format_is_read_with_how_its_template_writes_functions(tmp_path: Path) -> None:
+    found = ModelTextFormat(PromptTemplate(CHATML, {}), save_sentencepiece(tmp_path), ())
+    _ = found.stop_tokens, found.special_texts, found.normalized_special_texts
+    assert not found.is_read
+    found.read()
+    assert found.is_read
+    assert "with_tools" in vars(found.template)
+
+
+def test_a_template_is_asked_for_functions_within_the_limits_of_a_plain_question() -> None:
+    loops = "{% if tools %}{% for a in range(9**5) %}{% for b in range(99) %}{% endfor %}{% endfor %}{% endif %}"
+    template = PromptTemplate(loops + CHATML, {})
+    assert template.with_tools is not template
+    assert bounded_jinja._budget.steps <= PLAIN.steps

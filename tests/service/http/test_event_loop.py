@@ -213,7 +213,12 @@ TEMPLATES = {
     "doubles": "{% if 'BOOM' in messages[-1].content %}" + DOUBLES + "{% endif %}" + SPEAKS + ASKS,
     "powers": "{% if 'BOOM' in messages[-1].content and 9**(9**8) %}{% endif %}" + SPEAKS + ASKS,
     "repeats": SPEAKS + "{% for m in messages %}" + SPEAKS + "{% endfor %}" + ASKS,
+    # Loops for the functions that it is asked with when somebody first sends a call of one.
+    "functions": "{% if tools %}{% for a in range(99999) %}{% for b in range(99) %}{% endfor %}{% endfor %}{% endif %}"
+    + SPEAKS
+    + ASKS,
 }
+CALLED = {"id": "called", "type": "function", "function": {"name": "a", "arguments": "{}"}}
 
 
 @pytest.fixture
@@ -240,16 +245,25 @@ def test_no_text_that_a_template_makes_of_a_short_message_holds_the_loop(
 ) -> None:
     service = with_templates
     made = service.deployment(name, model_name=name)
-    turns = [{"role": ("user", "assistant")[n % 2], "content": "BOOM"} for n in range(5)]
+    turns: list[dict[str, Any]] = [
+        {"role": ("user", "assistant")[n % 2], "content": "BOOM"} for n in range(5)
+    ]
+    if name == "functions":
+        turns[1] |= {"tool_calls": [CALLED]}
+        turns[2] = {"role": "tool", "tool_call_id": "called", "content": "BOOM"}
     asked = posted(f"/v1/deployments/{made}/generate", prompts(messages=turns))
+    # Reads the template, in a thread.
+    service.call("POST", asked[1], json={"prompt": "a", "max_tokens": 1})
     for _attempt in range(2):  # another process may have slowed down the first attempt
         with watched(service) as slow:
             calls(service, *[(one, path, dict(more)) for one, path, more in [asked] * 4])
+        # What is done but once is not done again in a second attempt; no other process slows it down as much.
+        assert slow.longest < 25 * LIMIT_S, slow.found
         if not slow.found:
             break
     assert not slow.found, slow.found
     answer = service.call("POST", asked[1], json={"messages": turns, "max_tokens": 1})
-    assert answer.status_code in ({200} if name == "repeats" else {422}), answer.text
+    assert answer.status_code in ({200} if name in {"repeats", "functions"} else {422}), answer.text
     if answer.status_code == 422:
         assert answer.json()["error"]["param"] == "messages"
         assert "BOOM" not in answer.text
