@@ -146,13 +146,13 @@ class TrafficDriver:
             tries=1, timeout_s=self._traffic.timeout_seconds
         )
         try:
-            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as sending:
-                driving = sending.create_task(self._drive(client, sending))
-                await self._stopped.wait()
-                driving.cancel()
-                limit.reschedule(self._loop.time() + self._finish_within_s)
-        except TimeoutError:
-            pass  # answers that are still open are cut off
+            # Answers that are still open at the limit are cut off.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as sending:
+                    driving = sending.create_task(self._drive(client, sending))
+                    await self._stopped.wait()
+                    driving.cancel()
+                    limit.reschedule(self._loop.time() + self._finish_within_s)
         finally:
             await client.close()
 
