@@ -17,7 +17,7 @@ if (
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
 
 # isort: split
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
@@ -61,10 +61,12 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
         split = open_rollout(plan, folder, log)
         if isinstance(split, RolloutResult):
             return split
-        with rollback_on_error(split):
-            ended = drive(split, prompts)
-            split.file.append_if_possible(ended)
-        withdraw_question(split.file, ended.outcome)
+        # The driver waits for its open answers outside: first the traffic is where it belongs, and the record says so.
+        with ExitStack() as driving:
+            with rollback_on_error(split):
+                ended = drive(split, prompts, driving)
+                split.file.append_if_possible(ended)
+            withdraw_question(split.file, ended.outcome)
     result = result_of(split.file.record, list(dict.fromkeys(split.notes + split.file.unwritten)))
     show(split.file.record, log, result)
     log.info("%s", result.headline)
@@ -86,15 +88,16 @@ def ready(rules: CanaryRules) -> list[str]:
     return read_prompts(Path(rules.traffic.prompts)) if rules.traffic else []
 
 
-def drive(split: RolloutSplit, prompts: list[str]) -> Ended:
-    """Resume from the record and run to completion."""
+def drive(split: RolloutSplit, prompts: list[str], driving: ExitStack) -> Ended:
+    """Resume from the record and run to completion; the plan's traffic driver runs until `driving` is closed."""
     traffic = split.plan.traffic
     driver = TrafficDriver(api().settings, split.endpoint_id, traffic, prompts) if traffic else None
     try:
         try:
             settle(split)
-            with driver or nullcontext():
-                return finish_interrupted(split) or look_until_over(split, driver)
+            if driver:
+                driving.enter_context(driver)
+            return finish_interrupted(split) or look_until_over(split, driver)
         except NotConfirmed as error:
             split.log.warning("%s", error)
             return roll_back(split, "shift_unconfirmed")

@@ -100,7 +100,7 @@ class AnswerCounts:
 class TrafficDriver:
     """A thread that drives an endpoint while the `with` block runs.
 
-    At its end nothing more is sent, and open answers have ten seconds to end; none where the block ends by an error.
+    At its end nothing more is sent, and open answers have ten seconds to end.
     """
 
     def __init__(
@@ -119,7 +119,6 @@ class TrafficDriver:
         self._name, self._sent = secrets.token_hex(8), count()
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
-        self._finish_within_s = FINISH_WITHIN_S
         self._slow_until = 0.0
         self._thread = threading.Thread(target=self._run, name="traffic-driver", daemon=True)
 
@@ -128,13 +127,11 @@ class TrafficDriver:
         self._thread.start()
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop sending, and wait for the answers that are still open."""
-        if error is not None:  # what follows, a rollback or the end of the program, may not wait
-            self._finish_within_s = 0.0
         with suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(self._finish_within_s + STOP_WITHIN_S)
+        self._thread.join(FINISH_WITHIN_S + STOP_WITHIN_S)
 
     def _run(self) -> None:
         # A runner also closes the generators of answers that are cut off, which the garbage collector could not.
@@ -152,7 +149,7 @@ class TrafficDriver:
                     driving = sending.create_task(self._drive(client, sending))
                     await self._stopped.wait()
                     driving.cancel()
-                    limit.reschedule(self._loop.time() + self._finish_within_s)
+                    limit.reschedule(self._loop.time() + FINISH_WITHIN_S)
         finally:
             await client.close()
 

@@ -32,6 +32,11 @@ from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 _ATTENTION = "tuneship_slots"
+# Transformers knows attention by one name per process; a layer's own method is the one of its model.
+AttentionInterface.register(
+    _ATTENTION,
+    lambda module, *inputs, **options: module.tuneship_attend(module, *inputs, **options),
+)
 # Token ids of the comparison: the first half is a prompt prefilled in two chunks, the others are
 # decoded one by one.
 _PROBE = tuple(range(1, 9))
@@ -147,7 +152,9 @@ class GenericModel:
                 self._model(input_ids=torch.tensor([_PROBE]), use_cache=False).logits[0, -1].float()
             )
             pack_layers(self._model, packing)
-            AttentionInterface.register(_ATTENTION, self._attend)
+            for module in self._model.modules():
+                if hasattr(module, "layer_idx"):
+                    module.tuneship_attend = self._attend  # type: ignore[assignment]
             self._model.set_attn_implementation(_ATTENTION)
             with _recorded_calls(self._model) as calls:
                 actual = self._probe_logits()

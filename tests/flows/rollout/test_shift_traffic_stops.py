@@ -1,9 +1,11 @@
 """A stopped rollout returns its traffic; after SIGKILL it leaves a record from which it can be resumed."""
 
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import pytest
@@ -12,6 +14,7 @@ from prefect.states import Cancelled, Crashed, Failed
 
 from flows.rollout.record_file import RecordFolder
 from flows.rollout.rollback import return_traffic, stopping_signal
+from flows.rollout.traffic_driver import TrafficDriver
 from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import PATIENCE_S, STANDS_STILL, Script, plan, slow_plan, wait_for
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
@@ -134,6 +137,46 @@ def test_an_unexpected_error_returns_the_traffic_and_is_not_hidden(
         shift_traffic(plan(steps=[50, 100]))
 
     assert fake.weights == {BASELINE: 100, CANDIDATE: 0}
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["to its end", "by an error"])
+def test_open_answers_are_waited_for_after_the_end_is_recorded(
+    fake: FakeService, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """Cut off, they would count as abandoned requests of the next release's baseline."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n')
+    traffic = {"prompts": str(prompts), "requests_per_second": 200.0, "max_in_flight": 4}
+    wanted = plan(steps=[50, 100], traffic=traffic)
+    fake.generation_gate = gate = threading.Event()
+    drivers: list[TrafficDriver] = []
+    stopped: list[bool] = []
+
+    class WatchedDriver(TrafficDriver):
+        def __enter__(self) -> Self:
+            drivers.append(self)
+            return super().__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            wait_for(lambda: fake.waiting == 4)
+            stopped.append(RecordFolder(records, fake.url).of(wanted)[-1].is_open)
+            threading.Timer(0.5, gate.set).start()
+            super().__exit__(*error)
+
+    def break_down(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("flows.shift_traffic.TrafficDriver", WatchedDriver)
+    if breaks:
+        fake.at_tick[8] = lambda: monkeypatch.setattr("flows.shift_traffic.look_once", break_down)
+
+    with pytest.raises(ZeroDivisionError) if breaks else nullcontext():
+        shift_traffic(wanted)
+
+    assert fake.weights[CANDIDATE] == (0 if breaks else 100)
+    assert stopped == [False], "the record was open when the driver was stopped"
+    counts = drivers[0].counts.take(BASELINE, CANDIDATE)
+    assert counts.baseline_requests + counts.candidate_requests == 4
 
 
 def test_a_signal_is_not_lost_in_the_error_that_it_caused() -> None:

@@ -107,19 +107,6 @@ def test_answers_that_do_not_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) ->
         fake.generation_gate.set()
 
 
-def test_after_an_error_no_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic_driver, "FINISH_WITHIN_S", 120.0)
-    with FakeService() as fake:
-        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
-        fake.generation_gate = threading.Event()
-        sending = driver(fake)
-        sending.__enter__()
-        wait_for(lambda: fake.waiting >= 4)
-        sending.__exit__(KeyError)
-        until(lambda: not is_driving(), 30)
-        fake.generation_gate.set()
-
-
 def is_driving() -> bool:
     return any(thread.name == "traffic-driver" for thread in threading.enumerate())
 

@@ -1,6 +1,7 @@
 """Other architectures run through transformers' own layers."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,25 @@ def check_answers(
     with quiet_peft():
         tuned = PeftModel.from_pretrained(reference, adapter)
     assert answers[1::2] == [expected(tuned, request) for request in requests[1::2]]
+
+
+def test_two_models_of_one_process_do_not_take_each_others_steps(tmp_path: Path) -> None:
+    requests = [GenerateRequest(tuple(range(9, 20)), 30)]
+    sizes = {"first": {}, "second": {"num_hidden_layers": 3}}
+    wanted = {
+        name: [expected(save(tmp_path / name, "phi3", **size), request) for request in requests]
+        for name, size in sizes.items()
+    }
+    engines = {name: build(tmp_path / name, {}, rows=1) for name in sizes}
+    with ThreadPoolExecutor() as threads:
+        found = dict(
+            zip(
+                engines,
+                threads.map(lambda engine: run(engine, requests), engines.values()),
+                strict=True,
+            )
+        )
+    assert found == wanted
 
 
 @pytest.mark.parametrize(
