@@ -85,7 +85,8 @@ def test_a_request_of_a_batch_counts_like_all_others_and_has_no_latency(
     usual.add(observation)
     of_batch.add(replace(observation, is_background=True))
     untimed = {"latency_sum_ms": 0.0, "first_token_sum_ms": 0.0}
-    assert of_batch == replace(usual, latencies={}, first_tokens={}, **untimed)
+    cells = dict.fromkeys(("latencies", "first_tokens", "per_token", "answer_tokens"), {})
+    assert of_batch == replace(usual, **cells, **untimed)
 
 
 def test_embeddings_are_counted_with_their_texts_and_tokens_where_they_succeed() -> None:

@@ -81,7 +81,7 @@ def test_every_width_and_the_hours_minutes_say_the_same(
             )
             assert starts.tolist() == sorted(every)
             assert found.facts["requests"].tolist() == [every[start] for start in sorted(every)]
-            assert found.sketches["count"].sum() == recorded.total()
+            assert found.latencies.values["count"].sum() == recorded.total()
 
 
 def test_more_windows_than_are_written_at_once(database: Database) -> None:

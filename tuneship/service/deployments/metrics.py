@@ -5,7 +5,7 @@ The answer may have 50,000 points, so it is rendered from arrays, not from model
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,7 +19,8 @@ from tuneship.contract import metrics as contract
 from tuneship.contract.common import render_time
 from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
-from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Records, Whole
+from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns, Records, Whole
+from tuneship.metrics.windows import CELLS_PER_DOUBLING
 from tuneship.service.common.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
@@ -31,6 +32,8 @@ from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, WindowS
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # A month by minutes has 43,200 points.
 MAX_POINTS = 50_000
+# Cells and what else is not in the records of an hour's minutes: two weeks by minutes.
+MAX_FINE_POINTS = 20_160
 # A bucket can still change for this long after its end: the recorder stores several times a second.
 INGESTION_LAG_S = 1.0
 DEFAULT_SPAN = timedelta(hours=1)
@@ -52,6 +55,10 @@ class Buckets:
     interval_s: int
     starts: Whole
     facts: Records
+    fine: Columns | None
+    """The windows of the buckets, empty ones left out; None where too many were asked for."""
+    rows: Whole
+    """The row of each bucket in `fine`, -1 for an empty one."""
     total: Records
     """One record: the counts of the seconds in `summed`."""
     summed: range
@@ -65,6 +72,39 @@ class Buckets:
             "timestamps": starts.astype("datetime64[s]"),
             "complete": starts + (self.interval_s + INGESTION_LAG_S) <= self.now,
         }
+
+    def cells(self, chosen: Mask | slice, name: str) -> dict[str, Any] | None:
+        """The counts by cell of the chosen buckets."""
+        if self.fine is None:
+            return None
+        is_sketch = name == "latencies"
+        merged = columns.cells(getattr(self.fine, name), is_sketch=is_sketch)
+        rows = self.rows[chosen].tolist()
+        is_known = columns.is_counted(self.fine) | is_sketch
+        # An empty bucket has the last row, which is empty as well.
+        found = [
+            *(row if known else None for row, known in zip(merged.rows(), is_known, strict=True)),
+            np.zeros(0, merged.values.dtype),
+        ]
+        series = [found[row] for row in rows]
+        return {
+            "per_doubling": CELLS_PER_DOUBLING,
+            **{
+                column: [None if one is None else one[column].tolist() for one in series]
+                for column in ("index", "count")
+            },
+        }
+
+    def newer(self, chosen: Mask, numbers: Callable[[Columns], Sequence[int]]) -> list[int | None]:
+        """Numbers of the chosen buckets, each of which has a row, null where they were not counted."""
+        if self.fine is None:
+            return [None] * int(np.count_nonzero(chosen))
+        is_known = columns.is_counted(self.fine)
+        found = [
+            number if known else None
+            for number, known in zip(numbers(self.fine), is_known, strict=True)
+        ]
+        return [found[row] for row in self.rows[chosen].tolist()]
 
 
 @serves(contract.get_deployment_metrics)
@@ -99,7 +139,7 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
         "end_time": render_time(end),
         "interval": interval,
         "metrics": {name: SERIES[name](buckets) for name in chosen},
-        "summary": {name: SUMMARY[name](buckets) for name in chosen},
+        "summary": {name: SUMMARY[name](buckets) for name in chosen if name in SUMMARY},
         "summary_start_time": render_time(datetime.fromtimestamp(summed.start, UTC)),
         "summary_end_time": render_time(datetime.fromtimestamp(summed.stop, UTC)),
         "generate_timeout_seconds": context.parts.settings.generate_timeout_s,
@@ -159,14 +199,19 @@ def _read_buckets(
             raise refused("interval", "must be whole minutes: the time reaches back over 2 days")
 
     span = (starts.start, starts.stop)
-    if width == starts.step:
+    fine: Columns | None = None
+    if width == starts.step and len(starts) > MAX_FINE_POINTS:
         filled, facts = metric_windows.facts(connection, source, width, *span)
     else:
-        begun, windows = metric_windows.sketches(connection, source, width, *span)
-        filled, merged = columns.grouped(windows, begun // starts.step * starts.step)
-        facts = merged.facts
+        filled, fine = metric_windows.sketches(connection, source, width, *span)
+        if width != starts.step:
+            filled, fine = columns.grouped(fine, filled // starts.step * starts.step)
+        facts = fine.facts
     every = np.zeros(len(starts), FACTS)
-    every[(filled - starts.start) // starts.step] = facts
+    places = (filled - starts.start) // starts.step
+    every[places] = facts
+    rows = np.full(len(starts), -1)
+    rows[places] = np.arange(len(places))
 
     whole = metric_windows.whole(connection, source, summed.start, summed.stop)
     _, total = columns.grouped(whole, np.zeros(len(whole), np.int64))
@@ -174,6 +219,8 @@ def _read_buckets(
         interval_s=starts.step,
         starts=np.arange(starts.start, starts.stop, starts.step),
         facts=every,
+        fine=fine if len(starts) <= MAX_FINE_POINTS else None,
+        rows=rows,
         total=total.facts if len(total) else np.zeros(1, FACTS),
         summed=summed,
         now=now,
@@ -191,6 +238,8 @@ def latency_series(buckets: Buckets) -> dict[str, Any]:
         "average": facts["latency_sum_ms"] / timed,
         **{name: np.where(counts > 0, facts[name], np.nan) for name in QUANTILES},
         "histogram": {"le": [*EDGES_MS, None], "counts": _column(facts, "histogram")},
+        "cells": buckets.cells(chosen, "latencies"),
+        "cells_per_token": buckets.cells(chosen, "per_token"),
     }
 
 
@@ -220,6 +269,25 @@ def error_rate_series(buckets: Buckets) -> dict[str, Any]:
         "cancelled_count": _known(facts, "cancelled"),
         "refused_count": _known(facts, "refused"),
         "error_callers": _known(facts, "error_callers"),
+        **{name: buckets.newer(chosen, _of_more(name)) for name in columns.CALLERS[1:]},
+    }
+
+
+def _of_more(name: str) -> Callable[[Columns], list[int]]:
+    return lambda windows: windows.more[name].tolist()
+
+
+def traffic_series(buckets: Buckets) -> dict[str, Any]:
+    """The buckets in which anything was counted."""
+    chosen = columns.is_some(buckets.facts)
+    replicas = buckets.newer(chosen, _of_more("replicas"))
+    return {
+        **buckets.series(chosen),
+        "spread_keys": buckets.newer(chosen, _of_more("spread_keys")),
+        "callers_of_half": buckets.newer(chosen, columns.callers_of_half),
+        # No request of the bucket found a running replica, or knew of one.
+        "replicas": [number or None for number in replicas],
+        **{name: buckets.newer(chosen, _of_more(name)) for name in columns.REPEATED},
     }
 
 
@@ -241,6 +309,7 @@ def token_usage_series(buckets: Buckets) -> dict[str, Any]:
         "input": _column(facts, "input"),
         "output": _column(facts, "output"),
         "empty_count": _column(facts, "empty"),
+        "cells": buckets.cells(slice(None), "answer_tokens"),
     }
 
 
@@ -283,6 +352,7 @@ SERIES: Renderers = {
     "throughput": throughput_series,
     "error_rate": error_rate_series,
     "token_usage": token_usage_series,
+    "traffic": traffic_series,
 }
 SUMMARY: Renderers = {
     "latency": latency_summary,
