@@ -413,7 +413,7 @@ class FailedStartsRow(TypedDict):
 
 
 class MemberAgesRow(TypedDict):
-    """The ages of the requests in flight at a member of a cluster: milliseconds by deployment and endpoint."""
+    """The ages of the requests in flight at a member of a cluster, counted by deployment and endpoint."""
 
     member: str
     written_at: datetime

@@ -172,7 +172,7 @@ def test_callers_are_counted_once_however_often_a_window_is_added_to(database: D
         _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, 0, NOW * 2)
     assert seconds["error_callers"].tolist() == [15, 11]
     assert hours.facts["error_callers"].tolist() == [16]
-    assert hours.callers.tolist() == [*range(15), 2**32 - 1]
+    assert hours.error_callers.values.tolist() == [*range(15), 2**32 - 1]
 
 
 def test_requests_that_do_not_count_leave_no_row(database: Database) -> None:
@@ -212,7 +212,7 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
         _, minutes = metric_windows.facts(
             connection, WindowSource("dep_1"), MINUTE, NOW, NOW + MINUTE
         )
-    assert np.array_equal(hours.sketches["count"], [8])
+    assert np.array_equal(hours.latencies.values["count"], [8])
     # It is unknown whether callers disconnected in these windows, so they count as uncounted.
     for records in (hours.facts, minutes):
         names = ["uncounted", "cancelled", "refused", "error_callers"]
@@ -225,8 +225,8 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
             connection, WindowSource("dep_1"), SECOND, NOW + 2, NOW + 3
         )
     assert hours.facts[[*names, "requests"]].tolist() == [(12, 2, 3, 2, 13)]
-    assert hours.callers.tolist() == [4, 5]
-    assert np.array_equal(hours.sketches["count"], [8])
+    assert hours.error_callers.values.tolist() == [4, 5]
+    assert np.array_equal(hours.latencies.values["count"], [8])
     assert seconds[names].tolist() == [(0, 2, 3, 2)]
     database.close()
 
@@ -249,10 +249,10 @@ def test_each_of_many_older_windows_is_changed_once(tmp_path: Path) -> None:
         rows = connection.execute(sa.select(tables.metric_windows)).all()
     database.close()
     assert len(rows) == len(keys)
-    whole = columns.from_stored([row.window for row in rows])
+    whole = columns.from_stored([row.window for row in rows], [None] * len(rows))
     assert set(whole.facts[["requests", "uncounted", "error_callers"]].tolist()) == {(3, 3, 0)}
-    assert set(whole.sketches.tolist()) == {(10, 3)}
-    assert whole.lengths.tolist() == [1] * len(rows)
+    assert set(whole.latencies.values.tolist()) == {(10, 3)}
+    assert whole.latencies.lengths.tolist() == [1] * len(rows)
     minutes = [row.minutes for row in rows if row.width == HOUR]
     found = np.frombuffer(b"".join(minutes), columns.FACTS)
     assert set(found[["requests", "uncounted"]].tolist()) == {(3, 3)}

@@ -4,7 +4,6 @@ The answer may have 50,000 points, so it is rendered from arrays, not from model
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,12 +20,14 @@ from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns, Records, Whole
 from tuneship.metrics.windows import CELLS_PER_DOUBLING
+from tuneship.service.common.in_flight import AGES_MS
 from tuneship.service.common.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.endpoints.handlers import own_endpoint
-from tuneship.store import metric_windows
+from tuneship.store import member_ages, metric_windows
+from tuneship.store.member_sessions import ALONE
 from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, WindowSource
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -37,13 +38,6 @@ MAX_FINE_POINTS = 20_160
 # A bucket can still change for this long after its end: the recorder stores several times a second.
 INGESTION_LAG_S = 1.0
 DEFAULT_SPAN = timedelta(hours=1)
-# Upper edges of the histogram of ages in flight. From 10 s on they are close, since gates need to
-# know which requests are certainly older than a limit.
-AGES_MS = (
-    *(100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 12_000.0, 15_000.0, 20_000.0),
-    *(25_000.0, 30_000.0, 40_000.0, 50_000.0, 60_000.0, 80_000.0, 100_000.0, 120_000.0),
-    *(150_000.0, 200_000.0, 250_000.0, 300_000.0, 400_000.0, 500_000.0, 600_000.0),
-)
 RENDERING = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 Mask = NDArray[np.bool_]
 
@@ -132,6 +126,8 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
     source = WindowSource(deployment_id, endpoint_id or EVERY)
     with context.read() as connection:
         buckets = _read_buckets(connection, source, starts, summed, now)
+        has_in_flight = end_time is None or end.timestamp() >= now
+        in_flight = _in_flight(context, connection, source, starts.step) if has_in_flight else None
     chosen: list[MetricName] = [name for name in METRIC_NAMES if name in (metrics or METRIC_NAMES)]
     answer: dict[str, Any] = {
         "deployment_id": deployment_id,
@@ -144,17 +140,31 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
         "summary_end_time": render_time(datetime.fromtimestamp(summed.stop, UTC)),
         "generate_timeout_seconds": context.parts.settings.generate_timeout_s,
     }
-    if end_time is None or end.timestamp() >= now:
-        ages_ms = context.parts.in_flight.ages_ms(deployment_id, endpoint_id)
-        answer["in_flight"] = _age_histogram(ages_ms)
+    if in_flight is not None:
+        answer["in_flight"] = in_flight
     return orjson.dumps(answer, option=RENDERING)
 
 
-def _age_histogram(ages_ms: list[float]) -> dict[str, Any]:
-    ages_ms.sort()
-    counts = [bisect_right(ages_ms, edge) for edge in AGES_MS]
-    ages = {"le": [*AGES_MS, None], "counts": [*counts, len(ages_ms)]}
-    return {"requests": len(ages_ms), "ages_ms": ages}
+def _in_flight(
+    context: Context, connection: sa.Connection, source: WindowSource, interval_s: int
+) -> dict[str, Any]:
+    """The ages of the requests in flight at this member and at those that have written theirs lately."""
+    parts, deployment = context.parts, source.deployment_id
+    members: list[Mapping[str, list[int]]] = [parts.in_flight.ages(deployment)]
+    if parts.member_number != ALONE:
+        # A request that has ended since then may be in the newest complete bucket, and would count twice.
+        finished = (context.now.timestamp() - INGESTION_LAG_S) // interval_s * interval_s
+        since = datetime.fromtimestamp(finished, UTC)
+        others = member_ages.of_others(connection, parts.member_number, since)
+        members += [other["ages"].get(deployment, {}) for other in others]
+    total = np.zeros(len(AGES_MS) + 1, np.int64)
+    for ages in members:
+        for endpoint_id, counts in ages.items():
+            if source.endpoint_id in (EVERY, endpoint_id):
+                total += counts
+    at_most = total.cumsum()
+    ages_ms = {"le": [*AGES_MS, None], "counts": at_most}
+    return {"requests": int(at_most[-1]), "ages_ms": ages_ms, "members": len(members)}
 
 
 def _bucket_starts(start: datetime, end: datetime, interval: str) -> range:
