@@ -51,13 +51,6 @@ class EndpointStatus(StrEnum):
     DELETED = "deleted"
 
 
-class LargeKeyHandling(StrEnum):
-    """Whether a routing key with more than 2 % of an endpoint's requests is drawn by request in an active split."""
-
-    SPREAD = "spread"
-    KEEP = "keep"
-
-
 class EndpointCreate(CreateRequest):
     """A plain endpoint as a client asks for it."""
 
@@ -115,6 +108,7 @@ def _complete(members: list[Member]) -> list[Member]:
     return members
 
 
+LargeKeyHandling = Literal["spread", "keep"]
 RolloutId = Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
 
 # Different deployments whose shares sum to 100.

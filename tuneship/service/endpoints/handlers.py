@@ -22,7 +22,6 @@ from tuneship.contract.endpoints import (
     EndpointPage,
     EndpointStatus,
     EndpointUpdate,
-    LargeKeyHandling,
     LeaseRenewal,
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
@@ -243,7 +242,7 @@ def _rendered(context: Context, row: EndpointRow) -> CanaryEndpoint:
             "deployments": row["members"],
             "url": _url(context, row),
             "lease": lease,
-            "large_keys": row["large_keys"] or LargeKeyHandling.SPREAD,
+            "large_keys": row["large_keys"] or "spread",
         }
     )
 

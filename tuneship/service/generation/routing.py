@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from tuneship.contract.endpoints import EndpointStatus, LargeKeyHandling
+from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.context.context import Context
 from tuneship.service.endpoints.handlers import endpoint_in_force
@@ -48,9 +48,7 @@ def choose_by_split(context: Context, row: EndpointRow | None) -> RoutingTarget:
     split = split_of(endpoint["members"])
     number = None if key is None else parts.recorder.number_of(f"routing key {key}")
     large = parts.large_keys.count(identifier, number, context.now.timestamp())
-    spread = (
-        len(large) if split.is_divided and endpoint["large_keys"] != LargeKeyHandling.KEEP else 0
-    )
+    spread = len(large) if split.is_divided and endpoint["large_keys"] != "keep" else 0
     if key is None or (spread and number in large):
         return RoutingTarget(split.choose(parts.draw()), identifier, spread_keys=spread)
     chosen = split.choose(draw_of_key(identifier, key, endpoint["rollout_id"]))
