@@ -23,7 +23,7 @@ class Lists:
 
     @property
     def firsts(self) -> Whole:
-        """Where the list of each row begins."""
+        """The place of the first value of each row."""
         return np.cumsum(self.lengths) - self.lengths
 
     @property
