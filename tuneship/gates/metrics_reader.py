@@ -219,7 +219,7 @@ def _rows(metric: str, series: Series | None) -> dict[datetime, _Row]:
     for name, column in columns.items():
         if len(column) != len(stamps):
             raise Unusable(f"{name} is not as long as its timestamps")
-    rows = {
+    rows: dict[datetime, _Row] = {
         _utc(stamp): {name: column[i] for name, column in columns.items()}
         for i, stamp in enumerate(stamps)
     }
@@ -274,7 +274,7 @@ def _traffic(row: Mapping[str, _Row], seconds: int, published: Set[str]) -> ArmT
     )
     empty = None if (empty := usage.get("empty_count")) is None else int(empty)
     repeats = [int(row["traffic"].get(name) or 0) for name in _REPEATED]
-    counts = [requests, failed, empty, cancelled, refused]
+    counted, counts = requests, [requests, failed, empty, cancelled, refused]
     if any(few > (many or 0) for few, many in zip(repeats, counts, strict=True)):
         return "more repeats than requests"
     requests, failed = requests - repeats[0], failed - repeats[1]
@@ -282,7 +282,7 @@ def _traffic(row: Mapping[str, _Row], seconds: int, published: Set[str]) -> ArmT
         None if count is None else count - repeated
         for count, repeated in zip(counts[2:], repeats[2:], strict=True)
     )
-    if problem := _contradiction(row, counts[0], requests - failed, seconds, published):
+    if problem := _contradiction(row, counted, requests - failed, seconds, published):
         return problem
     p50, p95, p99 = (latency.get(name) for name in _COLUMNS["latency"])
     spread_keys, callers_of_half, replicas = (

@@ -165,19 +165,17 @@ def _from_more(stored: Sequence[bytes | None]) -> tuple[Records, dict[str, Lists
     starts = numbers.firsts + size
     lists: dict[str, Lists] = {}
     for place, (name, kind) in enumerate(_STORED.items(), len(names)):
-        lengths = head[:, place]
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        places = np.repeat(starts, lengths) + within
+        lengths: Whole = head[:, place]
+        one = Lists(numbers.values, lengths)
+        places = np.repeat(starts, lengths) + one.places
         indexes = summed(Lists(numbers.values[places], lengths))
         starts = starts + lengths
-        if kind is CALLER:
+        if kind == CALLER:
             lists[name] = Lists(indexes.astype(CALLER), lengths)
             continue
-        values = np.empty(len(indexes), kind)
-        values["index"], values["count"] = (
-            indexes,
-            numbers.values[places + np.repeat(lengths, lengths)],
-        )
+        values: Any = np.empty(len(indexes), kind)
+        values["index"] = indexes
+        values["count"] = numbers.values[places + np.repeat(lengths, lengths)]
         lists[name] = Lists(values, lengths)
         starts = starts + lengths
     return more, lists

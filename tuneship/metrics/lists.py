@@ -22,6 +22,12 @@ class Lists:
     lengths: Whole
 
     @property
+    def places(self) -> Whole:
+        """The place of each value in its list."""
+        number = int(self.lengths.sum())
+        return np.arange(number, dtype=np.int64) - np.repeat(self.firsts, self.lengths)
+
+    @property
     def firsts(self) -> Whole:
         """The place of the first value of each row."""
         return np.cumsum(self.lengths) - self.lengths
@@ -61,7 +67,7 @@ def summed(lists: Lists) -> Whole:
 
 def beside(*columns: Lists) -> Lists:
     """The lists of each row, one behind the other."""
-    lengths = np.sum([one.lengths for one in columns], axis=0, dtype=np.int64)
+    lengths = np.stack([one.lengths for one in columns]).sum(axis=0)
     values = np.empty(lengths.sum(), np.int64)
     starts = np.cumsum(lengths) - lengths
     for one in columns:

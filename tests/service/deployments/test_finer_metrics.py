@@ -41,12 +41,13 @@ def one_second(service: Service) -> Any:
 
 def serve(service: Service, deployment: str, start: float, **fields: Any) -> None:
     """Record requests of one minute: successes of 1 to 40 s, and some of every other kind."""
+    shape: dict[str, Any] = {"prompt_tokens": 2, "completion_tokens": 10, **fields}
     for outcome, number in OUTCOMES.items():
         for place in range(number):
             service.parts.recorder.record(
                 Observation(
                     *(deployment, "", start + place, outcome, 1000.0 * (1 + place)),
-                    **{"prompt_tokens": 2, "completion_tokens": 10, "caller": place % 3} | fields,
+                    **{**shape, "caller": place % 3},
                 )
             )
     service.parts.store_metrics()

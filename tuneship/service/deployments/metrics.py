@@ -73,14 +73,14 @@ class Buckets:
             return None
         is_sketch = name == "latencies"
         merged = columns.cells(getattr(self.fine, name), is_sketch=is_sketch)
-        rows = self.rows[chosen].tolist()
+        rows: list[int] = self.rows[chosen].tolist()
         is_known = columns.is_counted(self.fine) | is_sketch
         # An empty bucket has the last row, which is empty as well.
-        found = [
+        found: list[Any] = [
             *(row if known else None for row, known in zip(merged.rows(), is_known, strict=True)),
             np.zeros(0, merged.values.dtype),
         ]
-        series = [found[row] for row in rows]
+        series: list[Any] = [found[row] for row in rows]
         return {
             "per_doubling": CELLS_PER_DOUBLING,
             **{
