@@ -31,6 +31,8 @@ pytestmark = pytest.mark.both_databases
 
 NOW = 1_800_000_000 // HOUR * HOUR
 DAY = 24 * HOUR
+# The numbers of two members.
+SHARDS = (3, 2**61)
 
 
 def window(count: int = 1, latency: int = 10) -> MetricWindow:
@@ -175,6 +177,74 @@ def test_callers_are_counted_once_however_often_a_window_is_added_to(database: D
     assert hours.error_callers.values.tolist() == [*range(15), 2**32 - 1]
 
 
+def answered(start: float, number: int) -> list[Observation]:
+    """Draw answers of one minute: log-normal times and lengths, a hundred callers."""
+    dice = np.random.default_rng(int(start))
+    return [
+        Observation(
+            *("dep_1", "cep_1", start + place * 60 / number, RequestOutcome.SUCCESS),
+            latency_ms=float(dice.lognormal(6, 0.5)),
+            prompt_tokens=300,
+            completion_tokens=int(dice.lognormal(4.8, 0.6)),
+            sticky_key=int(dice.integers(100)),
+            replicas=2,
+        )
+        for place in range(number)
+    ]
+
+
+@pytest.mark.parametrize("per_minute", [10, 300, 3_000])
+def test_newer_counts_take_at_most_half_as_much_as_the_windows(
+    database: Database, per_minute: int
+) -> None:
+    recorder = Recorder()
+    for minute in range(3):
+        for one in answered(NOW - 600 + 60 * minute, per_minute):
+            # Without a split of several deployments no key is kept.
+            recorder.record(replace(one, sticky_key=None))
+
+    def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
+        with database.write() as connection:
+            metric_windows.store(connection, windows, NOW)
+
+    recorder.hand_over(store)
+    with database.read() as connection:
+        windows = connection.execute(sa.select(tables.metric_windows)).all()
+        newer = connection.execute(sa.select(tables.finer_windows)).all()
+    assert len(windows) == len(newer)
+    key = len("dep_0123456789abcdefghijcep_0123456789abcdefghij") + 10
+    for width in (SECOND, MINUTE):
+        before = sum(key + len(row.window) for row in windows if row.width == width)
+        more = sum(key + len(row.counts) for row in newer if row.width == width)
+        assert more <= 0.5 * before
+
+
+def test_newer_counts_of_members_are_put_together_with_their_hours(database: Database) -> None:
+    minutes = {NOW - HOUR * 2 + 60: SHARDS[0], NOW - HOUR * 2 + 61: SHARDS[1]}
+    source = WindowSource("dep_1", "cep_1")
+    with database.write() as connection:
+        for start, shard in minutes.items():
+            recorder = Recorder()
+            for one in answered(start, 30):
+                recorder.record(replace(one, ended_at=float(start)))
+            recorder.hand_over(
+                lambda windows, shard=shard: metric_windows.store(connection, windows, NOW, shard)
+            )
+        span = NOW - 2 * HOUR, NOW
+        apart = metric_windows.sketches(connection, source, MINUTE, *span)[1]
+        fold_all(connection, NOW)
+        _, together = metric_windows.sketches(connection, source, MINUTE, *span)
+        shards = connection.scalars(
+            sa.select(tables.finer_windows.c.shard).where(tables.finer_windows.c.width != SECOND)
+        )
+        assert set(shards) == {metric_windows.WHOLE}
+    assert columns.is_counted(together).tolist() == [True]
+    assert together.more["counted"].tolist() == [60]
+    for one, other in zip(apart.lists, together.lists, strict=True):
+        assert one.values.tolist() == other.values.tolist()
+    assert columns.callers_of_half(apart) == columns.callers_of_half(together)
+
+
 def test_requests_that_do_not_count_leave_no_row(database: Database) -> None:
     with database.write() as connection:
         metric_windows.store(connection, {WindowKey("dep_1", "", NOW): MetricWindow()}, NOW)
@@ -269,10 +339,6 @@ def _upgrade(file: Path, revision: str) -> None:
         config.attributes["metadata"] = tables.METADATA
         command.upgrade(config, revision)
     engine.dispose()
-
-
-# The numbers of two members.
-SHARDS = (3, 2**61)
 
 
 @given(ticks=OFFSETS, folds=st.lists(st.booleans(), min_size=4, max_size=4))
