@@ -5,6 +5,8 @@ reads the split back (`flows/rollout/split.py`).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -18,6 +20,7 @@ from tuneship.contract.endpoints import (
     CanaryEndpointUpdate,
     Endpoint,
     EndpointCreate,
+    LargeKeyHandling,
     LeaseRenewal,
     LeaseRequest,
     Member,
@@ -31,6 +34,14 @@ CONTROL_DEADLINE_S = 30.0
 # Statuses of a server that does not offer an operation. 404 may also mean that there is no such
 # resource.
 NO_SUCH_ROUTE = (404, 405, 501)
+
+
+@dataclass(frozen=True)
+class KeyDraw:
+    """How a rollout's split draws routing keys: salted by the rollout's id, large ones by request or not."""
+
+    rollout_id: str
+    large_keys: LargeKeyHandling
 
 
 def members(split: Mapping[str, int]) -> list[Member]:
@@ -79,11 +90,14 @@ def update_canary_endpoint(
     percentage: int,  # noqa: ARG001 - names the task run
     version: int | None = None,
     lease: LeaseRequest | None = None,
+    keys: KeyDraw | None = None,
 ) -> CanaryEndpoint:
     """Replace the whole split, once. `percentage` is the candidate's share and names the task run."""
-    update = CanaryEndpointUpdate(deployments=members(split))
-    if lease is not None:  # a server without leases refuses the field, even as null
-        update = CanaryEndpointUpdate(deployments=update.deployments, lease=lease)
+    # A server without leases, or without salts, refuses their fields, even as null.
+    more: dict[str, Any] = {} if lease is None else {"lease": lease}
+    if keys is not None:
+        more |= {"rollout_id": keys.rollout_id, "large_keys": keys.large_keys}
+    update = CanaryEndpointUpdate(deployments=members(split), **more)
     client = api(CONTROL_DEADLINE_S).with_options(
         if_match=None if version is None else f'"{version}"', tries=1, timeout_s=CONTROL_TIMEOUT_S
     )

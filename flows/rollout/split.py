@@ -14,6 +14,7 @@ from typing import Any
 
 from flows.rollout.record_file import RecordFile
 from tasks.endpoints import (
+    KeyDraw,
     get_canary_endpoint,
     members,
     renew_canary_lease,
@@ -26,7 +27,9 @@ from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitIntended
 
 Log = Logger | LoggerAdapter[Any]
-Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None], CanaryEndpoint]
+Update = Callable[
+    [str, Mapping[str, int], int, int | None, LeaseRequest | None, KeyDraw | None], CanaryEndpoint
+]
 
 # At the default time between two looks, a shift is tried for a minute, because a rollback can still follow it; a
 # return, which nothing follows but the end of the lease, for eight minutes. No pause is longer than that time, so with
@@ -97,6 +100,8 @@ class RolloutSplit:
     # A time of the service that the record may lack: before the first shift, then that of each change as read
     # back. A shift may come long after its look; what was served meanwhile belongs to the weight before.
     known_time: datetime | None = None
+    # Whether the server draws routing keys by a rollout's id; a split is read before it is changed.
+    draws_keys: bool = False
     calls: Calls = AS_TASKS
     # Notes for the reader of the result.
     notes: list[str] = field(default_factory=list[str])
@@ -175,7 +180,9 @@ class RolloutSplit:
     def leave_alone(self) -> None:
         """Take the baseline out of a split in which the candidate has all traffic."""
         alone = {self.plan.candidate_deployment_id: 100}
-        self.version = self.calls.update(self.endpoint_id, alone, 100, self.version, None).version
+        self.version = self.calls.update(
+            self.endpoint_id, alone, 100, self.version, None, None
+        ).version
 
     def verify(self) -> CanaryEndpoint:
         """Read the split back; to a bare server it is sent again, because that answers with it. Raises `SplitLost`."""
@@ -235,6 +242,7 @@ class RolloutSplit:
         if not self.is_extended:
             return False
         seen = self.calls.get(self.endpoint_id)
+        self.draws_keys = seen.large_keys is not None
         found = candidate_weight(seen, self.plan)
         if not may_be_applied:
             self._check_ours(seen)
@@ -249,15 +257,17 @@ class RolloutSplit:
         return found == weight and (seen.lease is None) == (lease is None)
 
     def _send(self, weight: int, lease: LeaseRequest | None) -> CanaryEndpoint:
-        shares = self.shares(weight)
+        shares, keys = self.shares(weight), None
+        if self.draws_keys:
+            keys = KeyDraw(self.file.record.begun.rollout_id, self.plan.large_keys)
         try:
-            return self.calls.update(self.endpoint_id, shares, weight, self.version, lease)
+            return self.calls.update(self.endpoint_id, shares, weight, self.version, lease, keys)
         except (ResourceNotFound, DeploymentError):
             if weight != 0:
                 raise
             # A candidate that is deleted (404) or being deleted (409) cannot be named, and gets no traffic anyway.
             alone = {self.plan.baseline_deployment_id: 100}
-            return self.calls.update(self.endpoint_id, alone, 0, self.version, None)
+            return self.calls.update(self.endpoint_id, alone, 0, self.version, None, None)
 
     def _judge(self, error: TuneshipError, attempt: int, weight: int, may_be_applied: bool) -> None:
         """Log the failure for a retry, or raise: a refused key stays refused, a certain 412 is a foreign change.

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from tuneship.contract.common import (
+    ONE_LINE,
     AnyEndpointId,
     CanaryEndpointId,
     CreateRequest,
@@ -107,6 +108,9 @@ def _complete(members: list[Member]) -> list[Member]:
     return members
 
 
+LargeKeyHandling = Literal["spread", "keep"]
+RolloutId = Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
+
 # Different deployments whose shares sum to 100.
 Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValidator(_complete)]
 
@@ -125,6 +129,21 @@ class CanaryEndpointUpdate(CreateRequest):
     # Never a part of a split: two callers who each change one share could end at a sum of 110.
     deployments: Members
     lease: LeaseRequest | None = None
+    rollout_id: Annotated[
+        RolloutId | None,
+        Field(
+            description="Additive. Goes into the draw of each routing key: the same id gives the same draw, another "
+            "one an independent draw."
+        ),
+    ] = None
+    large_keys: Annotated[
+        LargeKeyHandling | None,
+        Field(
+            description="Additive. While several deployments have traffic, a routing key with more than 2 % of the "
+            "endpoint's requests of the last ten minutes (of at least 500) is drawn by request, as requests without a "
+            "key are. `keep`: it stays at one deployment."
+        ),
+    ] = None
 
 
 class CanaryEndpointCreate(CanaryEndpointUpdate):
@@ -166,6 +185,9 @@ class CanaryEndpoint(Reply):
     status: str
     version: Annotated[int | None, Field(exclude_if=absent)] = None
     lease: Lease | None = None
+    rollout_id: str | None = None
+    # Null: the service does not know large keys.
+    large_keys: str | None = None
 
 
 class CanaryEndpointPage(Reply):
@@ -207,6 +229,8 @@ EXAMPLE_CANARY = {
     "status": "active",
     "version": 3,
     "lease": {"seconds": 120, "expires_at": "2026-03-01T12:12:00Z", "fallback": EXAMPLE_FALLBACK},
+    "rollout_id": "icd-release-7",
+    "large_keys": "spread",
 }
 
 EXAMPLE_REMOVED = {"deleted": True, "status": "deleted"}

@@ -41,7 +41,7 @@ def deployment_frame(series: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
         columns = {
             f"{name}_{field}": fields[field] or [None] * len(times)
             for field in fields
-            if field not in ("timestamps", "complete", "histogram")
+            if field not in ("timestamps", "complete", "histogram", "cells", "cells_per_token")
         }
         parts.append(pd.DataFrame(columns, index=index, dtype="float64")[known])
         complete = fields["complete"] or [True] * len(times)

@@ -1,8 +1,8 @@
 """Deployment metrics on the wire (§4.5). Series arrays may hold nulls on a foreign server, so they are read leniently.
 
-Additive to the description: `complete`, `latency.histogram`, all counts of `error_rate`, `token_usage.empty_count`,
-`summary_start_time` and `summary_end_time`, `in_flight` and `generate_timeout_seconds`. The gates
-(`tuneship/gates/series.py`) decide from these series, never from `summary`.
+Additive to the description: `complete`, `latency.histogram`, all cells, all counts of `error_rate`,
+`token_usage.empty_count`, `traffic`, `summary_start_time` and `summary_end_time`, `in_flight` and
+`generate_timeout_seconds`. The gates (`tuneship/gates/series.py`) decide from these series, never from `summary`.
 """
 
 from datetime import datetime
@@ -16,8 +16,11 @@ from tuneship.contract.operation import Example, operation
 
 Numbers = list[float | None] | None
 Counts = list[int | None] | None
-MetricName = Literal["latency", "throughput", "error_rate", "token_usage"]
-METRIC_NAMES: tuple[MetricName, ...] = ("latency", "throughput", "error_rate", "token_usage")
+MetricName = Literal["latency", "throughput", "error_rate", "token_usage", "traffic"]
+METRIC_NAMES: tuple[MetricName, ...] = (
+    *("latency", "throughput", "error_rate", "token_usage"),
+    "traffic",
+)
 
 
 class Series(Reply):
@@ -28,6 +31,9 @@ class Series(Reply):
     complete: list[bool | None] | None = None
 
 
+_CELLS = "Null where more than 20,160 buckets are asked for, two weeks of minutes."
+
+
 class Histogram(Reply):
     """Latency counts per bucket: `counts[i][j]` requests of bucket i took at most `le[j]` ms (null: any)."""
 
@@ -35,11 +41,23 @@ class Histogram(Reply):
     counts: list[list[int]]
 
 
+class CellCounts(Reply):
+    """Counts per bucket in narrow cells: `count[i][j]` values of bucket i lie in cell `index[i][j]`, in rising order.
+
+    Cell k holds values in (2^((k-1)/16), 2^(k/16)]: each is 4.4 % wider than the one before. Empty ones are left out.
+    Null: the bucket holds requests from before the service counted this.
+    """
+
+    per_doubling: int
+    index: list[list[int] | None]
+    count: list[list[int] | None]
+
+
 class LatencySeries(Series):
     """Milliseconds from acceptance to the last token, of successful requests that somebody waited for.
 
-    Requests of batches give way to all others and are not timed. A bucket in which only they succeeded has nulls, and
-    zeros in its histogram.
+    Requests of batches give way to all others and are not timed, and neither are repeats (`traffic`). A bucket in which
+    only they succeeded has nulls, and zeros in its histogram.
     """
 
     average: Numbers = None
@@ -47,6 +65,17 @@ class LatencySeries(Series):
     p95: Numbers = None
     p99: Numbers = None
     histogram: Histogram | None = None
+    cells: Annotated[
+        CellCounts | None,
+        Field(description=f"Additive. {_CELLS} The same requests as in `histogram`."),
+    ] = None
+    cells_per_token: Annotated[
+        CellCounts | None,
+        Field(
+            description="Additive. Milliseconds per output token of each of these requests; an answer without a token "
+            "counts as one of one token."
+        ),
+    ] = None
 
 
 class ThroughputSeries(Series):
@@ -91,6 +120,14 @@ class ErrorRateSeries(Series):
             "was restarted."
         ),
     ] = None
+    cancelled_callers: Annotated[
+        Counts,
+        Field(description=f"Additive. Distinct callers among the cancelled requests. {_CELLS}"),
+    ] = None
+    refused_callers: Annotated[
+        Counts,
+        Field(description=f"Additive. Distinct callers among the refused requests. {_CELLS}"),
+    ] = None
 
 
 class TokenUsageSeries(Series):
@@ -100,6 +137,43 @@ class TokenUsageSeries(Series):
     input: Counts = None
     output: Counts = None
     empty_count: Counts = None
+    cells: Annotated[
+        CellCounts | None,
+        Field(
+            description="Additive. Output tokens per answer, of the requests whose latency is counted; an answer "
+            "without any is in the lowest cell."
+        ),
+    ] = None
+
+
+class TrafficSeries(Series):
+    """Additive. How the requests of a bucket were distributed; null where the service did not count it.
+
+    While a split is active, a routing key with more than 2 % of an endpoint's requests in ten minutes is drawn by
+    request, and a smaller one has at most 5 % of a deployment's requests in a minute (at least one) in what the gates
+    count: later ones are its repeats. They are in all other counts, but are not timed.
+    """
+
+    spread_keys: Annotated[
+        Counts, Field(description="The largest number of routing keys that were drawn by request.")
+    ] = None
+    callers_of_half: Annotated[
+        Counts,
+        Field(
+            description="The smallest number of callers who sent half of the requests, by `X-Routing-Key`. A request "
+            "that was drawn by itself, with a large key or without one, is a caller of its own."
+        ),
+    ] = None
+    replicas: Annotated[
+        Counts, Field(description="The largest number of replicas that were running.")
+    ] = None
+    repeated_requests: Annotated[
+        Counts, Field(description="Repeats in `request_count`; those in other counts follow.")
+    ] = None
+    repeated_errors: Counts = None
+    repeated_empty: Counts = None
+    repeated_cancelled: Counts = None
+    repeated_refused: Counts = None
 
 
 class MetricSeries(Reply):
@@ -109,6 +183,7 @@ class MetricSeries(Reply):
     throughput: ThroughputSeries | None = Field(default=None, exclude_if=absent)
     error_rate: ErrorRateSeries | None = Field(default=None, exclude_if=absent)
     token_usage: TokenUsageSeries | None = Field(default=None, exclude_if=absent)
+    traffic: TrafficSeries | None = Field(default=None, exclude_if=absent)
 
 
 class LatencySummary(Reply):
@@ -164,6 +239,14 @@ class InFlight(Reply):
 
     requests: int
     ages_ms: RequestAges
+    members: Annotated[
+        int | None,
+        Field(
+            exclude_if=absent,
+            description="Additive. How many members of a cluster these requests are of: the one that answers, and "
+            "those that have written theirs since the end of the newest complete bucket. 1 for a service alone.",
+        ),
+    ] = None
 
 
 class DeploymentMetrics(Reply):
@@ -237,6 +320,8 @@ EXAMPLE_METRICS = {
             "p95": [77.0],
             "p99": [91.0],
             "histogram": {"le": [32.0, 64.0, 128.0, None], "counts": [[120, 540, 600, 600]]},
+            "cells": {"per_doubling": 16, "index": [[80, 96, 112]], "count": [[120, 420, 60]]},
+            "cells_per_token": {"per_doubling": 16, "index": [[30, 36]], "count": [[350, 250]]},
         },
         "throughput": {**EXAMPLE_BUCKETS, "requests_per_second": [1.0]},
         "error_rate": {
@@ -247,6 +332,8 @@ EXAMPLE_METRICS = {
             "cancelled_count": [2],
             "refused_count": [1],
             "error_callers": [0],
+            "cancelled_callers": [2],
+            "refused_callers": [1],
         },
         "token_usage": {
             **EXAMPLE_BUCKETS,
@@ -254,6 +341,18 @@ EXAMPLE_METRICS = {
             "input": [12_600],
             "output": [5_400],
             "empty_count": [0],
+            "cells": {"per_doubling": 16, "index": [[48, 52]], "count": [[250, 350]]},
+        },
+        "traffic": {
+            **EXAMPLE_BUCKETS,
+            "spread_keys": [1],
+            "callers_of_half": [214],
+            "replicas": [2],
+            "repeated_requests": [0],
+            "repeated_errors": [0],
+            "repeated_empty": [0],
+            "repeated_cancelled": [0],
+            "repeated_refused": [0],
         },
     },
     "summary": {
@@ -267,6 +366,7 @@ EXAMPLE_METRICS = {
     "in_flight": {
         "requests": 3,
         "ages_ms": {"le": [100.0, 1000.0, 10_000.0, None], "counts": [2, 3, 3, 3]},
+        "members": 1,
     },
     "generate_timeout_seconds": 120.0,
 }

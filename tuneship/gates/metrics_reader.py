@@ -1,8 +1,8 @@
 """Reads two deployments' metrics (§4.5, with or without the extension arrays) into a `RolloutSeries`.
 
 The contract's models say what an answer looks like; here it is checked that its numbers can be counted. What cannot be
-counted is `Unusable` (a missing look), never another exception and never zero. Absent, null and zero all read as "no
-requests".
+counted, or contradicts itself, is `Unusable` (a missing look), never another exception and never zero. Absent, null and
+zero all read as "no requests".
 """
 
 import math
@@ -16,12 +16,14 @@ from pydantic import ConfigDict, ValidationError
 
 from tuneship.contract.common import Reply
 from tuneship.contract.metrics import (
+    CellCounts,
     DeploymentMetrics,
     InFlight,
     LatencySeries,
     MetricSeries,
     Series,
 )
+from tuneship.gates.cells import NO_CELLS, PER_DOUBLING, Cells
 from tuneship.gates.plan import interval_seconds
 from tuneship.gates.series import (
     ARMS,
@@ -34,14 +36,25 @@ from tuneship.gates.series import (
 )
 
 # Counts that older servers do not publish. In an array that is published, a bucket without a row had none.
-_CALLER_COUNTS: Final = ("cancelled_count", "refused_count", "error_callers")
+_CALLER_COUNTS: Final = (
+    *("cancelled_count", "refused_count", "error_callers"),
+    *("cancelled_callers", "refused_callers"),
+)
+# Requests that our service leaves out for the gates, by what they are counted as.
+_REPEATED: Final = tuple(
+    f"repeated_{kind}" for kind in ("requests", "errors", "empty", "cancelled", "refused")
+)
 # The columns that are counted, by metric.
 _COLUMNS: Final = {
     "throughput": ("requests_per_second",),
     "error_rate": ("percentage", "request_count", "error_count", *_CALLER_COUNTS),
     "latency": ("p50", "p95", "p99"),
     "token_usage": ("output", "empty_count"),
+    "traffic": ("spread_keys", "callers_of_half", "replicas", *_REPEATED),
 }
+# The columns of counts by cell, by metric.
+_CELLS: Final = {"latency": ("cells", "cells_per_token"), "token_usage": ("cells",)}
+_TIMED: Final = {"histogram", *_CELLS["latency"]}
 # Far above any count, and every whole number below it is exact as a float.
 _MAX_NUMBER: Final = 1e15
 _NO_TRAFFIC: Final = ArmTraffic()
@@ -149,11 +162,13 @@ def _count(given: Metrics | None, seconds: int, arm: Arm) -> _ArmCounts:
     _check_interval(answer.interval, seconds)
     metrics = answer.metrics or MetricSeries()
     # The four metrics may leave out different buckets: they are joined by time, not by position.
-    rows = {name: _rows(getattr(metrics, name), names) for name, names in _COLUMNS.items()}
+    rows = {name: _rows(name, getattr(metrics, name)) for name in _COLUMNS}
     errors, latency = metrics.error_rate, metrics.latency
     published = {
         name for name in _COLUMNS["error_rate"] if errors and getattr(errors, name) is not None
     }
+    published |= {name for name in _TIMED if latency and getattr(latency, name) is not None}
+    published |= {name for name in rows if getattr(metrics, name) is not None}
     starts = {start for metric in rows.values() for start in metric}
     unfinished = [
         start for metric in rows.values() for start, row in metric.items() if not row["complete"]
@@ -179,13 +194,13 @@ def _count(given: Metrics | None, seconds: int, arm: Arm) -> _ArmCounts:
     )
 
 
-def _rows(series: Series | None, names: Sequence[str]) -> dict[datetime, _Row]:
-    """One metric by bucket start. Any order; of two entries for one bucket the last wins."""
+def _rows(metric: str, series: Series | None) -> dict[datetime, _Row]:
+    """One metric by bucket start, in any order. Raises `Unusable` where two entries are for one bucket."""
     if series is None:
         return {}
     stamps = series.timestamps or []
     columns: dict[str, Sequence[Any]] = {}
-    for name in names:
+    for name in _COLUMNS[metric]:
         values: Sequence[float | None] | None = getattr(series, name)
         columns[name] = [None] * len(stamps) if values is None else _numbers(values, name)
     if isinstance(series, LatencySeries):
@@ -196,15 +211,42 @@ def _rows(series: Series | None, names: Sequence[str]) -> dict[datetime, _Row]:
             if histogram
             else [None] * len(stamps)
         )
+    for name in _CELLS.get(metric, ()):
+        counts: CellCounts | None = getattr(series, name)
+        columns[name] = [None] * len(stamps) if counts is None else _cells(counts, name)
     columns["complete"] = [True] * len(stamps) if series.complete is None else series.complete
 
     for name, column in columns.items():
         if len(column) != len(stamps):
             raise Unusable(f"{name} is not as long as its timestamps")
-    return {
+    rows: dict[datetime, _Row] = {
         _utc(stamp): {name: column[i] for name, column in columns.items()}
         for i, stamp in enumerate(stamps)
     }
+    if len(rows) != len(stamps):
+        raise Unusable(f"{metric} has two rows for one bucket")
+    return rows
+
+
+def _cells(counts: CellCounts, name: str) -> list[Cells | None]:
+    if counts.per_doubling != PER_DOUBLING:
+        raise Unusable(f"{name} are of another width")
+    if len(counts.index) != len(counts.count):
+        raise Unusable(f"{name} has not as many counts as indexes")
+    return [
+        None if index is None or count is None else _cells_of_bucket(index, count, name)
+        for index, count in zip(counts.index, counts.count, strict=True)
+    ]
+
+
+def _cells_of_bucket(index: Sequence[int], count: Sequence[int], name: str) -> Cells:
+    if len(index) != len(count):
+        raise Unusable(f"{name} has not as many counts as indexes")
+    if list(index) != sorted(set(index)):
+        raise Unusable(f"{name} must rise")
+    if count and not 0 < min(count) <= max(count) <= _MAX_NUMBER:
+        raise Unusable(f"{name} holds a count out of range")
+    return Cells(tuple(index), tuple(count))
 
 
 def _traffic(row: Mapping[str, _Row], seconds: int, published: Set[str]) -> ArmTraffic | str:
@@ -223,27 +265,103 @@ def _traffic(row: Mapping[str, _Row], seconds: int, published: Set[str]) -> ArmT
         failed = 0
     if failed is None:
         return "requests without their share of errors"
+    failed = int(failed)
     if failed > requests:
         return "more errors than requests"
-
-    cancelled, refused, callers = (
+    cancelled, refused, *callers = (
         int(count) if name in published and (count := errors.get(name, 0)) is not None else None
         for name in _CALLER_COUNTS
     )
+    empty = None if (empty := usage.get("empty_count")) is None else int(empty)
+    repeats = [int(row["traffic"].get(name) or 0) for name in _REPEATED]
+    counted, counts = requests, [requests, failed, empty, cancelled, refused]
+    if any(few > (many or 0) for few, many in zip(repeats, counts, strict=True)):
+        return "more repeats than requests"
+    requests, failed = requests - repeats[0], failed - repeats[1]
+    empty, cancelled, refused = (
+        None if count is None else count - repeated
+        for count, repeated in zip(counts[2:], repeats[2:], strict=True)
+    )
+    if problem := _contradiction(row, counted, requests - failed, seconds, published):
+        return problem
     p50, p95, p99 = (latency.get(name) for name in _COLUMNS["latency"])
+    spread_keys, callers_of_half, replicas = (
+        None if (number := row["traffic"].get(name)) is None else int(number)
+        for name in ("spread_keys", "callers_of_half", "replicas")
+    )
+    error_callers, cancelled_callers, refused_callers = (
+        # An estimate may be off: at least one caller, and no more than there were requests.
+        None if number is None else min(max(number, 1), most or 0)
+        for number, most in zip(callers, (failed, cancelled, refused), strict=True)
+    )
     return ArmTraffic(
         requests=requests,
-        errors=int(failed),
-        empty=None if (empty := usage.get("empty_count")) is None else int(empty),
+        errors=failed,
+        empty=empty,
         output_tokens=usage.get("output"),
         quantiles_ms=None if p50 is None or p95 is None or p99 is None else (p50, p95, p99),
         histogram=latency.get("histogram"),
         unvalued=bool(row["throughput"]) and rate is None,
         cancelled=cancelled,
         refused=refused,
-        # An estimate may be off: at least one caller got an error, and no more than there were errors.
-        error_callers=None if callers is None else min(max(callers, 1), int(failed)),
+        error_callers=error_callers,
+        cells=_counted_cells(latency, "cells", published),
+        cells_per_token=_counted_cells(latency, "cells_per_token", published),
+        token_cells=usage.get("cells"),
+        cancelled_callers=cancelled_callers,
+        refused_callers=refused_callers,
+        spread_keys=spread_keys,
+        callers_of_half=callers_of_half,
+        replicas=replicas,
     )
+
+
+def _counted_cells(latency: _Row, name: str, published: Set[str]) -> Cells | None:
+    """Counts by cell. A bucket without a row in a latency that is published had no answer."""
+    return latency.get(name, NO_CELLS if name in published else None)
+
+
+def _contradiction(
+    row: Mapping[str, _Row], requests: int, answered: int, seconds: int, published: Set[str]
+) -> str | None:
+    """The first contradiction between the metrics of one bucket; `answered`: without errors and repeats."""
+    throughput, latency, usage = row["throughput"], row["latency"], row["token_usage"]
+    rate = throughput.get("requests_per_second")
+    # A rate that is null is not known.
+    served = requests if rate is None else rate * seconds
+    histogram = latency.get("histogram")
+    timed = None if histogram is None else histogram[-1]
+    cells: list[Cells | None] = [
+        *(latency.get(name) for name in _CELLS["latency"]),
+        *(usage.get(name) for name in _CELLS["token_usage"]),
+    ]
+    totals = [None if one is None else one.total for one in cells]
+    is_counted, is_timed = "request_count" in published, not published.isdisjoint(_TIMED)
+    empty = usage.get("empty_count") or 0
+    problems = {
+        "more blank answers than answers": empty
+        > answered + (row["traffic"].get("repeated_empty") or 0),
+        "answers in latency or token_usage that did not succeed": any(
+            total is not None and total > answered for total in (timed, *totals)
+        ),
+        "other answers in the histogram of latency than in its cells": (
+            None not in (timed, totals[0]) and timed != totals[0]
+        ),
+        "requests in error_rate that are not in throughput": (
+            is_counted and requests > 0 and "throughput" in published and not throughput
+        ),
+        "requests in throughput that are not in error_rate": (
+            is_counted and _rounded(served) > 0 and not row["error_rate"]
+        ),
+        "other numbers of requests in throughput and error_rate": (
+            is_counted and abs(served - requests) > max(1.0, 0.01 * max(served, requests))
+        ),
+        "requests in error_rate that are not in latency": answered > 0 and is_timed and not latency,
+        "requests in error_rate that are not in token_usage": (
+            is_counted and answered > 0 and "token_usage" in published and not usage
+        ),
+    }
+    return next((problem for problem, is_so in problems.items() if is_so), None)
 
 
 def _numbers(values: Sequence[float | None], name: str) -> list[float | None]:

@@ -217,6 +217,11 @@ class CanaryRules(StrictModel):
         description="Hold when the candidate's counted requests fall short of its weight. Not for callers who keep a"
         " routing key; null: only where `traffic` is set, whose requests have a key each.",
     )
+    large_keys: Literal["spread", "keep"] = Field(
+        default="spread",
+        description="Draw the requests of a caller with more than 2 % of the traffic one by one, or keep the caller at"
+        " one deployment. With few callers, nothing is proven then.",
+    )
     warmup_looks: int = Field(
         default=3,
         ge=0,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
+from tuneship.gates.cells import Cells
+
 Arm = Literal["baseline", "candidate"]
 ARMS: Final[tuple[Arm, Arm]] = ("baseline", "candidate")
 
@@ -39,6 +41,20 @@ class ArmTraffic:
     refused: int | None = field(default=None, repr=False)
     # Distinct callers among the errors.
     error_callers: int | None = field(default=None, repr=False)
+    # Times of whole answers in ms, and ms per output token of each request.
+    cells: Cells | None = field(default=None, repr=False)
+    cells_per_token: Cells | None = field(default=None, repr=False)
+    # Output tokens per answer.
+    token_cells: Cells | None = field(default=None, repr=False)
+    # Distinct callers among the cancelled and the refused requests.
+    cancelled_callers: int | None = field(default=None, repr=False)
+    refused_callers: int | None = field(default=None, repr=False)
+    # Callers with more than their share, whose requests are drawn one by one; and the number of callers
+    # that make up half of the requests.
+    spread_keys: int | None = field(default=None, repr=False)
+    callers_of_half: int | None = field(default=None, repr=False)
+    # Replicas that were running.
+    replicas: int | None = field(default=None, repr=False)
 
     @property
     def of_callers(self) -> tuple[int | None, int | None, int | None]:

@@ -1,22 +1,31 @@
-"""Many windows at once, as columns: merging, percentiles, histograms, and the stored bytes. Pure.
+"""Many windows at once, as columns: merging, percentiles, histograms, cells, and the stored bytes. Pure.
 
 The 43,200 minutes of a month are merged in a tenth of a second, so every metric of an answer is computed here. A
 window's bytes are one record of `FACTS`, then its sketch (records of `COUNTED`, sorted by index), then the hashes of up
 to `MAX_CALLERS` callers who got errors. Those are the smallest hashes, so that windows can be merged and the number of
 more callers than these can be estimated from their density.
+
+Newer counts are in bytes of their own, one record of `MORE` and the lists behind it, which an earlier version neither
+reads nor changes. They are of all requests of the window where `counted` says so.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuneship.metrics.windows import LONGEST_MS, MAPPING, SHORTEST_MS, MetricWindow
+from tuneship.metrics.lists import Lists, Whole, beside, packed, steps, summed, unpacked
+from tuneship.metrics.windows import (
+    CELLS_PER_DOUBLING,
+    LONGEST_MS,
+    MAPPING,
+    SHORTEST_MS,
+    MetricWindow,
+)
 
 Records = NDArray[np.void]
-Whole = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 # Upper edges of the published histogram, 1 ms to 131,072 ms; one more bucket counts everything.
@@ -33,15 +42,36 @@ FACTS = np.dtype(
         *((name, "<f8") for name in QUANTILES),  # ms; 0 where no request was timed
         ("histogram", "<u4", (len(EDGES_MS) + 1,)),  # timed requests that took at most each edge
         *((name, "<i8") for name in LATER_COUNTS),
-        (
-            "error_callers",
-            "<i8",
-        ),  # exact below `MAX_CALLERS`, then an estimate within a few per cent
+        # Exact below `MAX_CALLERS`, then an estimate within a few per cent, as the other numbers of callers.
+        ("error_callers", "<i8"),
+    ]
+)
+# Requests that the gates leave out (`Recorder.record`).
+REPEATED = tuple(
+    f"repeated_{kind}" for kind in ("requests", "errors", "empty", "cancelled", "refused")
+)
+_MORE_SUMS = ("counted", *REPEATED)
+_LARGEST = ("spread_keys", "replicas")
+CALLERS = ("error_callers", "cancelled_callers", "refused_callers")
+CELLS = ("per_token", "answer_tokens")
+MORE = np.dtype(
+    [
+        # Requests, cancelled and refused ones included, whose newer counts are here.
+        ("counted", "<u4"),
+        *((name, "<u4") for name in (*REPEATED, *CALLERS[1:], *_LARGEST)),
     ]
 )
 COUNTED = np.dtype([("index", "<i2"), ("count", "<u4")])
 CALLER = np.dtype("<u4")
+STICKY = np.dtype([("index", "<u4"), ("count", "<u4")])
 MAX_CALLERS = 256
+MAX_STICKY = 24
+# The lists that are stored behind a record of `MORE`, in this order.
+_STORED: Final = {
+    **dict.fromkeys(CELLS, COUNTED),
+    "sticky_keys": STICKY,
+    **dict.fromkeys(CALLERS[1:], CALLER),
+}
 
 _LOWEST = MAPPING.key(SHORTEST_MS)
 # Latency of each sketch index, from `_LOWEST` on.
@@ -49,96 +79,145 @@ _VALUES_MS = np.array(
     [MAPPING.value(index) for index in range(_LOWEST, MAPPING.key(LONGEST_MS) + 1)], dtype="f8"
 )
 _BUCKETS = np.searchsorted(np.array(EDGES_MS), _VALUES_MS)
+_CELLS = np.ceil(CELLS_PER_DOUBLING * np.log2(_VALUES_MS)).astype("<i2")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Windows in rows: row i has `facts[i]`, `lengths[i]` records of `sketches` and `caller_lengths[i]` of `callers`.
-
-    `sketches` and `callers` hold the records of all rows without gaps.
-    """
+    """Windows in rows."""
 
     facts: Records
-    sketches: Records
-    lengths: Whole
-    callers: NDArray[np.uint32]
-    caller_lengths: Whole
+    more: Records
+    latencies: Lists
+    per_token: Lists
+    answer_tokens: Lists
+    error_callers: Lists
+    cancelled_callers: Lists
+    refused_callers: Lists
+    sticky_keys: Lists
 
     def __len__(self) -> int:
         """The number of windows."""
         return len(self.facts)
 
+    @property
+    def lists(self) -> tuple[Lists, ...]:
+        """All lists, in the order of the fields."""
+        return tuple(getattr(self, name) for name in _LISTS)
+
     def part(self, first: int, last: int) -> "Columns":
         """The rows from `first` to the one before `last`."""
-        rows = slice(first, last)
-        records, callers = (
-            slice(lengths[:first].sum(), lengths[:last].sum())
-            for lengths in (self.lengths, self.caller_lengths)
-        )
-        return Columns(
-            self.facts[rows],
-            self.sketches[records],
-            self.lengths[rows],
-            self.callers[callers],
-            self.caller_lengths[rows],
-        )
+        lists = (one.part(first, last) for one in self.lists)
+        return Columns(self.facts[first:last], self.more[first:last], *lists)
 
     def encoded(self) -> list[bytes]:
-        """The stored bytes of each window."""
-        ends, lasts = np.cumsum(self.lengths), np.cumsum(self.caller_lengths)
-        rows = zip(
-            self.facts, ends - self.lengths, ends, lasts - self.caller_lengths, lasts, strict=True
-        )
-        return [
-            fact.tobytes() + self.sketches[low:high].tobytes() + self.callers[first:last].tobytes()
-            for fact, low, high, first, last in rows
-        ]
+        """The stored bytes of each window, without the newer counts."""
+        rows = zip(self.facts, self.latencies.rows(), self.error_callers.rows(), strict=True)
+        return [b"".join([one.tobytes() for one in row]) for row in rows]
+
+    def encoded_more(self) -> list[bytes]:
+        """The stored bytes of each window's newer counts: the record, the lengths of the lists, and the lists."""
+        named = [getattr(self, name) for name in _STORED]
+        record = [self.more[name].astype(np.int64) for name in MORE.names or ()]
+        head = np.stack([*record, *(lists.lengths for lists in named)], axis=1)
+        parts = [Lists(head.ravel(), np.full(len(self), head.shape[1]))]
+        for lists in named:
+            kind = lists.values.dtype
+            indexes = lists.values if kind == CALLER else lists.values["index"]
+            parts.append(steps(Lists(indexes, lists.lengths)))
+            if kind != CALLER:
+                parts.append(Lists(lists.values["count"], lists.lengths))
+        return packed(beside(*parts))
 
 
-def from_stored(stored: Sequence[bytes]) -> Columns:
-    """The inverse of `Columns.encoded`."""
-    facts = np.frombuffer(b"".join([window[: FACTS.itemsize] for window in stored]), FACTS)
+_LISTS = tuple(name for name in Columns.__dataclass_fields__ if name not in ("facts", "more"))
+
+
+def from_stored(windows: Sequence[bytes], more: Sequence[bytes | None]) -> Columns:
+    """The inverse of `Columns.encoded` and `encoded_more`; None for what only an earlier version has written."""
+    facts = np.frombuffer(b"".join([window[: FACTS.itemsize] for window in windows]), FACTS)
     # The number of callers may be an estimate, but no more than `MAX_CALLERS` are stored.
     stored_callers = np.minimum(facts["error_callers"], MAX_CALLERS)
-    sizes = np.fromiter(map(len, stored), np.int64, len(stored))
+    sizes = np.fromiter(map(len, windows), np.int64, len(windows))
     ends = sizes - stored_callers * CALLER.itemsize
-    parts = list(zip(stored, ends.tolist(), strict=True))
+    parts = list(zip(windows, ends.tolist(), strict=True))
+    sketches = b"".join([window[FACTS.itemsize : end] for window, end in parts])
+    lengths = (ends - FACTS.itemsize) // COUNTED.itemsize
+    hashes = np.frombuffer(b"".join([window[end:] for window, end in parts]), CALLER)
+    record, lists = _from_more(more)
     return Columns(
         facts,
-        np.frombuffer(b"".join([window[FACTS.itemsize : end] for window, end in parts]), COUNTED),
-        (ends - FACTS.itemsize) // COUNTED.itemsize,
-        np.frombuffer(b"".join([window[end:] for window, end in parts]), CALLER),
-        stored_callers,
+        record,
+        latencies=Lists(np.frombuffer(sketches, COUNTED), lengths),
+        error_callers=Lists(hashes, stored_callers),
+        **lists,
     )
 
 
+def _from_more(stored: Sequence[bytes | None]) -> tuple[Records, dict[str, Lists]]:
+    names = MORE.names or ()
+    size = len(names) + len(_STORED)
+    numbers = unpacked([one or bytes(size) for one in stored])
+    head = numbers.values[numbers.firsts[:, None] + np.arange(size)]
+    more = np.zeros(len(stored), MORE)
+    for place, name in enumerate(names):
+        more[name] = head[:, place]
+    starts = numbers.firsts + size
+    lists: dict[str, Lists] = {}
+    for place, (name, kind) in enumerate(_STORED.items(), len(names)):
+        lengths: Whole = head[:, place]
+        one = Lists(numbers.values, lengths)
+        places = np.repeat(starts, lengths) + one.places
+        indexes = summed(Lists(numbers.values[places], lengths))
+        starts = starts + lengths
+        if kind == CALLER:
+            lists[name] = Lists(indexes.astype(CALLER), lengths)
+            continue
+        values: Any = np.empty(len(indexes), kind)
+        values["index"] = indexes
+        values["count"] = numbers.values[places + np.repeat(lengths, lengths)]
+        lists[name] = Lists(values, lengths)
+        starts = starts + lengths
+    return more, lists
+
+
 def from_windows(windows: Sequence[MetricWindow]) -> Columns:
-    """The counts of each window; percentiles and histogram are still zero (see `grouped`)."""
-    facts = np.zeros(len(windows), FACTS)
-    for row, window in zip(facts, windows, strict=True):
+    """The counts of each window; percentiles, histogram and callers are still zero (see `grouped`)."""
+    facts, more = np.zeros(len(windows), FACTS), np.zeros(len(windows), MORE)
+    for row, newer, window in zip(facts, more, windows, strict=True):
         row["requests"], row["errors"] = window.request_count, window.error_count
         row["empty"], row["latency_sum_ms"] = window.empty_count, window.latency_sum_ms
         row["input"], row["output"] = window.input_tokens, window.output_tokens
         row["cancelled"], row["refused"] = window.cancelled_count, window.refused_count
-    pairs = [pair for window in windows for pair in sorted(window.latencies.items())]
-    lengths = np.fromiter((len(window.latencies) for window in windows), np.int64, len(windows))
-    callers = [caller for window in windows for caller in window.error_callers]
-    caller_counts = np.fromiter(
-        (len(window.error_callers) for window in windows), np.int64, len(windows)
-    )
-    return Columns(
-        facts, np.array(pairs, COUNTED), lengths, np.array(callers, CALLER), caller_counts
-    )
+        newer["counted"] = window.request_count + window.cancelled_count + window.refused_count
+        for name in (*REPEATED, *_LARGEST):
+            newer[name] = getattr(window, name)
+
+    def listed(name: str, kind: np.dtype[Any]) -> Lists:
+        rows: list[Any] = [getattr(window, name) for window in windows]
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        if kind is CALLER:
+            return Lists(np.array([one for row in rows for one in row], kind), lengths)
+        return Lists(
+            np.array([pair for row in rows for pair in sorted(row.items())], kind), lengths
+        )
+
+    kinds = {"latencies": COUNTED, "error_callers": CALLER, **_STORED}
+    return Columns(facts, more, **{name: listed(name, kind) for name, kind in kinds.items()})
 
 
 def joined(*parts: Columns) -> Columns:
     """The rows of all parts, one part after the other."""
     return Columns(
         np.concatenate([part.facts for part in parts]),
-        np.concatenate([part.sketches for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate([part.callers for part in parts]),
-        np.concatenate([part.caller_lengths for part in parts]),
+        np.concatenate([part.more for part in parts]),
+        *(
+            Lists(
+                np.concatenate([one.values for one in lists]),
+                np.concatenate([one.lengths for one in lists]),
+            )
+            for lists in zip(*(part.lists for part in parts), strict=True)
+        ),
     )
 
 
@@ -148,42 +227,79 @@ def grouped(columns: Columns, groups: Whole) -> tuple[Whole, Columns]:
     `groups` holds the group of each row. Returns the distinct groups in ascending order, and their windows.
     """
     distinct, into = np.unique(groups, return_inverse=True)
-    facts = np.zeros(len(distinct), FACTS)
-    for name in SUMS:
-        total: Any = np.zeros(len(distinct), FACTS[name])
-        np.add.at(total, into, columns.facts[name])
-        facts[name] = total
+    facts, more = np.zeros(len(distinct), FACTS), np.zeros(len(distinct), MORE)
+    for record, names, given in ((facts, SUMS, columns.facts), (more, _MORE_SUMS, columns.more)):
+        for name in names:
+            total: Any = np.zeros(len(distinct), record.dtype[name])
+            np.add.at(total, into, given[name])
+            record[name] = total
+    for name in _LARGEST:
+        np.maximum.at(more[name], into, columns.more[name])
 
+    lists = {
+        name: _added(len(facts), into, getattr(columns, name)) for name in ("latencies", *CELLS)
+    }
+    _fill_in_quantiles(facts, lists["latencies"])
+    limits = facts["errors"], facts["cancelled"], facts["refused"]
+    for name, limit in zip(CALLERS, limits, strict=True):
+        numbers, lists[name] = _united(limit, into, getattr(columns, name))
+        (facts if name == CALLERS[0] else more)[name] = numbers
+    lists["sticky_keys"] = _most_frequent(_added(len(facts), into, columns.sticky_keys))
+    return distinct, Columns(facts, more, **lists)
+
+
+def _united(limit: Whole, into: Whole, callers: Lists) -> tuple[Whole, Lists]:
+    """How many distinct callers each group has, at most `limit`, and the smallest of their hashes."""
     # Group and caller's hash in one number, so that one call finds the distinct pairs in order.
-    keys = np.unique((np.repeat(into, columns.caller_lengths) << 32) + columns.callers)
+    keys = np.unique((np.repeat(into, callers.lengths) << 32) + callers.values)
     rows, hashes = keys >> 32, keys & 0xFFFF_FFFF
-    callers = np.bincount(rows, minlength=len(facts))
-    firsts = np.cumsum(callers) - callers
+    numbers = np.bincount(rows, minlength=len(limit))
+    firsts = np.cumsum(numbers) - numbers
     is_kept = np.arange(len(rows)) - firsts[rows] < MAX_CALLERS
-    facts["error_callers"] = callers
+    kept = Lists(hashes[is_kept].astype(CALLER), np.minimum(numbers, MAX_CALLERS))
     # Hashes are uniform over 32 bits, so the k-th smallest of n lies near k / n of the range.
-    many = np.flatnonzero(callers >= MAX_CALLERS)
+    many = np.flatnonzero(numbers >= MAX_CALLERS)
     highest = hashes[firsts[many] + MAX_CALLERS - 1]
     estimated = ((MAX_CALLERS - 1) * 2.0**32 / (highest + 1)).astype(np.int64)
-    facts["error_callers"][many] = np.clip(estimated, MAX_CALLERS, facts["errors"][many])
-    kept = hashes[is_kept].astype(CALLER), np.minimum(callers, MAX_CALLERS)
-    return distinct, Columns(facts, *_merge_latencies(facts, into, columns), *kept)
+    numbers[many] = np.clip(estimated, MAX_CALLERS, limit[many])
+    return numbers, kept
 
 
-def _merge_latencies(facts: Records, into: Whole, columns: Columns) -> tuple[Records, Whole]:
-    """The sketches of each group, and how long they are; fills in percentiles and histogram."""
+def _added(number: int, into: Whole, lists: Lists) -> Lists:
+    """The counts of each of `number` groups, with those of equal indexes added up, sorted by index."""
     # Row and index in one number, so that counts with equal keys are added up in one call.
-    keys = np.repeat(into, columns.lengths) << 16
-    keys += columns.sketches["index"].astype(np.int64) - _LOWEST
-    count = columns.sketches["count"]
-    # Sketches of a single window each are sorted already, and sorting is the slow part.
-    if not np.all(keys[1:] > keys[:-1]):
+    keys = (np.repeat(into, lists.lengths) << 33) + lists.values["index"].astype(np.int64)
+    keys += 2**32
+    count = lists.values["count"]
+    # Lists of a single window each are sorted already, and sorting is the slow part.
+    if not np.all(keys[1:] >= keys[:-1]):
         order = np.argsort(keys, kind="stable")
         keys, count = keys[order], count[order]
     firsts = np.flatnonzero(np.diff(keys, prepend=-1))
     count = np.add.reduceat(count.astype(np.int64), firsts) if len(firsts) else firsts
-    rows, place = keys[firsts] >> 16, keys[firsts] & 0xFFFF
+    # Half of each group's range is below zero.
+    rows = keys[firsts] >> 33
+    added = np.empty(len(rows), lists.values.dtype)
+    added["index"], added["count"] = (keys[firsts] & (2**33 - 1)) - 2**32, count
+    return Lists(added, np.bincount(rows, minlength=number))
 
+
+def _most_frequent(keys: Lists) -> Lists:
+    """The sticky keys of each row with the most requests."""
+    if not np.any(keys.lengths > MAX_STICKY):
+        return keys
+    rows = keys.owners
+    order = np.lexsort((-keys.values["count"].astype(np.int64), rows))
+    is_kept = np.arange(len(rows)) - keys.firsts[rows] < MAX_STICKY
+    kept = np.sort(order[is_kept])
+    return Lists(keys.values[kept], np.minimum(keys.lengths, MAX_STICKY))
+
+
+def _fill_in_quantiles(facts: Records, latencies: Lists) -> None:
+    """Compute percentiles and histogram from the sketches of the same rows."""
+    rows = latencies.owners
+    place = latencies.values["index"].astype(np.int64) - _LOWEST
+    count = latencies.values["count"].astype(np.int64)
     buckets = len(EDGES_MS) + 1
     cells = np.bincount(
         rows * buckets + _BUCKETS[place], weights=count, minlength=len(facts) * buckets
@@ -199,9 +315,42 @@ def _merge_latencies(facts: Records, into: Whole, columns: Columns) -> tuple[Rec
         positions = np.searchsorted(cumulative, before + rank + 1)
         facts[name][is_any] = _VALUES_MS[place[positions]]
 
-    sketches = np.empty(len(rows), COUNTED)
-    sketches["index"], sketches["count"] = place + _LOWEST, count
-    return sketches, np.bincount(rows, minlength=len(facts))
+
+def cells(lists: Lists, *, is_sketch: bool = False) -> Lists:
+    """Counts by cell, sorted and each cell once; `is_sketch`: of latencies, whose indexes are those of a sketch."""
+    values = lists.values
+    if is_sketch:
+        values = values.copy()
+        values["index"] = _CELLS[values["index"].astype(np.int64) - _LOWEST]
+    rows = np.arange(len(lists.lengths))
+    return _added(len(rows), rows, Lists(values, lists.lengths))
+
+
+def requests_of(facts: Records) -> Whole:
+    """All requests of each record, cancelled and refused ones included."""
+    return facts["requests"] + facts["cancelled"] + facts["refused"]
+
+
+def is_counted(windows: Columns) -> NDArray[np.bool_]:
+    """True for windows whose newer counts are of all their requests: no earlier version has added to them."""
+    return windows.more["counted"] == requests_of(windows.facts)
+
+
+def callers_of_half(windows: Columns) -> list[int]:
+    """The smallest number of callers who sent half of each window's requests.
+
+    A request that the split drew by itself is a caller of its own.
+    """
+    found: list[int] = []
+    totals = requests_of(windows.facts).tolist()
+    for total, keys in zip(totals, windows.sticky_keys.rows(), strict=True):
+        wanted, number = -(-total // 2), 0
+        for count in sorted(keys["count"].tolist(), reverse=True):
+            if wanted <= 0:
+                break
+            wanted, number = wanted - count, number + 1
+        found.append(number + max(wanted, 0))
+    return found
 
 
 def timed_requests(facts: Records) -> Whole:
@@ -219,4 +368,4 @@ def histogram_of(sketch: Mapping[int, int]) -> list[int]:
 
 def is_some(facts: Records) -> NDArray[np.bool_]:
     """True for records that count at least one request."""
-    return (facts["requests"] > 0) | (facts["cancelled"] > 0) | (facts["refused"] > 0)
+    return requests_of(facts) > 0

@@ -31,8 +31,14 @@ class Observation:
     completion_tokens: int = 0
     # A 200 answer with a blank completion.
     is_empty: bool = False
-    # The caller's hash (`Recorder.number_of`), for errors alone.
+    # The caller's hash (`Recorder.number_of`), for all but successes.
     caller: int | None = None
+    # The hash of a routing key that a split keeps at one deployment.
+    sticky_key: int | None = None
+    # How many large keys of the endpoint are drawn by request, while a split is active.
+    spread_keys: int = 0
+    # Running replicas of the deployment.
+    replicas: int = 0
     # From acceptance to the first token; None for an answer without any.
     first_token_ms: float | None = None
     # Texts that were embedded; 0 for a generation.

@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tuneship.metrics.observations import Observation
 from tuneship.metrics.windows import MetricWindow
@@ -20,6 +20,20 @@ class WindowKey:
     deployment_id: str
     endpoint_id: str
     start: int
+
+
+# The largest share of a deployment's requests through an endpoint in a minute that a sticky key has in what the gates
+# count; one request counts in any case.
+LARGEST_SHARE = 0.05
+
+
+@dataclass(slots=True)
+class _MinuteOfKeys:
+    """The requests of one deployment through one endpoint in a minute, and those of sticky keys among them."""
+
+    number: int
+    requests: int = 0
+    by_key: dict[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True)
@@ -35,18 +49,19 @@ class Totals:
 class Recorder:
     """The windows that are not stored yet, and the totals of those that are."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, secret: bytes | None = None) -> None:
+        """Start empty. `secret`: the key of the callers' hashes; None draws one that only this process knows."""
         self._lock = threading.Lock()
         self._storing = threading.Lock()
         self._windows: dict[WindowKey, MetricWindow] = {}
         self._totals: dict[tuple[str, str], MetricWindow] = {}
         self._together = MetricWindow()
-        self._secret = secrets.token_bytes(32)
+        self._minutes: dict[tuple[str, str], _MinuteOfKeys] = {}
+        self._secret = secret or secrets.token_bytes(32)
 
     def number_of(self, caller: str) -> int:
-        """A hash of 32 bits for a caller; after a restart the same caller has another one."""
-        # Keyed with a secret that never leaves this process, so nobody can find the caller by trying names.
+        """A hash of 32 bits for a caller."""
+        # Keyed with a secret, so nobody can find the caller by trying names.
         digest = hashlib.blake2b(caller.encode(), digest_size=4, key=self._secret).digest()
         return int.from_bytes(digest)
 
@@ -59,7 +74,28 @@ class Recorder:
             window = self._windows.get(key)
             if window is None:
                 window = self._windows[key] = MetricWindow()
-            window.add(observation)
+            window.add(observation, is_repeat=self._is_repeat(observation))
+
+    def _is_repeat(self, observation: Observation) -> bool:
+        """Whether the request's sticky key already has its share of the minute."""
+        if not observation.endpoint_id:
+            return False
+        target, number = (
+            (observation.deployment_id, observation.endpoint_id),
+            int(observation.ended_at) // 60,
+        )
+        minute = self._minutes.get(target)
+        if minute is None or minute.number != number:
+            minute = self._minutes[target] = _MinuteOfKeys(number)
+        minute.requests += 1
+        key = observation.sticky_key
+        if key is None:
+            return False
+        before = minute.by_key.get(key, 0)
+        if before and before + 1 > LARGEST_SHARE * minute.requests:
+            return True
+        minute.by_key[key] = before + 1
+        return False
 
     def hand_over(self, store: Callable[[Mapping[WindowKey, MetricWindow]], None]) -> None:
         """Pass all windows to `store`, which adds them to the stored ones; when it raises they are kept.
@@ -86,8 +122,14 @@ class Recorder:
                 target = (key.deployment_id, key.endpoint_id)
                 for total in (self._totals.setdefault(target, MetricWindow()), self._together):
                     total.merge(window)
-                    # A set that grows without end, and no total needs it.
-                    total.error_callers.clear()
+                    # They would grow without end, and no total needs them.
+                    for callers in (
+                        total.error_callers,
+                        total.cancelled_callers,
+                        total.refused_callers,
+                        total.sticky_keys,
+                    ):
+                        callers.clear()
 
     def totals(self, deployment_ids: Collection[str]) -> Totals:
         """A copy of the counts of these deployments in the windows that were handed over since the start."""
@@ -105,5 +147,11 @@ class Recorder:
             self._totals = {
                 target: total
                 for target, total in self._totals.items()
+                if target[0] in deployment_ids
+            }
+        with self._lock:
+            self._minutes = {
+                target: minute
+                for target, minute in self._minutes.items()
                 if target[0] in deployment_ids
             }

@@ -31,6 +31,7 @@ from tuneship.store import (
     deployment_logs,
     idempotency,
     job_leases,
+    member_ages,
     member_demand,
     metric_windows,
     rate_windows,
@@ -206,4 +207,5 @@ class LeaderWork:
         if not database.is_sqlite:
             with database.write_beside() as connection:
                 member_demand.forget(connection)
+                member_ages.forget(connection)
         implicit.delete_idle(self._parts, now)

@@ -255,7 +255,8 @@ def _build(
         catalogue=catalogue,
         instances=instances,
         gpus=gpus,
-        recorder=Recorder(),
+        # The members of a cluster count a caller once, so they need one key.
+        recorder=Recorder(derived_secret(secret, "callers") if settings.cluster else None),
         replicas=ReplicaPool(
             own,
             data_dir / "logs",

@@ -24,6 +24,7 @@ from tuneship.service.deployments.shared_replicas import SharedReplicas
 from tuneship.service.leader_work import LeaderWork
 from tuneship.store import state_counts
 from tuneship.store.database import Fence
+from tuneship.store.member_sessions import ALONE
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,8 @@ class Supervisor:
             self._store_at = now + STORE_EVERY
             await self._threads.run(self._parts.store_metrics)
             await self._threads.run(self._parts.store_logs)
+            if self._parts.member_number != ALONE:
+                await self._threads.run(self._parts.store_ages)
         if not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self._threads.run(self.forget_counts)

@@ -48,6 +48,7 @@ OF_THE_MOMENT = {
     tables.agents,
     tables.failed_starts,
     tables.leader_leases,
+    tables.member_ages,
     tables.member_demands,
     tables.rate_windows,
 }

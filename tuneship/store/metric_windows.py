@@ -2,7 +2,7 @@
 
 A row is a window of one series: a deployment's traffic through one endpoint, or all of its traffic (`EVERY`). The row
 of an hour also holds the numbers of its sixty minutes, unless it is a member's, so that a month by the minute is 720
-rows. The encoding is in `tuneship/metrics/columns.py`.
+rows. The encoding is in `tuneship/metrics/columns.py`. The newer counts of a window are in a row of another table.
 
 Each member of a cluster writes rows of its own, its *shard*, so that members store at the same time without waiting for
 each other. Readers merge the rows of all shards. The leader merges the hours that are over into the shard of a service
@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import postgresql, sqlite
 
 from tuneship.metrics import columns
 from tuneship.metrics.columns import FACTS, Columns, Records, Whole
 from tuneship.metrics.recorder import WindowKey
 from tuneship.metrics.windows import MetricWindow
+from tuneship.store.tables import finer_windows as finer
 from tuneship.store.tables import metric_windows as table
 
 SECOND, MINUTE, HOUR = 1, 60, 3600
@@ -141,13 +142,11 @@ def _merge_stored(
     those of a member: to write these sixty records again and again would be most of the work.
     """
     # Nobody else changes these rows before the transaction ends.
-    query = sa.select(*KEY, *VALUES).where(_is_among(connection, keys))
-    stored: dict[StoredWindowKey, tuple[bytes, bytes | None]] = {
-        StoredWindowKey(*row[: len(KEY)]): (row.window, row.minutes)
-        for row in connection.execute(_locked(query))
-    }
+    query = _with_newer(*KEY, *VALUES).where(_is_among(connection, keys))
+    found = connection.execute(_locked(query)).all()
+    stored = {StoredWindowKey(*row[: len(KEY)]): row.minutes for row in found}
     index = {key: number for number, key in enumerate(keys)}
-    both = columns.joined(windows, columns.from_stored([window for window, _ in stored.values()]))
+    both = columns.joined(windows, columns.from_stored(*_bytes_of(found)))
     groups = np.array([*range(len(keys)), *(index[key] for key in stored)], np.int64)
     _, merged = columns.grouped(both, groups)
 
@@ -159,12 +158,23 @@ def _merge_stored(
             hour = key._replace(width=HOUR, start=key.start // HOUR * HOUR)
             minutes[hour][(key.start - hour.start) // MINUTE] = encoded[: FACTS.itemsize]
         if key.width == HOUR and key.shard == WHOLE:
-            of_hour = _with_minutes(stored.get(key, (b"", None))[1], minutes[key])
+            of_hour = _with_minutes(stored.get(key), minutes[key])
         (old if key in stored else new).append(WrittenWindow(key, encoded, of_hour))
     if old:
         _replace(connection, old)
     if new:
         _insert(connection, new)
+    _write_newer(connection, dict(zip(keys, merged.encoded_more(), strict=True)))
+
+
+def _with_newer(*chosen: "sa.ColumnElement[Any]") -> "sa.Select[Any]":
+    """Select columns of the windows, and their newer counts."""
+    is_its = sa.and_(*(column == finer.c[column.name] for column in KEY))
+    return sa.select(*chosen, finer.c.counts).select_from(sa.outerjoin(table, finer, is_its))
+
+
+def _bytes_of(rows: Sequence["sa.Row[Any]"]) -> tuple[list[bytes], list[bytes | None]]:
+    return [row.window for row in rows], [row.counts for row in rows]
 
 
 def _locked(query: "sa.Select[Any]") -> "sa.Select[Any]":
@@ -215,6 +225,28 @@ def _replace(connection: sa.Connection, rows: Sequence[WrittenWindow]) -> None:
         connection.execute(sa.update(table).where(*at).values(**values))
 
 
+def _write_newer(connection: sa.Connection, counts: Mapping[StoredWindowKey, bytes]) -> None:
+    """Insert or replace the newer counts of windows whose rows this transaction has written."""
+    if connection.dialect.name == "sqlite":
+        insert = sqlite.insert(finer)
+        values = [key._asdict() | {"counts": stored} for key, stored in counts.items()]
+    else:
+        places: list[dict[str, Any]] = []
+        at = 1
+        for key, stored in counts.items():
+            places.append(key._asdict() | {"at": at, "bytes": len(stored)})
+            at += len(stored)
+        numbers = [sa.column(name, sa.Integer) for name in ("at", "bytes")]
+        given = _record_set([*KEY, *numbers], places)
+        found = sa.func.substring(b"".join(counts.values()), given.c.at, given.c.bytes)
+        names = [*StoredWindowKey._fields, "counts"]
+        query = sa.select(*(given.c[column.name] for column in KEY), found)
+        insert, values = postgresql.insert(finer).from_select(names, query), None
+    changed = {"counts": insert.excluded.counts}
+    at_keys = [finer.c[name] for name in StoredWindowKey._fields]
+    connection.execute(insert.on_conflict_do_update(index_elements=at_keys, set_=changed), values)
+
+
 def _query(rows: Sequence[WrittenWindow]) -> "sa.Select[Any]":
     """Rows that Postgres is sent in three parameters: their keys, all windows, and all minutes."""
     places: list[dict[str, Any]] = []
@@ -262,7 +294,7 @@ def fold(connection: sa.Connection, series: WindowSource, hour: int) -> None:
     minutes: ChangedMinutes = defaultdict(dict)
     for width in (MINUTE, HOUR):
         is_apart = table.c.shard != WHOLE
-        query = sa.select(*KEY, table.c.window).where(
+        query = _with_newer(*KEY, table.c.window).where(
             series.rows(width, hour, hour + HOUR), is_apart
         )
         rows = connection.execute(_locked(query)).all()
@@ -270,11 +302,13 @@ def fold(connection: sa.Connection, series: WindowSource, hour: int) -> None:
         keys = sorted({key._replace(shard=WHOLE) for key in apart})
         index = {key: number for number, key in enumerate(keys)}
         groups = np.array([index[key._replace(shard=WHOLE)] for key in apart], np.int64)
-        _, merged = columns.grouped(columns.from_stored([row.window for row in rows]), groups)
+        _, merged = columns.grouped(columns.from_stored(*_bytes_of(rows)), groups)
         _merge_stored(connection, keys, merged, minutes)
         for first in range(0, len(apart), WINDOWS_PER_QUERY):
             done = apart[first : first + WINDOWS_PER_QUERY]
-            connection.execute(sa.delete(table).where(sa.tuple_(*KEY).in_(done)))
+            for one in (table, finer):
+                keys_of = sa.tuple_(*(one.c[name] for name in StoredWindowKey._fields))
+                connection.execute(sa.delete(one).where(keys_of.in_(done)))
 
 
 def has_requests(connection: sa.Connection, deployment_id: str, since: float) -> bool:
@@ -291,6 +325,9 @@ def forget(connection: sa.Connection, now: float) -> None:
     """Delete the windows that are older than `KEPT_SECONDS`."""
     for width in WIDTHS:
         is_old = (table.c.width == width) & (table.c.start < oldest(width, now))
+        # Found through the index of their windows, so that they need none.
+        keys_of = sa.tuple_(*(finer.c[name] for name in StoredWindowKey._fields))
+        connection.execute(sa.delete(finer).where(keys_of.in_(sa.select(*KEY).where(is_old))))
         connection.execute(sa.delete(table).where(is_old))
 
 
@@ -332,13 +369,13 @@ def sketches(
 ) -> tuple[Whole, Columns]:
     """Starts and complete windows of a width that start in [start, end), ascending."""
     query = (
-        sa.select(table.c.start, table.c.window)
+        _with_newer(table.c.start, table.c.window)
         .where(series.rows(width, start, end))
         .order_by(table.c.start)
     )
     rows = connection.execute(query).all()
     starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
-    windows = columns.from_stored([row.window for row in rows])
+    windows = columns.from_stored(*_bytes_of(rows))
     if np.any(starts[1:] == starts[:-1]):  # they are in several shards
         return columns.grouped(windows, starts)
     return starts, windows

@@ -219,6 +219,8 @@ class EndpointRow(ResourceRow):
     lease_seconds: int | None
     lease_until: datetime | None
     lease_fallback: list[dict[str, Any]] | None
+    rollout_id: str | None
+    large_keys: str | None
 
 
 class EventRow(TypedDict):
@@ -302,6 +304,17 @@ class MetricWindowRow(TypedDict):
     shard: int
     window: bytes
     minutes: bytes | None
+
+
+class FinerWindowRow(TypedDict):
+    """The newer counts of a stored window."""
+
+    deployment_id: str
+    endpoint_id: str
+    width: int
+    start: int
+    shard: int
+    counts: bytes
 
 
 class ResourceCountRow(TypedDict):
@@ -397,6 +410,14 @@ class FailedStartsRow(TypedDict):
     in_a_row: int
     error: str
     paused_until: datetime
+
+
+class MemberAgesRow(TypedDict):
+    """The ages of the requests in flight at a member of a cluster, counted by deployment and endpoint."""
+
+    member: str
+    written_at: datetime
+    ages: dict[str, dict[str, list[int]]]
 
 
 class MemberDemandRow(TypedDict):

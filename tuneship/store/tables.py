@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         EndpointRow,
         EventRow,
         FailedStartsRow,
+        FinerWindowRow,
         IdempotencyRow,
         InstallationRow,
         JobLogRow,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         JobRow,
         LeaderLeaseRow,
         LeaderRow,
+        MemberAgesRow,
         MemberDemandRow,
         MetricWindowRow,
         ModelRow,
@@ -287,6 +289,8 @@ endpoints: "TypedTable[EndpointRow]" = _resource(
     sa.Column("lease_seconds", sa.BigInteger),
     _moment("lease_until", optional=True),
     _json("lease_fallback", optional=True),
+    sa.Column("rollout_id", sa.Text),  # goes into the draw of a routing key
+    sa.Column("large_keys", sa.Text),  # null: spread
     sa.Index("ix_endpoints_lease_until", "lease_until"),
 )
 
@@ -386,6 +390,20 @@ metric_windows: "TypedTable[MetricWindowRow]" = TypedTable(
         postgresql_where=sa.text("shard <> 0"),
     ),
     sqlite_with_rowid=False,  # rows are stored in the order in which they are read
+)
+
+# The newer counts of metric windows, with the same keys: in rows of their own, since SQLite would give a longer row a
+# page of its own. Missing where an earlier version has written the window.
+finer_windows: "TypedTable[FinerWindowRow]" = TypedTable(
+    "finer_windows",
+    METADATA,
+    _text("deployment_id", primary_key=True),
+    _text("endpoint_id", primary_key=True),
+    sa.Column("width", sa.BigInteger, primary_key=True),
+    sa.Column("start", sa.BigInteger, primary_key=True),
+    sa.Column("shard", sa.BigInteger, primary_key=True),
+    sa.Column("counts", sa.LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 # The length of each list of a tenant, so that a page needs no count over the table.
@@ -506,4 +524,13 @@ member_demands: "TypedTable[MemberDemandRow]" = TypedTable(
     _moment("written_at"),
     _moment("lapses_at"),
     _json("demand"),
+)
+
+# The ages of the requests in flight at each member of a cluster (`member_ages.py`). Unlogged, as `member_demands`.
+member_ages: "TypedTable[MemberAgesRow]" = TypedTable(
+    "member_ages",
+    METADATA,
+    _text("member", primary_key=True),
+    _moment("written_at"),
+    _json("ages"),
 )

@@ -30,6 +30,11 @@ class TrafficSplit:
         if sum(share.traffic_percentage for share in self.shares) != 100:
             raise ValueError("a split must sum to 100")
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether more than one deployment has traffic."""
+        return sum(share.traffic_percentage > 0 for share in self.shares) > 1
+
     def choose(self, draw: int) -> str:
         """The deployment for `draw` in [0, 10000). Raises ValueError outside of it."""
         bound = 0
@@ -51,8 +56,12 @@ def split_of(members: Sequence[dict[str, object]]) -> TrafficSplit:
     )
 
 
-def draw_of_key(endpoint_id: str, routing_key: str) -> int:
-    """The draw of a caller on an endpoint, the same for each of its requests."""
-    # With the endpoint, or the same callers would be the first of every rollout.
-    digest = hashlib.sha256(f"{endpoint_id}\n{routing_key}".encode()).digest()
+def draw_of_key(endpoint_id: str, routing_key: str, salt: str | None = None) -> int:
+    """The draw of a caller on an endpoint, the same for each of its requests.
+
+    `salt`: the rollout's id, so that another rollout draws its callers independently.
+    """
+    # With the endpoint, or the same callers would be the first on every endpoint.
+    text = f"{endpoint_id}\n{routing_key}" + (f"\n{salt}" if salt else "")
+    digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") % DRAWS

@@ -132,9 +132,9 @@ class Driven(Callers):
             self.asking -= 1
 
     def _only_hanging_ones_are_left(self) -> bool:
-        hanging = self.service.parts.in_flight.ages_ms(self.candidate)
+        ages = self.service.parts.in_flight.ages(self.candidate)
         is_busy = any(replica.running for replica in self.service.engines.replicas)
-        return self.room == 0 and self.asking == len(hanging) and not is_busy
+        return self.room == 0 and self.asking == sum(map(sum, ages.values())) and not is_busy
 
 
 class Morning(Stage):

@@ -183,6 +183,8 @@ def test_a_bucket_without_a_row_had_none_and_a_null_is_not_known() -> None:
             name: values[:1] for name, values in one["metrics"]["error_rate"].items()
         }
         one["metrics"]["error_rate"]["refused_count"] = [None]
+        one["metrics"]["throughput"]["requests_per_second"][1] = 0.0
+        one["metrics"]["latency"] = None
 
     series = read(change, cancelled=3, refused=2, callers=1)
     assert series.buckets[1].candidate.of_callers == (0, 0, 0)

@@ -191,7 +191,8 @@ def test_over_many_days_false_alarms_stay_below_alpha(kind: str) -> None:
 
 def test_one_caller_who_repeats_a_failing_request_decides_in_no_single_quarter_hour() -> None:
     buckets = drawn(always(HEALTHY), 5)
-    burst = replace(buckets[-1].candidate, errors=200, error_callers=1)
+    last = buckets[-1].candidate
+    burst = replace(last, requests=last.answered + 200, errors=200, error_callers=1)
     assert first_reports([*buckets[:-1], replace(buckets[-1], candidate=burst)], [5]) == {}
     many = replace(burst, error_callers=200)
     assert first_reports([*buckets[:-1], replace(buckets[-1], candidate=many)], [5]) == {"error": 5}

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -49,6 +50,14 @@ def caller_of(request: tuple[RequestOutcome, float]) -> int:
     return int(request[1]) % 7
 
 
+def callers_among(requests: Sequence[tuple[RequestOutcome, float]], outcome: RequestOutcome) -> int:
+    return len({caller_of(one) for one in requests if one[0] is outcome})
+
+
+def read_back(windows: Columns) -> Columns:
+    return columns.from_stored(windows.encoded(), windows.encoded_more())
+
+
 def derived(windows: Sequence[MetricWindow]) -> Columns:
     return columns.grouped(columns.from_windows(windows), np.arange(len(windows)))[1]
 
@@ -67,10 +76,8 @@ def test_percentiles_are_within_one_percent_of_the_exact_ones(latencies: list[fl
 def test_a_merged_row_says_what_its_requests_say(
     parts: list[tuple[int, list[tuple[RequestOutcome, float]]]],
 ) -> None:
-    stored = derived([window_of(requests) for _, requests in parts]).encoded()
-    places, found = columns.grouped(
-        columns.from_stored(stored), np.array([place for place, _ in parts])
-    )
+    stored = derived([window_of(requests) for _, requests in parts])
+    places, found = columns.grouped(read_back(stored), np.array([place for place, _ in parts]))
     assert places.tolist() == sorted({place for place, _ in parts})
     for place, row in zip(places, found.facts, strict=True):
         own = [request for into, requests in parts if into == place for request in requests]
@@ -82,8 +89,11 @@ def test_a_merged_row_says_what_its_requests_say(
         outcomes = Counter(outcome for outcome, _ in own)
         assert row["cancelled"] == outcomes[RequestOutcome.CANCELLED]
         assert row["refused"] == outcomes[RequestOutcome.REFUSED]
-        failed = {caller_of(one) for one in own if one[0] is RequestOutcome.SERVER_ERROR}
-        assert row["error_callers"] == len(failed)
+        assert row["error_callers"] == callers_among(own, RequestOutcome.SERVER_ERROR)
+        [more] = found.more[places == place]
+        assert more["counted"] == len(own)
+        assert more["cancelled_callers"] == callers_among(own, RequestOutcome.CANCELLED)
+        assert more["refused_callers"] == callers_among(own, RequestOutcome.REFUSED)
         assert columns.is_some(found.facts[places == place]).tolist() == [bool(own)]
         assert row["errors"] == len(counted) - len(exact)
         assert (row["input"], row["output"]) == (2 * len(counted), 3 * len(counted))
@@ -99,12 +109,12 @@ def test_stored_columns_are_read_back_bit_for_bit(
     windows: list[list[tuple[RequestOutcome, float]]],
 ) -> None:
     whole = derived([window_of(one) for one in windows])
-    again = columns.from_stored(whole.encoded())
+    again = read_back(whole)
     assert np.array_equal(again.facts, whole.facts)
-    assert np.array_equal(again.sketches, whole.sketches)
-    assert np.array_equal(again.lengths, whole.lengths)
-    assert np.array_equal(again.callers, whole.callers)
-    assert np.array_equal(again.caller_lengths, whole.caller_lengths)
+    assert np.array_equal(again.more, whole.more)
+    for one, other in zip(again.lists, whole.lists, strict=True):
+        assert np.array_equal(one.values, other.values)
+        assert np.array_equal(one.lengths, other.lengths)
 
 
 @pytest.mark.parametrize("many", [255, 256, 3_000, 40_000])
@@ -113,24 +123,28 @@ def test_many_callers_are_estimated_alike_in_whatever_parts_they_came(many: int)
     recorder = Recorder()
     numbers = [recorder.number_of(str(one)) for one in range(many)]
 
-    def stored(own: list[int]) -> bytes:
-        # The estimate is never larger than the number of errors.
-        errors = 2 * len(own)
-        window = MetricWindow(request_count=errors, error_count=errors, error_callers=set(own))
-        return derived([window]).encoded()[0]
+    def stored(own: list[int]) -> Columns:
+        # The estimate is never larger than the number of errors, or of refused requests.
+        number, callers = 2 * len(own), set(own)
+        window = MetricWindow(number, number, error_callers=callers)
+        window.refused_count, window.refused_callers = number, callers
+        return read_back(derived([window]))
 
     whole = stored(numbers)
-    parts = columns.from_stored([stored(numbers[first::5]) for first in range(5)])
+    parts = columns.joined(*(stored(numbers[first::5]) for first in range(5)))
     _, joined = columns.grouped(columns.joined(parts, parts), np.zeros(10, np.int64))
-    [row] = columns.from_stored([whole]).facts
+    [row] = whole.facts
     assert joined.facts["error_callers"].tolist() == [row["error_callers"]]
-    assert joined.callers.tolist() == columns.from_stored([whole]).callers.tolist()
+    assert joined.error_callers.values.tolist() == whole.error_callers.values.tolist()
+    assert joined.more["refused_callers"].tolist() == [row["error_callers"]]
+    assert joined.refused_callers.values.tolist() == whole.error_callers.values.tolist()
     distinct = len(set(numbers))
     if distinct < columns.MAX_CALLERS:
         assert row["error_callers"] == distinct
     else:  # The estimate may be off by six standard errors.
         assert row["error_callers"] == pytest.approx(distinct, rel=6 / math.sqrt(256))
-    assert len(whole) <= FACTS.itemsize + columns.MAX_CALLERS * columns.CALLER.itemsize
+    [encoded] = whole.encoded()
+    assert len(encoded) <= FACTS.itemsize + columns.MAX_CALLERS * columns.CALLER.itemsize
 
 
 @given(REQUESTS)
@@ -160,7 +174,7 @@ def test_percentiles_are_those_of_the_requests_that_are_no_batches(
                 )
             )
     found = derived(windows)
-    again = columns.grouped(columns.from_stored(found.encoded()), np.arange(len(rows)))[1]
+    again = columns.grouped(read_back(found), np.arange(len(rows)))[1]
     assert np.array_equal(again.facts, found.facts)
     timed = [sorted(latency for is_background, latency in one if not is_background) for one in rows]
     assert columns.timed_requests(found.facts).tolist() == list(map(len, timed))
@@ -172,6 +186,105 @@ def test_percentiles_are_those_of_the_requests_that_are_no_batches(
             assert row[name] == pytest.approx(true, rel=0.01 + 1e-9)
 
 
+ANSWERS = st.lists(st.tuples(LATENCIES, st.integers(0, 5_000)), max_size=40)
+
+
+def answered(requests: Sequence[tuple[float, int]]) -> MetricWindow:
+    window = MetricWindow()
+    for latency, tokens in requests:
+        window.add(Observation("dep_a", "", 1.0, RequestOutcome.SUCCESS, latency, 2, tokens))
+    return window
+
+
+def cells_of(windows: Columns, name: str) -> list[dict[int, int]]:
+    merged = columns.cells(getattr(windows, name), is_sketch=name == "latencies")
+    assert all(len(set(row["index"].tolist())) == len(row) for row in merged.rows())
+    return [dict(row.tolist()) for row in merged.rows()]
+
+
+def cell_of_quantile(cells: dict[int, int], quantile: float) -> int:
+    rank = math.floor(quantile * (sum(cells.values()) - 1)) + 1
+    return next(
+        cell
+        for cell, seen in zip(
+            sorted(cells), accumulate(cells[k] for k in sorted(cells)), strict=True
+        )
+        if seen >= rank
+    )
+
+
+@given(st.lists(ANSWERS, min_size=1, max_size=6), st.sampled_from([0.01, 0.5, 0.95, 0.99]))
+def test_cells_hold_every_timed_request_and_its_quantiles_within_a_cell(
+    rows: list[list[tuple[float, int]]], quantile: float
+) -> None:
+    """A cell is 4.4 % wide, and the stored sketch is exact to 1 %."""
+    width = 2 ** (1 / 16) * 1.01
+    _, whole = columns.grouped(
+        read_back(derived([answered(one) for one in rows])), np.zeros(len(rows), np.int64)
+    )
+    own = [one for requests in rows for one in requests]
+    exact = {
+        "latencies": [latency for latency, _ in own],
+        "per_token": [latency / max(tokens, 1) for latency, tokens in own],
+        "answer_tokens": [float(tokens) for _, tokens in own],
+    }
+    for name, values in exact.items():
+        [cells] = cells_of(whole, name)
+        assert sum(cells.values()) == len(own)
+        if own:
+            true = max(sorted(values)[math.floor(quantile * (len(own) - 1))], 0.01)
+            upper = 2 ** (cell_of_quantile(cells, quantile) / 16)
+            assert true / 1.0101 <= upper <= true * width * 1.0001
+
+
+def test_cells_of_a_sketch_are_those_of_its_percentiles() -> None:
+    dice = np.random.default_rng(1)
+    values = [(float(one), 7) for one in dice.lognormal(6, 0.5, 3_000)]
+    whole = derived([answered(values)])
+    [cells] = cells_of(whole, "latencies")
+    for name, quantile in QUANTILES.items():
+        upper = 2 ** (cell_of_quantile(cells, quantile) / 16)
+        assert upper / 2 ** (1 / 16) <= whole.facts[name][0] <= upper
+
+
+def test_newer_counts_are_of_all_requests_unless_an_earlier_version_has_added_some() -> None:
+    one = derived([answered([(5.0, 3)])])
+    old = columns.from_stored(one.encoded(), [None])
+    assert columns.is_counted(one).tolist() == [True]
+    assert columns.is_counted(old).tolist() == [False]
+    _, both = columns.grouped(columns.joined(one, old), np.zeros(2, np.int64))
+    assert columns.is_counted(both).tolist() == [False]
+    assert cells_of(both, "latencies") == [
+        {columns.cells(one.latencies, is_sketch=True).values["index"][0]: 2}
+    ]
+    # The earlier version has replaced the window and left the newer counts behind.
+    stale = columns.from_stored(both.encoded(), one.encoded_more())
+    assert columns.is_counted(stale).tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("keys", "alone", "number"),
+    [
+        ([], 10, 5),
+        ([10], 0, 1),
+        ([5, 3, 2], 0, 1),
+        ([4, 3, 3], 0, 2),
+        ([4], 6, 2),
+        ([1] * 40, 0, 20),
+        ([100] * 40, 0, 20),
+        ([], 0, 0),
+    ],
+)
+def test_callers_of_half_are_the_fewest_that_sent_it(
+    keys: list[int], alone: int, number: int
+) -> None:
+    window = MetricWindow(request_count=sum(keys) + alone)
+    window.sticky_keys = {index * 7: count for index, count in enumerate(keys)}
+    [found] = columns.callers_of_half(read_back(derived([window])))
+    # Of keys beyond the largest, each request counts as a caller: never fewer callers than there are.
+    assert found == number if len(keys) <= columns.MAX_STICKY else found >= number
+
+
 @pytest.mark.parametrize("latency", [0.0, 1e-9, 1e12])
 def test_a_latency_beyond_any_scale_is_still_counted(latency: float) -> None:
     [row] = derived([window_of([(RequestOutcome.SUCCESS, latency)])]).facts
@@ -181,4 +294,4 @@ def test_a_latency_beyond_any_scale_is_still_counted(latency: float) -> None:
 def test_no_windows_at_all_are_no_rows() -> None:
     places, none = columns.grouped(columns.from_windows([]), np.array([], np.int64))
     assert (len(places), len(none), none.facts.dtype) == (0, 0, FACTS)
-    assert columns.from_stored([]).encoded() == []
+    assert read_back(none).encoded() == read_back(none).encoded_more() == []

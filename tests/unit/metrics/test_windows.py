@@ -1,8 +1,9 @@
 """Windows count and merge, and no observation is lost between recorder and store."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -52,15 +53,16 @@ def test_a_call_without_an_answer_is_counted_apart_and_is_no_request(
     assert window == expected
 
 
-def test_callers_are_counted_once_and_only_among_the_errors() -> None:
+def test_callers_are_counted_once_by_how_their_requests_ended() -> None:
     window = MetricWindow()
     for outcome in RequestOutcome:
         for caller in (1, 2, 2):
             window.add(replace(OBSERVATION, outcome=outcome, caller=caller * len(outcome)))
     # This error has no known caller.
     window.add(replace(OBSERVATION, outcome=RequestOutcome.SERVER_ERROR))
-    number = len(RequestOutcome.SERVER_ERROR)
-    assert window.error_callers == {number, 2 * number}
+    found = window.error_callers, window.cancelled_callers, window.refused_callers
+    outcomes = RequestOutcome.SERVER_ERROR, RequestOutcome.CANCELLED, RequestOutcome.REFUSED
+    assert found == tuple({len(outcome), 2 * len(outcome)} for outcome in outcomes)
 
 
 def test_a_callers_number_is_the_same_in_one_process_and_another_in_the_next() -> None:
@@ -85,7 +87,47 @@ def test_a_request_of_a_batch_counts_like_all_others_and_has_no_latency(
     usual.add(observation)
     of_batch.add(replace(observation, is_background=True))
     untimed = {"latency_sum_ms": 0.0, "first_token_sum_ms": 0.0}
-    assert of_batch == replace(usual, latencies={}, first_tokens={}, **untimed)
+    counted: dict[str, Any] = {"latencies": {}, "first_tokens": {}}
+    counted |= {"per_token": {}, "answer_tokens": {}}
+    assert of_batch == replace(usual, **counted, **untimed)
+
+
+def recorded(keys: Sequence[int | None], **fields: Any) -> MetricWindow:
+    recorder, taken = Recorder(), MetricWindow()
+    for key in keys:
+        recorder.record(replace(OBSERVATION, endpoint_id="cep_a", sticky_key=key, **fields))
+    recorder.hand_over(lambda windows: taken.merge(merged(*windows.values())))
+    return taken
+
+
+def test_a_sticky_key_has_at_most_its_share_of_a_minute_in_what_the_gates_count() -> None:
+    """Later requests of it are repeats: they are counted, but not timed."""
+    others: list[int | None] = [None] * 59
+    window = recorded([*others, *[7] * 41], is_empty=True)
+    # Of 62 to 99 requests at most three to five are the key's.
+    assert (window.request_count, window.repeated_requests, window.repeated_empty) == (100, 36, 36)
+    assert window.sticky_keys == {7: 41}
+    for counts in (window.latencies, window.per_token, window.answer_tokens):
+        assert sum(counts.values()) == 100 - 36
+
+
+def test_the_first_request_of_each_sticky_key_counts_and_requests_without_one_all_do() -> None:
+    assert recorded(list(range(100))).repeated_requests == 0
+    assert recorded([None] * 100).repeated_requests == 0
+    assert recorded([1, 1, 2, 2, 2]).repeated_requests == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "name"),
+    [
+        (RequestOutcome.SERVER_ERROR, "errors"),
+        (RequestOutcome.CANCELLED, "cancelled"),
+        (RequestOutcome.REFUSED, "refused"),
+    ],
+)
+def test_repeats_are_counted_by_how_they_ended(outcome: RequestOutcome, name: str) -> None:
+    window = recorded([1, 1, 1], outcome=outcome)
+    assert getattr(window, f"repeated_{name}") == 2
 
 
 def test_embeddings_are_counted_with_their_texts_and_tokens_where_they_succeed() -> None:

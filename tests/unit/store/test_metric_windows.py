@@ -31,6 +31,8 @@ pytestmark = pytest.mark.both_databases
 
 NOW = 1_800_000_000 // HOUR * HOUR
 DAY = 24 * HOUR
+# The numbers of two members.
+SHARDS = (3, 2**61)
 
 
 def window(count: int = 1, latency: int = 10) -> MetricWindow:
@@ -81,7 +83,7 @@ def test_every_width_and_the_hours_minutes_say_the_same(
             )
             assert starts.tolist() == sorted(every)
             assert found.facts["requests"].tolist() == [every[start] for start in sorted(every)]
-            assert found.sketches["count"].sum() == recorded.total()
+            assert found.latencies.values["count"].sum() == recorded.total()
 
 
 def test_more_windows_than_are_written_at_once(database: Database) -> None:
@@ -172,7 +174,75 @@ def test_callers_are_counted_once_however_often_a_window_is_added_to(database: D
         _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, 0, NOW * 2)
     assert seconds["error_callers"].tolist() == [15, 11]
     assert hours.facts["error_callers"].tolist() == [16]
-    assert hours.callers.tolist() == [*range(15), 2**32 - 1]
+    assert hours.error_callers.values.tolist() == [*range(15), 2**32 - 1]
+
+
+def answered(start: float, number: int) -> list[Observation]:
+    """Draw answers of one minute: log-normal times and lengths, a hundred callers."""
+    dice = np.random.default_rng(int(start))
+    return [
+        Observation(
+            *("dep_1", "cep_1", start + place * 60 / number, RequestOutcome.SUCCESS),
+            latency_ms=float(dice.lognormal(6, 0.5)),
+            prompt_tokens=300,
+            completion_tokens=int(dice.lognormal(4.8, 0.6)),
+            sticky_key=int(dice.integers(100)),
+            replicas=2,
+        )
+        for place in range(number)
+    ]
+
+
+@pytest.mark.parametrize("per_minute", [10, 300, 3_000])
+def test_newer_counts_take_at_most_half_as_much_as_the_windows(
+    database: Database, per_minute: int
+) -> None:
+    recorder = Recorder()
+    for minute in range(3):
+        for one in answered(NOW - 600 + 60 * minute, per_minute):
+            # Without a split of several deployments no key is kept.
+            recorder.record(replace(one, sticky_key=None))
+
+    def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
+        with database.write() as connection:
+            metric_windows.store(connection, windows, NOW)
+
+    recorder.hand_over(store)
+    with database.read() as connection:
+        windows = connection.execute(sa.select(tables.metric_windows)).all()
+        newer = connection.execute(sa.select(tables.finer_windows)).all()
+    assert len(windows) == len(newer)
+    key = len("dep_0123456789abcdefghijcep_0123456789abcdefghij") + 10
+    for width in (SECOND, MINUTE):
+        before = sum(key + len(row.window) for row in windows if row.width == width)
+        more = sum(key + len(row.counts) for row in newer if row.width == width)
+        assert more <= 0.5 * before
+
+
+def test_newer_counts_of_members_are_put_together_with_their_hours(database: Database) -> None:
+    minutes = {NOW - HOUR * 2 + 60: SHARDS[0], NOW - HOUR * 2 + 61: SHARDS[1]}
+    source = WindowSource("dep_1", "cep_1")
+    with database.write() as connection:
+        for start, shard in minutes.items():
+            recorder = Recorder()
+            for one in answered(start, 30):
+                recorder.record(replace(one, ended_at=float(start)))
+            recorder.hand_over(
+                lambda windows, shard=shard: metric_windows.store(connection, windows, NOW, shard)
+            )
+        span = NOW - 2 * HOUR, NOW
+        apart = metric_windows.sketches(connection, source, MINUTE, *span)[1]
+        fold_all(connection, NOW)
+        _, together = metric_windows.sketches(connection, source, MINUTE, *span)
+        shards = connection.scalars(
+            sa.select(tables.finer_windows.c.shard).where(tables.finer_windows.c.width != SECOND)
+        )
+        assert set(shards) == {metric_windows.WHOLE}
+    assert columns.is_counted(together).tolist() == [True]
+    assert together.more["counted"].tolist() == [60]
+    for one, other in zip(apart.lists, together.lists, strict=True):
+        assert one.values.tolist() == other.values.tolist()
+    assert columns.callers_of_half(apart) == columns.callers_of_half(together)
 
 
 def test_requests_that_do_not_count_leave_no_row(database: Database) -> None:
@@ -212,7 +282,7 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
         _, minutes = metric_windows.facts(
             connection, WindowSource("dep_1"), MINUTE, NOW, NOW + MINUTE
         )
-    assert np.array_equal(hours.sketches["count"], [8])
+    assert np.array_equal(hours.latencies.values["count"], [8])
     # It is unknown whether callers disconnected in these windows, so they count as uncounted.
     for records in (hours.facts, minutes):
         names = ["uncounted", "cancelled", "refused", "error_callers"]
@@ -225,8 +295,8 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
             connection, WindowSource("dep_1"), SECOND, NOW + 2, NOW + 3
         )
     assert hours.facts[[*names, "requests"]].tolist() == [(12, 2, 3, 2, 13)]
-    assert hours.callers.tolist() == [4, 5]
-    assert np.array_equal(hours.sketches["count"], [8])
+    assert hours.error_callers.values.tolist() == [4, 5]
+    assert np.array_equal(hours.latencies.values["count"], [8])
     assert seconds[names].tolist() == [(0, 2, 3, 2)]
     database.close()
 
@@ -249,10 +319,10 @@ def test_each_of_many_older_windows_is_changed_once(tmp_path: Path) -> None:
         rows = connection.execute(sa.select(tables.metric_windows)).all()
     database.close()
     assert len(rows) == len(keys)
-    whole = columns.from_stored([row.window for row in rows])
+    whole = columns.from_stored([row.window for row in rows], [None] * len(rows))
     assert set(whole.facts[["requests", "uncounted", "error_callers"]].tolist()) == {(3, 3, 0)}
-    assert set(whole.sketches.tolist()) == {(10, 3)}
-    assert whole.lengths.tolist() == [1] * len(rows)
+    assert set(whole.latencies.values.tolist()) == {(10, 3)}
+    assert whole.latencies.lengths.tolist() == [1] * len(rows)
     minutes = [row.minutes for row in rows if row.width == HOUR]
     found = np.frombuffer(b"".join(minutes), columns.FACTS)
     assert set(found[["requests", "uncounted"]].tolist()) == {(3, 3)}
@@ -269,10 +339,6 @@ def _upgrade(file: Path, revision: str) -> None:
         config.attributes["metadata"] = tables.METADATA
         command.upgrade(config, revision)
     engine.dispose()
-
-
-# The numbers of two members.
-SHARDS = (3, 2**61)
 
 
 @given(ticks=OFFSETS, folds=st.lists(st.booleans(), min_size=4, max_size=4))

@@ -173,7 +173,7 @@ def only_adds(migration: Path) -> bool:
         if not (isinstance(call, ast.Call) and ast.unparse(call.func).startswith("op.")):
             continue
         match ast.unparse(call.func):
-            case "op.create_table" | "op.create_index" | "op.f":
+            case "op.create_table" | "op.create_index" | "op.f" | "op.get_bind":
                 pass
             case "op.add_column":
                 added = ast.unparse(call)

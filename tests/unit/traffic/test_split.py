@@ -1,8 +1,9 @@
 """A split in whole percent: each deployment gets its share, and each routing key stays at its deployment."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,6 +61,25 @@ def test_a_key_is_stable_and_bound_to_its_endpoint(key: str) -> None:
 
 def test_known_keys_keep_their_draw_over_releases() -> None:
     assert [draw_of_key("cep_1", key) for key in ("a", "b")] == [8027, 6890]
+    assert draw_of_key("cep_1", "a", "rollout-1") == draw_of_key("cep_1", "a", "rollout-1")
+
+
+def test_draws_of_two_rollouts_are_independent() -> None:
+    keys = [f"key {number}" for number in range(1_000)]
+    salts = [None, "rollout-1", "rollout-2"]
+    draws = [[draw_of_key("cep_1", key, salt) for key in keys] for salt in salts]
+    for one, other in combinations(draws, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_divided"), [((100,), False), ((100, 0), False), ((99, 1), True)]
+)
+def test_a_split_is_divided_where_several_deployments_have_traffic(
+    shares: tuple[int, ...], is_divided: bool
+) -> None:
+    split = TrafficSplit(tuple(Share(f"dep_{place}", one) for place, one in enumerate(shares)))
+    assert split.is_divided == is_divided
 
 
 @pytest.mark.parametrize("total", [0, 99, 101])

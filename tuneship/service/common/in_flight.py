@@ -5,6 +5,7 @@ Lives on the event loop. What follows the demand is `common/scaling.py`.
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,13 @@ from datetime import datetime, timedelta
 from tuneship.service.common.scaling import Demand
 
 POLL_S = 0.05
+# Upper edges of the histogram of ages. From 10 s on they are close, since gates need to know which requests are
+# certainly older than a limit.
+AGES_MS = (
+    *(100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 12_000.0, 15_000.0, 20_000.0),
+    *(25_000.0, 30_000.0, 40_000.0, 50_000.0, 60_000.0, 80_000.0, 100_000.0, 120_000.0),
+    *(150_000.0, 200_000.0, 250_000.0, 300_000.0, 400_000.0, 500_000.0, 600_000.0),
+)
 
 
 @dataclass(eq=False)
@@ -68,17 +76,23 @@ class InFlightGenerations:
             if not self._running[deployment_id]:
                 del self._running[deployment_id]
 
-    def ages_ms(self, deployment_id: str, endpoint_id: str | None = None) -> list[float]:
-        """Milliseconds since the requests that somebody waits for came, of one endpoint or of all.
+    def ages(self, deployment_id: str) -> dict[str, list[int]]:
+        """Count the requests that somebody waits for by the time since they came, in the buckets of `AGES_MS`.
 
-        May be called from any thread.
+        By endpoint, which is empty for direct calls. May be called from any thread.
         """
         now = time.perf_counter()
-        return [
-            (now - moment) * 1000
-            for moment, one in self._accepted(deployment_id)
-            if not one.is_background and endpoint_id in (None, one.endpoint_id)
-        ]
+        ages: dict[str, list[int]] = {}
+        for moment, one in self._accepted(deployment_id):
+            if not one.is_background:
+                counts = ages.setdefault(one.endpoint_id, [0] * (len(AGES_MS) + 1))
+                counts[bisect_left(AGES_MS, (now - moment) * 1000)] += 1
+        return ages
+
+    def all_ages(self) -> dict[str, dict[str, list[int]]]:
+        """The same of every deployment that has such requests. May be called from any thread."""
+        found = ((name, self.ages(name)) for name in list(self._running))
+        return {name: ages for name, ages in found if ages}
 
     def accepted(self, deployment_id: str) -> int:
         """How many requests in flight are the deployment's, those of batches included. For any thread, too."""

@@ -36,13 +36,14 @@ from tuneship.service.common.streaming import Notifier
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.common.tracing import SpanNotes, Tracing
 from tuneship.settings import ApiProfile, ServiceSettings
-from tuneship.store import deployment_logs, job_records, metric_windows, tables
+from tuneship.store import deployment_logs, job_records, member_ages, metric_windows, tables
 from tuneship.store import queries as rows
 from tuneship.store.audit import AuditRecord, Chain
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database
 from tuneship.store.member_sessions import ALONE
 from tuneship.store.queries import Row
+from tuneship.traffic.large_keys import LargeKeys
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Parts:
     clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
+    large_keys: LargeKeys = field(default_factory=LargeKeys)
     prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
     member_number: int = ALONE
@@ -105,6 +107,11 @@ class Parts:
                 metric_windows.store(connection, windows, now, self.member_number)
 
         self.recorder.hand_over(store)
+
+    def store_ages(self) -> None:
+        """Let the other members of a cluster know how old this one's requests in flight are."""
+        with self.database.write_beside() as connection:
+            member_ages.write(connection, self.member_number, self.in_flight.all_ages())
 
     def store_logs(self) -> None:
         """Write the buffered lines of deployments' logs; on a failure they are kept for the next time."""

@@ -4,8 +4,7 @@ The answer may have 50,000 points, so it is rendered from arrays, not from model
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,28 +18,26 @@ from tuneship.contract import metrics as contract
 from tuneship.contract.common import render_time
 from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
-from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Records, Whole
+from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns, Records, Whole
+from tuneship.metrics.windows import CELLS_PER_DOUBLING
+from tuneship.service.common.in_flight import AGES_MS
 from tuneship.service.common.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.endpoints.handlers import own_endpoint
-from tuneship.store import metric_windows
+from tuneship.store import member_ages, metric_windows
+from tuneship.store.member_sessions import ALONE
 from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, WindowSource
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # A month by minutes has 43,200 points.
 MAX_POINTS = 50_000
+# Cells and what else is not in the records of an hour's minutes: two weeks by minutes.
+MAX_FINE_POINTS = 20_160
 # A bucket can still change for this long after its end: the recorder stores several times a second.
 INGESTION_LAG_S = 1.0
 DEFAULT_SPAN = timedelta(hours=1)
-# Upper edges of the histogram of ages in flight. From 10 s on they are close, since gates need to
-# know which requests are certainly older than a limit.
-AGES_MS = (
-    *(100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 12_000.0, 15_000.0, 20_000.0),
-    *(25_000.0, 30_000.0, 40_000.0, 50_000.0, 60_000.0, 80_000.0, 100_000.0, 120_000.0),
-    *(150_000.0, 200_000.0, 250_000.0, 300_000.0, 400_000.0, 500_000.0, 600_000.0),
-)
 RENDERING = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 Mask = NDArray[np.bool_]
 
@@ -52,6 +49,10 @@ class Buckets:
     interval_s: int
     starts: Whole
     facts: Records
+    fine: Columns | None
+    """The windows of the buckets, empty ones left out; None where too many were asked for."""
+    rows: Whole
+    """The row of each bucket in `fine`, -1 for an empty one."""
     total: Records
     """One record: the counts of the seconds in `summed`."""
     summed: range
@@ -65,6 +66,39 @@ class Buckets:
             "timestamps": starts.astype("datetime64[s]"),
             "complete": starts + (self.interval_s + INGESTION_LAG_S) <= self.now,
         }
+
+    def cells(self, chosen: Mask | slice, name: str) -> dict[str, Any] | None:
+        """The counts by cell of the chosen buckets."""
+        if self.fine is None:
+            return None
+        is_sketch = name == "latencies"
+        merged = columns.cells(getattr(self.fine, name), is_sketch=is_sketch)
+        rows: list[int] = self.rows[chosen].tolist()
+        is_known = columns.is_counted(self.fine) | is_sketch
+        # An empty bucket has the last row, which is empty as well.
+        found: list[Any] = [
+            *(row if known else None for row, known in zip(merged.rows(), is_known, strict=True)),
+            np.zeros(0, merged.values.dtype),
+        ]
+        series: list[Any] = [found[row] for row in rows]
+        return {
+            "per_doubling": CELLS_PER_DOUBLING,
+            **{
+                column: [None if one is None else one[column].tolist() for one in series]
+                for column in ("index", "count")
+            },
+        }
+
+    def newer(self, chosen: Mask, numbers: Callable[[Columns], Sequence[int]]) -> list[int | None]:
+        """Numbers of the chosen buckets, each of which has a row, null where they were not counted."""
+        if self.fine is None:
+            return [None] * int(np.count_nonzero(chosen))
+        is_known = columns.is_counted(self.fine)
+        found = [
+            number if known else None
+            for number, known in zip(numbers(self.fine), is_known, strict=True)
+        ]
+        return [found[row] for row in self.rows[chosen].tolist()]
 
 
 @serves(contract.get_deployment_metrics)
@@ -92,6 +126,8 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
     source = WindowSource(deployment_id, endpoint_id or EVERY)
     with context.read() as connection:
         buckets = _read_buckets(connection, source, starts, summed, now)
+        has_in_flight = end_time is None or end.timestamp() >= now
+        in_flight = _in_flight(context, connection, source, starts.step) if has_in_flight else None
     chosen: list[MetricName] = [name for name in METRIC_NAMES if name in (metrics or METRIC_NAMES)]
     answer: dict[str, Any] = {
         "deployment_id": deployment_id,
@@ -99,22 +135,36 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
         "end_time": render_time(end),
         "interval": interval,
         "metrics": {name: SERIES[name](buckets) for name in chosen},
-        "summary": {name: SUMMARY[name](buckets) for name in chosen},
+        "summary": {name: SUMMARY[name](buckets) for name in chosen if name in SUMMARY},
         "summary_start_time": render_time(datetime.fromtimestamp(summed.start, UTC)),
         "summary_end_time": render_time(datetime.fromtimestamp(summed.stop, UTC)),
         "generate_timeout_seconds": context.parts.settings.generate_timeout_s,
     }
-    if end_time is None or end.timestamp() >= now:
-        ages_ms = context.parts.in_flight.ages_ms(deployment_id, endpoint_id)
-        answer["in_flight"] = _age_histogram(ages_ms)
+    if in_flight is not None:
+        answer["in_flight"] = in_flight
     return orjson.dumps(answer, option=RENDERING)
 
 
-def _age_histogram(ages_ms: list[float]) -> dict[str, Any]:
-    ages_ms.sort()
-    counts = [bisect_right(ages_ms, edge) for edge in AGES_MS]
-    ages = {"le": [*AGES_MS, None], "counts": [*counts, len(ages_ms)]}
-    return {"requests": len(ages_ms), "ages_ms": ages}
+def _in_flight(
+    context: Context, connection: sa.Connection, source: WindowSource, interval_s: int
+) -> dict[str, Any]:
+    """The ages of the requests in flight at this member and at those that have written theirs lately."""
+    parts, deployment = context.parts, source.deployment_id
+    members: list[Mapping[str, list[int]]] = [parts.in_flight.ages(deployment)]
+    if parts.member_number != ALONE:
+        # A request that has ended since then may be in the newest complete bucket, and would count twice.
+        finished = (context.now.timestamp() - INGESTION_LAG_S) // interval_s * interval_s
+        since = datetime.fromtimestamp(finished, UTC)
+        others = member_ages.of_others(connection, parts.member_number, since)
+        members += [other["ages"].get(deployment, {}) for other in others]
+    total = np.zeros(len(AGES_MS) + 1, np.int64)
+    for ages in members:
+        for endpoint_id, counts in ages.items():
+            if source.endpoint_id in (EVERY, endpoint_id):
+                total += counts
+    at_most = total.cumsum()
+    ages_ms = {"le": [*AGES_MS, None], "counts": at_most}
+    return {"requests": int(at_most[-1]), "ages_ms": ages_ms, "members": len(members)}
 
 
 def _bucket_starts(start: datetime, end: datetime, interval: str) -> range:
@@ -159,14 +209,19 @@ def _read_buckets(
             raise refused("interval", "must be whole minutes: the time reaches back over 2 days")
 
     span = (starts.start, starts.stop)
-    if width == starts.step:
+    fine: Columns | None = None
+    if width == starts.step and len(starts) > MAX_FINE_POINTS:
         filled, facts = metric_windows.facts(connection, source, width, *span)
     else:
-        begun, windows = metric_windows.sketches(connection, source, width, *span)
-        filled, merged = columns.grouped(windows, begun // starts.step * starts.step)
-        facts = merged.facts
+        filled, fine = metric_windows.sketches(connection, source, width, *span)
+        if width != starts.step:
+            filled, fine = columns.grouped(fine, filled // starts.step * starts.step)
+        facts = fine.facts
     every = np.zeros(len(starts), FACTS)
-    every[(filled - starts.start) // starts.step] = facts
+    places = (filled - starts.start) // starts.step
+    every[places] = facts
+    rows = np.full(len(starts), -1)
+    rows[places] = np.arange(len(places))
 
     whole = metric_windows.whole(connection, source, summed.start, summed.stop)
     _, total = columns.grouped(whole, np.zeros(len(whole), np.int64))
@@ -174,6 +229,8 @@ def _read_buckets(
         interval_s=starts.step,
         starts=np.arange(starts.start, starts.stop, starts.step),
         facts=every,
+        fine=fine if len(starts) <= MAX_FINE_POINTS else None,
+        rows=rows,
         total=total.facts if len(total) else np.zeros(1, FACTS),
         summed=summed,
         now=now,
@@ -191,6 +248,8 @@ def latency_series(buckets: Buckets) -> dict[str, Any]:
         "average": facts["latency_sum_ms"] / timed,
         **{name: np.where(counts > 0, facts[name], np.nan) for name in QUANTILES},
         "histogram": {"le": [*EDGES_MS, None], "counts": _column(facts, "histogram")},
+        "cells": buckets.cells(chosen, "latencies"),
+        "cells_per_token": buckets.cells(chosen, "per_token"),
     }
 
 
@@ -220,6 +279,25 @@ def error_rate_series(buckets: Buckets) -> dict[str, Any]:
         "cancelled_count": _known(facts, "cancelled"),
         "refused_count": _known(facts, "refused"),
         "error_callers": _known(facts, "error_callers"),
+        **{name: buckets.newer(chosen, _of_more(name)) for name in columns.CALLERS[1:]},
+    }
+
+
+def _of_more(name: str) -> Callable[[Columns], list[int]]:
+    return lambda windows: windows.more[name].tolist()
+
+
+def traffic_series(buckets: Buckets) -> dict[str, Any]:
+    """The buckets in which anything was counted."""
+    chosen = columns.is_some(buckets.facts)
+    replicas = buckets.newer(chosen, _of_more("replicas"))
+    return {
+        **buckets.series(chosen),
+        "spread_keys": buckets.newer(chosen, _of_more("spread_keys")),
+        "callers_of_half": buckets.newer(chosen, columns.callers_of_half),
+        # No request of the bucket found a running replica, or knew of one.
+        "replicas": [number or None for number in replicas],
+        **{name: buckets.newer(chosen, _of_more(name)) for name in columns.REPEATED},
     }
 
 
@@ -241,6 +319,7 @@ def token_usage_series(buckets: Buckets) -> dict[str, Any]:
         "input": _column(facts, "input"),
         "output": _column(facts, "output"),
         "empty_count": _column(facts, "empty"),
+        "cells": buckets.cells(slice(None), "answer_tokens"),
     }
 
 
@@ -283,6 +362,7 @@ SERIES: Renderers = {
     "throughput": throughput_series,
     "error_rate": error_rate_series,
     "token_usage": token_usage_series,
+    "traffic": traffic_series,
 }
 SUMMARY: Renderers = {
     "latency": latency_summary,

@@ -99,7 +99,15 @@ def _all_to(deployment_id: str) -> list[dict[str, Any]]:
 def _swap_split(context: Context, row: EndpointRow, update: CanaryEndpointUpdate) -> None:
     members = [member.model_dump() for member in update.deployments]
     lease = None if update.lease is None else update.lease.model_dump()
-    endpoint_records.swap(context.transaction, row, members, lease, context.now)
+    endpoint_records.swap(
+        context.transaction,
+        row,
+        members,
+        lease,
+        context.now,
+        rollout_id=update.rollout_id,
+        large_keys=update.large_keys,
+    )
 
 
 def _check_members(
@@ -229,7 +237,13 @@ def _rendered(context: Context, row: EndpointRow) -> CanaryEndpoint:
             "fallback": row["lease_fallback"],
         }
     return CanaryEndpoint.model_validate(
-        {**row, "deployments": row["members"], "url": _url(context, row), "lease": lease}
+        {
+            **row,
+            "deployments": row["members"],
+            "url": _url(context, row),
+            "lease": lease,
+            "large_keys": row["large_keys"] or "spread",
+        }
     )
 
 

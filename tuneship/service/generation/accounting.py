@@ -14,6 +14,7 @@ from tuneship.contract.generation import TokenLogprob
 from tuneship.contract.tools import WrittenCall
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
+from tuneship.service.generation.routing import RoutingTarget
 from tuneship.store.deployment_logs import LogEntry
 
 
@@ -67,12 +68,15 @@ class WrittenAnswers:
 
 @dataclass(frozen=True, slots=True)
 class GenerationAccount:
-    """Counts one routed request when it ends. `started` is a `time.perf_counter` reading."""
+    """Counts one routed request when it ends.
+
+    `started` is a `time.perf_counter` reading, `replicas` the number that ran when the request came.
+    """
 
     context: Context
-    deployment_id: str
-    endpoint_id: str
+    target: RoutingTarget
     started: float
+    replicas: int
 
     def succeeded(self, written: WrittenAnswers, first_token: float | None) -> None:
         """Count a request with the tokens of all its answers; the metrics say enough, so nothing is logged.
@@ -103,7 +107,7 @@ class GenerationAccount:
         if self.context.key_has_ended:
             self._log("info", "the caller's API key has ended")
             return
-        self._record(self._ended(RequestOutcome.CANCELLED))
+        self._record(self._ended(RequestOutcome.CANCELLED, by_caller=True))
         self._log("info", "the caller disconnected")
 
     def failed(self, error: Exception) -> None:
@@ -115,13 +119,9 @@ class GenerationAccount:
         is_client_error = isinstance(error, ApiError) and error.status < 500
         is_refusal = is_client_error and not isinstance(error, DeploymentError)
         if is_refusal:
-            self._record(self._ended(RequestOutcome.REFUSED))
+            self._record(self._ended(RequestOutcome.REFUSED, by_caller=True))
         else:
-            # Errors are also counted by caller: the routing key if there is one, else the API key. Neither is stored.
-            key = self.context.routing_key
-            name = f"key {self.context.audit_facts.key_id}" if key is None else f"routing key {key}"
-            caller = self.context.parts.recorder.number_of(name)
-            self._record(replace(self._ended(RequestOutcome.SERVER_ERROR), caller=caller))
+            self._record(self._ended(RequestOutcome.SERVER_ERROR, by_caller=True))
             self.context.span.error = error.code if isinstance(error, ApiError) else "unexpected"
 
         if not isinstance(error, ApiError):
@@ -130,16 +130,27 @@ class GenerationAccount:
         level = "info" if is_refusal else "error" if isinstance(error, InternalError) else "warning"
         self._log(level, f"{error.status} {error.code}: {error.message}")
         # The driver of a canary has to know which of its two deployments failed.
-        error.headers |= {"X-Deployment-ID": self.deployment_id}
+        error.headers |= {"X-Deployment-ID": self.target.deployment_id}
 
-    def _ended(self, outcome: RequestOutcome) -> Observation:
+    def _ended(self, outcome: RequestOutcome, *, by_caller: bool = False) -> Observation:
+        """`by_caller`: counted by caller too, who is the routing key if there is one, else the API key."""
+        target, caller = self.target, None
+        if by_caller:
+            # Neither is stored.
+            key = self.context.routing_key
+            name = f"key {self.context.audit_facts.key_id}" if key is None else f"routing key {key}"
+            caller = self.context.parts.recorder.number_of(name)
         return Observation(
-            deployment_id=self.deployment_id,
-            endpoint_id=self.endpoint_id,
+            deployment_id=target.deployment_id,
+            endpoint_id=target.endpoint_id,
             ended_at=self.context.now.timestamp(),
             outcome=outcome,
             latency_ms=(time.perf_counter() - self.started) * 1000,
             is_background=self.context.is_background,
+            caller=caller,
+            sticky_key=target.sticky_key,
+            spread_keys=target.spread_keys,
+            replicas=self.replicas,
         )
 
     def _record(self, observation: Observation) -> None:
@@ -149,6 +160,11 @@ class GenerationAccount:
         context = self.context
         context.parts.deployment_log.add(
             LogEntry(
-                self.deployment_id, context.now, level, "generate", message, context.request_id
+                self.target.deployment_id,
+                context.now,
+                level,
+                "generate",
+                message,
+                context.request_id,
             )
         )

@@ -67,9 +67,8 @@ class RoutedRun(ABC):
         )
         with tracked as self._in_flight:
             await self._route()
-            account = GenerationAccount(
-                context, target.deployment_id, target.endpoint_id, self._started
-            )
+            replicas = self._deployment["current_replicas"] or 0
+            account = GenerationAccount(context, target, self._started, replicas)
             context.headers["X-Deployment-ID"] = target.deployment_id
             try:
                 self._check_can_serve()

@@ -27,10 +27,14 @@ class RoutingTarget:
 
     deployment_id: str
     endpoint_id: str = ""
+    sticky_key: int | None = None
+    """The hash of the routing key, where a split of several deployments keeps it at this one."""
+    spread_keys: int = 0
+    """How many large keys such a split draws by request."""
 
 
 def choose_by_split(context: Context, row: EndpointRow | None) -> RoutingTarget:
-    """Draw a deployment from an endpoint's split, by the routing key where the request has one.
+    """Draw a deployment from an endpoint's split, by the routing key where the request has one that is not large.
 
     Raises `ResourceNotFound` where there is no endpoint, `InvalidRequestError` for an inactive one and a bad key.
     """
@@ -40,8 +44,15 @@ def choose_by_split(context: Context, row: EndpointRow | None) -> RoutingTarget:
     key = context.routing_key
     if key is not None and not 1 <= len(key.encode()) <= LONGEST_ROUTING_KEY_BYTES:
         raise InvalidRequestError("X-Routing-Key must have 1 to 256 bytes")
-    draw = context.parts.draw() if key is None else draw_of_key(endpoint["id"], key)
-    return RoutingTarget(split_of(endpoint["members"]).choose(draw), endpoint["id"])
+    parts, identifier = context.parts, endpoint["id"]
+    split = split_of(endpoint["members"])
+    number = None if key is None else parts.recorder.number_of(f"routing key {key}")
+    large = parts.large_keys.count(identifier, number, context.now.timestamp())
+    spread = len(large) if split.is_divided and endpoint["large_keys"] != "keep" else 0
+    if key is None or (spread and number in large):
+        return RoutingTarget(split.choose(parts.draw()), identifier, spread_keys=spread)
+    chosen = split.choose(draw_of_key(identifier, key, endpoint["rollout_id"]))
+    return RoutingTarget(chosen, identifier, number if split.is_divided else None, spread)
 
 
 async def cached(context: Context, name: tuple[str, str], read: Callable[[sa.Connection], R]) -> R:
