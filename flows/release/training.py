@@ -18,13 +18,12 @@ from flows.release.result import Contender
 from flows.release.training_page import TrainingPage
 from tasks.jobs import WaitPolicy, create_job, get_job, get_job_metrics, wait_for_job, wait_for_jobs
 from tuneship.contract.jobs import Job, JobMetrics, JobStatus
+from tuneship.gates.divergence import DivergenceWatch, watch_training
 from tuneship.gates.training_gates import (
-    DivergenceWatch,
     FinishedJob,
     TrainingVerdict,
     judge_training,
     lowest_loss,
-    watch_training,
 )
 
 # How long beyond its own limit a job may queue before the wait gives up.

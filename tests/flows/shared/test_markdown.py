@@ -21,7 +21,7 @@ from tests.flows.conftest import plan
 from tests.support.payloads import BREAKS, SCRIPTS
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun, RolloutRecord
-from tuneship.gates.training_gates import GateResult
+from tuneship.gates.gate_result import GateResult
 
 OWN_TAGS = {
     "h1",

@@ -35,11 +35,17 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
         if job["validation_dataset_id"] is not None:
             validation = _dataset(connection, job, job["validation_dataset_id"])
             validation_key = keyring.find(connection, client_id, object_of(validation))
+        wanted = (job["comparison"] or {}).get("model")
+        compared = None
+        if wanted is not None:  # None where it was deleted meanwhile: the job goes on without it
+            compared = rows.fetch(connection, tables.models, wanted, client_id=client_id)
+        compared_key = keyring.find(connection, client_id, compared["blob"]) if compared else None
         keys = DataKeys(
             training=keyring.find(connection, client_id, object_of(training)),
             validation=validation_key,
             checkpoints=keyring.find(connection, client_id, f"jobs/{job['id']}"),
             adapter=keyring.find(connection, client_id, f"models/{job['id']}"),
+            compared=compared_key,
         )
 
     # After the read: files that come from another machine would keep its snapshot open for long.
@@ -50,7 +56,7 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
     if validation is not None:
         needed.append(validation_key)
     check_sealed(job["security_settings"], needed)
-    return TrainingOrder(job, base.path, training, validation, keys)
+    return TrainingOrder(job, base.path, training, validation, keys, compared)
 
 
 def _dataset(connection: sa.Connection, job: Row, dataset_id: str) -> Row:

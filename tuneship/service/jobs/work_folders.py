@@ -26,7 +26,7 @@ from tuneship.service.jobs.launcher import (
 )
 from tuneship.service.jobs.stored_checkpoints import FOLDER, StoredCheckpoints
 from tuneship.store.blobs import CHECKPOINTS, Blobs, BlobsAway
-from tuneship.store.stored_files import dataset_file
+from tuneship.store.stored_files import dataset_file, model_ref
 from tuneship.training.checkpoint_folders import latest_step
 from tuneship.training.spec import (
     PROGRESS_FILE,
@@ -164,6 +164,9 @@ class WorkFolders:
             validation = None
             if order.validation is not None:
                 validation = held.enter_context(dataset_file(blobs, order.validation))
+            compared = None
+            if order.compared is not None:
+                compared = held.enter_context(blobs.fetched(model_ref(order.compared)))
             spec = TrainingSpec(
                 base_model=str(order.base),
                 training_file=training,
@@ -180,6 +183,9 @@ class WorkFolders:
                 shares_gpus=lease.is_shared,
                 base_digest=self._digests.of(order.base) if self._is_portable else None,
                 today=job["created_at"],
+                comparison_seed=(job["comparison"] or {}).get("seed"),
+                compared_adapter=compared,
+                compared_model=order.compared["id"] if order.compared else None,
             )
             for directory in (folder, spec.output_dir, spec.checkpoint_dir):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
