@@ -30,6 +30,16 @@ PLAIN_PROMPTS = (
     "What causes influenza?",
     "Which chapter holds diseases of the skin?",
     "What is anaemia?",
+    "Name a disease of the ear.",
+    "What is a sprain?",
+    "Which organ does pneumonia affect?",
+    "Describe a fracture of the wrist.",
+    "Name an infectious disease of the intestines.",
+    "What does a burn of the third degree need?",
+    "Which joint does a torn meniscus affect?",
+    "What causes malaria?",
+    "Name a disorder of the thyroid gland.",
+    "What is asthma?",
 )
 
 

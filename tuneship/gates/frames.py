@@ -78,7 +78,8 @@ def read_curve(metrics: Mapping[str, Any]) -> MetricCurve:
 
 def lowest_median(values: Sequence[float], count: int) -> float:
     """The lowest median of `count` values in a row."""
-    return float(pd.Series(values).rolling(count).median().min())
+    lowest: Any = pd.Series(values).rolling(count).median().min()
+    return float(lowest)
 
 
 def series_frame(series: RolloutSeries) -> pd.DataFrame:

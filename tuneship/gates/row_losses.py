@@ -68,20 +68,16 @@ def read_row_losses(metrics: Mapping[str, Any]) -> RowLosses | None:
     return losses
 
 
-def _usable(losses: RowLosses, *, judge: bool) -> list[int]:
+def judged_rows(losses: RowLosses) -> Judged | None:
+    """The rows that judge; None where they are too few."""
     columns = [losses.start, losses.served, *([losses.compared] if losses.compared else [])]
-    return [
+    places = [
         place
         for place, judges in enumerate(losses.judge)
-        if judges is judge
+        if judges
         and not losses.trained_on[place]
         and all(column[place] is not None for column in columns)
     ]
-
-
-def judged_rows(losses: RowLosses) -> Judged | None:
-    """The rows that judge; None where they are too few."""
-    places = _usable(losses, judge=True)
     if len(places) < MIN_ROWS:
         return None
 
@@ -96,9 +92,3 @@ def judged_rows(losses: RowLosses) -> Judged | None:
         duplicates=sum(losses.trained_on),
         rows=len(losses.rows),
     )
-
-
-def choosing_loss(losses: RowLosses) -> float | None:
-    """The mean loss of the rows that choose among checkpoints and settings; None without any."""
-    served = [losses.served[place] for place in _usable(losses, judge=False)]
-    return fmean(one for one in served if one is not None) if served else None

@@ -28,8 +28,8 @@ MIN_POINTS = 3
 MAX_BROKEN_SHARE, CLEAN_END = 0.01, 0.1
 # Without losses by row nobody knows the noise, so the loss must fall by so many times more.
 GAIN_WITHOUT_ROWS = 4.0
-# The margin to the champion: nats, and as a share of its loss usually and at most.
-MARGIN_NATS, MARGIN_SHARE, MOST_MARGIN_SHARE = 0.02, 0.015, 0.05
+# The margin to the champion, as a share of its loss: at least and at most.
+MARGIN_SHARE, MOST_MARGIN_SHARE = 0.015, 0.05
 # Hardly any text can be predicted so well that was not seen before.
 LEAK_LOSS = 0.01
 # Fewer duplicates than this share of the rows are left out, and change nothing.
@@ -49,10 +49,11 @@ class TrainingRules(StrictModel):
         description="Validation loss must fall by this share beyond chance; by four times as much where the server "
         "publishes no losses by row.",
     )
-    champion_margin: float | None = Field(
-        default=None,
+    champion_margin: float = Field(
+        default=0.02,
         ge=0,
-        description="Nats that the loss may exceed the champion's; null: 0.02 or 1.5 % of its loss, at most 5 %.",
+        description="Nats that the loss may exceed the champion's. At least 1.5 % of its loss and at most 5 %, where "
+        "the server publishes losses by row.",
     )
     max_validation_loss: float | None = Field(
         default=None,
@@ -69,9 +70,7 @@ class TrainingRules(StrictModel):
 
     def margin(self, champion_loss: float) -> float:
         """Nats that the loss may exceed a champion's with this loss."""
-        if self.champion_margin is not None:
-            return self.champion_margin
-        usual = max(MARGIN_NATS, MARGIN_SHARE * champion_loss)
+        usual = max(self.champion_margin, MARGIN_SHARE * champion_loss)
         return min(usual, MOST_MARGIN_SHARE * champion_loss)
 
 
@@ -251,8 +250,7 @@ def _against_champion(evidence: Evidence) -> GateResult:
     )
     if champion.best_validation_loss is None or not is_comparable:
         return GateResult(name, "hold", evidence.best, note="not comparable with the champion")
-    margin = evidence.rules.champion_margin
-    limit = champion.best_validation_loss + (MARGIN_NATS if margin is None else margin)
+    limit = champion.best_validation_loss + evidence.rules.champion_margin
     state = "pass" if evidence.best <= limit else "reject"
     note = f"champion {champion.best_validation_loss:.4f}; {NO_ROWS}"
     return GateResult(name, state, evidence.best, limit, note)
@@ -265,13 +263,16 @@ def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: Judged) -> 
     note = f"worse than the champion's {champion:.4f} by {worse}"
     if worse.mean > margin and worse.mean - Z_1 * worse.error > 0:
         return GateResult(name, "reject", worse.mean, margin, note)
-    is_sure = worse.mean + Z_5 * worse.error < 2 * margin
-    if is_sure or (worse.mean <= margin and Z_5 * worse.error <= margin):
+    if worse.mean + Z_5 * worse.error <= 2 * margin:
         return GateResult(name, "pass", worse.mean, margin, note)
-    wanted = worse.mean / Z_1 if worse.mean > margin else margin / Z_5
-    # All validation rows, half of which choose.
-    more = f"; about {2 * worse.needs(wanted)} validation rows would decide" if wanted else ""
-    return GateResult(name, "hold", worse.mean, margin, note + more)
+    # The error at which it would pass if it is as bad as it looks, or be rejected.
+    wanted = (2 * margin - worse.mean) / Z_5
+    if worse.mean > margin:
+        wanted = max(wanted, worse.mean / Z_1)
+    # Half of the validation rows judge.
+    if wanted > 0:
+        note += f"; about {2 * worse.needs(wanted)} validation rows would decide"
+    return GateResult(name, "hold", worse.mean, margin, note)
 
 
 def _overfit(evidence: Evidence) -> GateResult:

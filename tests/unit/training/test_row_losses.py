@@ -63,9 +63,7 @@ def test_rows_are_measured_under_the_base_the_served_and_another_adapter(
     assert all(ours.trained_on)
     # The curve holds the rows that choose, and they alone.
     best = job.of_kind("completed")[0]["validation_loss"]
-    chosen = [
-        loss for loss, judges in zip(ours.served, ours.judge, strict=True) if not judges
-    ]
+    chosen = [loss for loss, judges in zip(ours.served, ours.judge, strict=True) if not judges]
     assert np.mean(np.array(chosen, float)) == pytest.approx(best, rel=0.1)
 
 

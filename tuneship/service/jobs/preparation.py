@@ -1,5 +1,7 @@
 """Checks what a job needs before a training is started for it: safeguards, base model, files and keys."""
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from tuneship.security.sealed_files import ObjectDamaged
@@ -35,10 +37,11 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
         if job["validation_dataset_id"] is not None:
             validation = _dataset(connection, job, job["validation_dataset_id"])
             validation_key = keyring.find(connection, client_id, object_of(validation))
-        wanted = (job["comparison"] or {}).get("model")
+        comparison: dict[str, Any] = job["comparison"] or {}
         compared = None
-        if wanted is not None:  # None where it was deleted meanwhile: the job goes on without it
-            compared = rows.fetch(connection, tables.models, wanted, client_id=client_id)
+        if comparison.get("model"):  # it may be deleted meanwhile: the job goes on without it
+            model_id = comparison["model"]
+            compared = rows.fetch(connection, tables.models, model_id, client_id=client_id)
         compared_key = keyring.find(connection, client_id, compared["blob"]) if compared else None
         keys = DataKeys(
             training=keyring.find(connection, client_id, object_of(training)),

@@ -156,6 +156,7 @@ class WorkFolders:
     def _write_spec(self, folder: Path, order: TrainingOrder) -> tuple[TrainingSpec, ExitStack]:
         """Write paths and numbers: no address and no secret. Returns the holds on files and GPUs that it names."""
         job, blobs = order.job, self._parts.blobs
+        comparison: dict[str, Any] = job["comparison"] or {}
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
         with ExitStack() as held:
@@ -183,7 +184,7 @@ class WorkFolders:
                 shares_gpus=lease.is_shared,
                 base_digest=self._digests.of(order.base) if self._is_portable else None,
                 today=job["created_at"],
-                comparison_seed=(job["comparison"] or {}).get("seed"),
+                comparison_seed=comparison.get("seed"),
                 compared_adapter=compared,
                 compared_model=order.compared["id"] if order.compared else None,
             )

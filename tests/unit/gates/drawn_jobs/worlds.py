@@ -82,7 +82,10 @@ class Rows:
         champion = self._model(draw, levels, 1.0)
         start = self._model(draw, levels, self.start)
         jobs = [
-            [_mean(start), *(_mean(self._model(draw, levels, self.candidate)) for _ in range(EVALUATIONS))]
+            [
+                _mean(start),
+                *(_mean(self._model(draw, levels, self.candidate)) for _ in range(EVALUATIONS)),
+            ]
             for _ in range(self.settings)
         ]
         return min(jobs, key=min), _mean(champion)
@@ -103,7 +106,10 @@ class Rows:
         draw.shuffle(judge)
         for _ in range(self.settings):
             models = [self._model(draw, levels, self.candidate) for _ in range(EVALUATIONS)]
-            measured = [_mean([x for x, is_judge in zip(one, judge, strict=True) if not is_judge]) for one in models]
+            measured = [
+                _mean([x for x, is_judge in zip(one, judge, strict=True) if not is_judge])
+                for one in models
+            ]
             served = models[measured.index(min(measured))]
             steps = list(range(1, EVALUATIONS + 2))
             yield (
