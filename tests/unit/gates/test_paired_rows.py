@@ -1,11 +1,11 @@
 """Gates T1, T3, T4, T7 and T9 where the service publishes the losses of validation rows."""
 
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.unit.gates.drawn_jobs.worlds import dice
 from tests.unit.gates.test_training_gates import CHAMPION, JOB, metrics, state
 from tuneship.gates.row_losses import Paired, judged_rows, read_row_losses
 from tuneship.gates.training_gates import (
@@ -24,7 +24,7 @@ def rows(
     *, start: float = 2.0, served: float = 1.0, compared: float | None = 1.0, noise: float = 0.1
 ) -> dict[str, Any]:
     """Losses whose means over the judging rows are nearly these; `noise` is that of a difference."""
-    draw = random.Random(1)
+    draw = dice(1)
     judge = [number % 2 == 0 for number in range(ROWS)]
 
     def losses(mean: float) -> list[float]:

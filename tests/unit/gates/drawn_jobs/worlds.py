@@ -17,6 +17,11 @@ EVALUATIONS = 10
 STEPS_OF_JOB = 300
 
 
+def dice(seed: int) -> random.Random:
+    """Random numbers that are the same for the same seed."""
+    return random.Random(seed)  # noqa: S311 - a test draws these numbers
+
+
 @dataclass(frozen=True)
 class Curve:
     """The training losses of a job: an exponential fall, log-normal noise, and from some step on a rise."""
@@ -37,7 +42,7 @@ class Curve:
 
     def losses(self, seed: int) -> list[float]:
         """One loss a step."""
-        draw = random.Random(seed)
+        draw = dice(seed)
         losses: list[float] = []
         for step in range(self.steps):
             warming = max(0.0, 1.0 - step / self.warmup_steps) if self.warmup_steps else 0.0
@@ -52,7 +57,7 @@ class Curve:
 
     def polls(self, seed: int) -> Iterator[dict[str, Any]]:
         """The metrics at each poll, which comes after 1 to 20 more steps."""
-        losses, draw, step = self.losses(seed), random.Random(seed + 1), 0
+        losses, draw, step = self.losses(seed), dice(seed + 1), 0
         while step < self.steps:
             step = min(self.steps, step + draw.randint(1, 20))
             steps = list(range(self.logged_every, step + 1, self.logged_every))
@@ -91,7 +96,7 @@ class Rows:
         return min(jobs, key=min), _mean(champion)
 
     def _draws(self, seed: int) -> tuple[random.Random, list[float]]:
-        draw = random.Random(seed)
+        draw = dice(seed)
         levels = [math.exp(draw.gauss(-0.18, 0.6)) * self.champion_loss for _ in range(self.rows)]
         return draw, levels
 
@@ -137,6 +142,6 @@ def _mean(values: Sequence[float]) -> float:
 
 def answers(seed: int, share: float, prompts: int) -> list[SmokeAnswer]:
     """Answers to prompts, of which a share fails."""
-    draw = random.Random(seed)
+    draw = dice(seed)
     good = SmokeAnswer(200, "Diseases of the eye", "stop", output_tokens=10, latency_ms=100.0)
     return [SmokeAnswer(500) if draw.random() < share else good for _ in range(prompts)]
