@@ -16,7 +16,7 @@ class Limit:
 def limits_of(rules: TrainingRules, champion_best: float | None) -> list[Limit]:
     """The limits on the validation loss that are known before the gates decide."""
     if champion_best is not None:
-        return [Limit("T4 champion", champion_best + rules.margin(champion_best))]
+        return [Limit("T4 champion", champion_best + rules.champion_margin)]
     if rules.max_validation_loss is not None:
         return [Limit("T9 first model", rules.max_validation_loss)]
     return []

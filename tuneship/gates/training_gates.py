@@ -188,10 +188,10 @@ def _finite(curve: MetricCurve, is_served_broken: bool) -> GateResult:
     pairs = zip(losses, curve.values("validation_loss"), strict=True)
     # A step without an evaluation has no validation loss.
     broken = [not math.isfinite(loss) or math.isinf(measured) for loss, measured in pairs]
-    count, limit = sum(broken), MAX_BROKEN_SHARE * len(broken)
-    if count > limit or any(broken[-math.ceil(CLEAN_END * len(broken)) :]):
-        return GateResult(name, "reject", count, limit, "losses that are not finite")
-    return GateResult(name, "note" if count else "pass", count, limit, "losses are not finite")
+    share, note = sum(broken) / len(broken), "share of the losses that are not finite"
+    is_sound = share <= MAX_BROKEN_SHARE and not any(broken[-math.ceil(CLEAN_END * len(broken)) :])
+    state = ("note" if share else "pass") if is_sound else "reject"
+    return GateResult(name, state, share, MAX_BROKEN_SHARE, note)
 
 
 def _points(points: MetricCurve) -> GateResult:
@@ -228,9 +228,11 @@ def _beats(
     name: str, theirs: Sequence[float], ours: Sequence[float], share: float, note: str
 ) -> GateResult:
     """Whether the loss is lower by more than a share of theirs, with one chance in a hundred to err."""
-    gain = Paired.of(theirs, ours)
-    sure, limit = gain.mean - Z_1 * gain.error, share * fmean(theirs)
-    return GateResult(name, "pass" if sure > limit else "reject", sure, limit, f"{note}: {gain}")
+    gain, limit = Paired.of(theirs, ours), (1.0 - share) * fmean(theirs)
+    highest = fmean(ours) + Z_1 * gain.error
+    return GateResult(
+        name, "pass" if highest < limit else "reject", highest, limit, f"{note}: {gain}"
+    )
 
 
 def _against_champion(evidence: Evidence) -> GateResult:
@@ -258,13 +260,13 @@ def _against_champion(evidence: Evidence) -> GateResult:
 
 def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: Judged) -> GateResult:
     """Reject what is worse beyond the margin and beyond chance; pass what is certainly not far beyond it."""
-    champion = fmean(rows.compared)
+    champion, loss = fmean(rows.compared), fmean(rows.served)
     margin = rules.margin(champion)
-    note = f"worse than the champion's {champion:.4f} by {worse}"
+    limit, note = champion + margin, f"worse than the champion's {champion:.4f} by {worse}"
     if worse.mean > margin and worse.mean - Z_1 * worse.error > 0:
-        return GateResult(name, "reject", worse.mean, margin, note)
+        return GateResult(name, "reject", loss, limit, note)
     if worse.mean + Z_5 * worse.error <= 2 * margin:
-        return GateResult(name, "pass", worse.mean, margin, note)
+        return GateResult(name, "pass", loss, limit, note)
     # The error at which it would pass if it is as bad as it looks, or be rejected.
     wanted = (2 * margin - worse.mean) / Z_5
     if worse.mean > margin:
@@ -272,7 +274,7 @@ def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: Judged) -> 
     # Half of the validation rows judge.
     if wanted > 0:
         note += f"; about {2 * worse.needs(wanted)} validation rows would decide"
-    return GateResult(name, "hold", worse.mean, margin, note)
+    return GateResult(name, "hold", loss, limit, note)
 
 
 def _overfit(evidence: Evidence) -> GateResult:

@@ -175,7 +175,7 @@ def test_the_loss_picture_draws_the_limits_that_the_gates_decided_by(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
     limits = limits_of(RELEASE.training_gates, 0.131)
-    assert limits == [Limit("T4 champion", 0.131 + RELEASE.training_gates.margin(0.131))]
+    assert limits == [Limit("T4 champion", 0.131 + RELEASE.training_gates.champion_margin)]
     plot_losses(measured([6.0, 1.0, 0.13]), limits, tmp_path / "loss.png")
     (axes,) = drawn[0].axes
     lines: dict[str, Any] = {str(line.get_label()): line.get_ydata() for line in axes.get_lines()}

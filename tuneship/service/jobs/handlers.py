@@ -88,7 +88,8 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
         if not compared.startswith(TUNED):
             text = "must be a tuned model: the base model is measured anyway"
             raise refused("comparison.model", text)
-        if own_model(context, connection, compared)["base_model"] != job.base_model:
+        model = own_model(context, connection, compared, "comparison.model")
+        if model["base_model"] != job.base_model:
             raise refused("comparison.model", "must be a model that was tuned from base_model")
     if job.compute_config.instance_count > 1:
         text = "this installation trains on one instance"
