@@ -106,11 +106,12 @@ def _create(job: JobCreate, run_key: str) -> str:
         refused = f"{error.param} {error} {error.details}"
         if job.comparison is None or error.status >= 500 or "comparison" not in refused:
             raise
-    # The champion's model may be deleted; a server without extensions knows no comparison at all.
-    is_of_model = job.comparison.model is not None
-    less = job.comparison.model_copy(update={"model": None}) if is_of_model else None
+    # The champion's model may be deleted; a server without extensions knows no comparison at all, not even null.
     get_run_logger().warning("the server refuses the comparison of the job; it gets less of it")
-    return _create(job.model_copy(update={"comparison": less}), run_key)
+    less = job.model_dump(exclude_unset=True, exclude={"comparison"})
+    if job.comparison.model is not None:
+        less["comparison"] = {"seed": job.comparison.seed}
+    return _create(JobCreate.model_validate(less), run_key)
 
 
 def _warn_of_few_points(release: ReleaseParameters, data: Prepared) -> None:

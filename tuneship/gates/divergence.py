@@ -16,12 +16,12 @@ from tuneship.gates.gate_result import GateResult
 
 # Consecutive polls before a running job is cancelled, since one may catch a batch of bad luck.
 LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3
-# Steps over which it must diverge: polls may follow each other faster than steps bring news.
-LIVE_DIVERGING_STEPS = 40
+# Steps over which it must diverge, and losses that they must bring: polls may follow each other faster than news.
+LIVE_DIVERGING_STEPS, LIVE_DIVERGING_LOSSES = 40, 10
 # A model whose weights are broken has no finite loss again; one such batch says nothing.
 BROKEN_LOSSES = 3
 # Losses whose median is the reference, those whose median is compared with it, and the fewest of these.
-REFERENCE_LOSSES, NEWEST_LOSSES, FEWEST_NEWEST = 10, 50, 10
+REFERENCE_LOSSES, NEWEST_LOSSES, FEWEST_NEWEST = 10, 50, 30
 # From these first differences the noise of a single loss is measured.
 NOISE_DIFFERENCES = 50
 # Three standard errors of a median, which are 1.253 times those of a mean; and more for the lowest of many medians,
@@ -56,15 +56,15 @@ def watch_training(
     newest = curve.values("training_loss")[-BROKEN_LOSSES:]
     if len(newest) == BROKEN_LOSSES and not any(map(math.isfinite, newest)):
         return _broken(watch)
-    losses = curve.after_step(warmup_steps).values("training_loss")
-    return watch_losses(watch, curve.last_step, losses)
+    later = curve.after_step(warmup_steps)
+    return watch_losses(watch, list(later.frame.index), later.values("training_loss"))
 
 
 def watch_losses(
-    watch: DivergenceWatch, step: int, losses: Sequence[float]
+    watch: DivergenceWatch, steps: Sequence[int], losses: Sequence[float]
 ) -> tuple[DivergenceWatch, GateResult | None]:
-    """One poll at this newest step, with the losses after the warm-up."""
-    since = watch.diverging_since
+    """One poll, with the losses of the steps after the warm-up."""
+    step, since = steps[-1] if steps else 0, watch.diverging_since
     # Readable losses end a row of broken polls; without a new step nothing is known about divergence.
     if step <= watch.step:
         return DivergenceWatch(0, watch.diverging_polls, since, watch.step), None
@@ -72,7 +72,8 @@ def watch_losses(
         return DivergenceWatch(step=step), None
     polls, since = watch.diverging_polls + 1, since if watch.diverging_polls else step
     after = DivergenceWatch(0, polls, since, step)
-    if polls < LIVE_DIVERGING_POLLS or step - since < LIVE_DIVERGING_STEPS:
+    least = max(LIVE_DIVERGING_STEPS, LIVE_DIVERGING_LOSSES * (step - steps[-2]))
+    if polls < LIVE_DIVERGING_POLLS or step - since < least:
         return after, None
     note = f"at {polls} polls running, over {step - since} steps"
     return after, GateResult("T2 divergence", "reject", note=note)

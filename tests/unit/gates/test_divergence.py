@@ -46,7 +46,7 @@ def grown(*losses: float, by: int, times: int) -> list[dict[str, Any]]:
 
 
 def test_a_diverging_loss_cancels_at_the_third_poll_that_brings_steps_and_after_forty() -> None:
-    up = [*[1.0] * 10, *[9.0] * 10]
+    up = [*[1.0] * 10, *[9.0] * 30]
     assert polls(*grown(*up, by=20, times=4)) == [None, None, "T2 divergence", "T2 divergence"]
     assert polls(*grown(*up, by=5, times=10))[6:9] == [None, None, "T2 divergence"]
     same = curve([*up, *[9.0] * 60])
@@ -84,7 +84,7 @@ def test_a_server_that_logs_every_twentieth_step_is_watched_like_another() -> No
         losses = [1.0] * (count - high) + [9.0] * high
         return {"steps": [20 * (n + 1) for n in range(count)], "training_loss": losses}
 
-    worse = [logged(40 + high, high) for high in (20, 30, 40, 50)]
+    worse = [logged(40 + high, high) for high in (20, 30, 40, 50, 60)]
     assert polls(*worse)[-1] == "T2 divergence"
     assert polls(*[logged(count, 0) for count in range(1, 60)]) == [None] * 59
 

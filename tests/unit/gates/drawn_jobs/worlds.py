@@ -26,7 +26,7 @@ def dice(seed: int) -> random.Random:
 class Curve:
     """The training losses of a job: an exponential fall, log-normal noise, and from some step on a rise."""
 
-    first: float = 2.5
+    first: float = 1.6
     last: float = 1.2
     # Standard deviation of the logarithm of a loss.
     noise: float = 0.3
