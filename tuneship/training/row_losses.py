@@ -39,7 +39,7 @@ def halves(data: Data, seed: int) -> tuple[Indices, Indices] | None:
     return np.sort(order[len(order) // 2 :]), order[: len(order) // 2]
 
 
-class RowLosses:
+class MeasuredRows:
     """Measures the rows of both halves, one model after the other."""
 
     def __init__(

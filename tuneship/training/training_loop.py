@@ -34,7 +34,7 @@ from tuneship.training.micro_batches import (
 from tuneship.training.objective import AnswerEnds, Measures, SupervisedFineTuning
 from tuneship.training.parity_notes import save_parity
 from tuneship.training.progress_file import ProgressFile, Reason, StopRequest, TrainingFailed
-from tuneship.training.row_losses import RowLosses, adapted, halves
+from tuneship.training.row_losses import MeasuredRows, adapted, halves
 from tuneship.training.schedule import EvaluationSchedule, learning_rate
 from tuneship.training.spec import NO_KEYS, DataKeys, TrainingSpec
 from tuneship.training.speed import TrainingSpeed
@@ -180,7 +180,7 @@ class TrainingLoop:
         """Report the losses by row of the base model, of the best adapter, and of the compared one if it is there."""
         tokens = min(MAX_EVALUATION_TOKENS, self._standing.micro_batch_tokens)
         stop = self._stop.raise_if_requested
-        rows, compared = RowLosses(self._data, choosing, judging, tokens, stop), None
+        rows, compared = MeasuredRows(self._data, choosing, judging, tokens, stop), None
         self._learner.clear_adapter()
         rows.measured("start", self._learner)
         if spec.compared_adapter is not None:
