@@ -82,7 +82,7 @@ class Rows:
         return min(self._jobs(seed), key=lambda job: job[0])[1]
 
     def mean_losses(self, seed: int) -> tuple[list[float], float]:
-        """The job with the lowest of all measurements on all rows, and the champion's loss: all that gates saw before."""
+        """The job with the lowest measurement on all rows, and the champion's loss: all that gates saw before."""
         draw, levels = self._draws(seed)
         champion = self._model(draw, levels, 1.0)
         start = self._model(draw, levels, self.start)
