@@ -1,6 +1,7 @@
 """The watch over a running job, poll by poll."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tuneship.gates.divergence import (
@@ -19,7 +20,7 @@ def polls(*curves: dict[str, Any], warmup: int = 0) -> list[str | None]:
     return names
 
 
-def curve(losses: list[float | None]) -> dict[str, Any]:
+def curve(losses: Sequence[float | None]) -> dict[str, Any]:
     return {"steps": list(range(1, len(losses) + 1)), "training_loss": losses}
 
 
@@ -61,7 +62,7 @@ def test_one_poll_without_divergence_begins_the_count_again() -> None:
 
 
 def test_the_noise_of_a_small_loss_is_no_divergence() -> None:
-    tuned: list[float | None] = [6.0] * 5 + [0.07] * 40
+    tuned = [6.0] * 5 + [0.07] * 40
     noisy = [curve([*tuned, *[0.2] * more]) for more in (8, 10, 12, 14)]
     assert polls(*noisy) == [None, None, None, None]
 
@@ -90,7 +91,7 @@ def test_a_server_that_logs_every_twentieth_step_is_watched_like_another() -> No
 
 
 def test_a_warm_up_that_starts_high_is_no_divergence() -> None:
-    losses: list[float | None] = [9.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.4, 1.3]
+    losses = [9.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.4, 1.3]
     assert polls(*[curve(losses[:n]) for n in range(3, 10)]) == [None] * 7
     assert polls(*[curve([1.0, 2.0][:n]) for n in (1, 2)], warmup=5) == [None, None]
 
