@@ -101,7 +101,7 @@ def _tune(
     record_dataset(prepared)
     if refused := run.refuse_if_rolled_back(prepared.content):
         return refused
-    job, metrics = train(release, prepared, run)
+    job, metrics = train(release, prepared, run, champion)
     verdict = judge(release, prepared, job, metrics, champion)
     record_model(prepared, job, verdict)
     return run.check_training(verdict)

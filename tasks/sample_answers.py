@@ -17,7 +17,7 @@ from tasks.api import api
 from tasks.progress import report
 from tuneship.client import ApiError, Client, DeadlineExceeded, ServiceUnreachable
 from tuneship.contract.generation import Generate
-from tuneship.gates.training_gates import SmokeAnswer
+from tuneship.gates.smoke_test import SmokeAnswer
 
 TRIES = 6
 FIRST_PAUSE_SECONDS = 0.1

@@ -34,7 +34,13 @@ from tuneship.contract.common import (
 )
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
-from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate, JobSecuritySettings
+from tuneship.contract.jobs import (
+    Comparison,
+    ComputeConfig,
+    Hyperparameters,
+    JobCreate,
+    JobSecuritySettings,
+)
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.training_gates import TrainingRules
 from tuneship.settings import TrackingSettings
@@ -403,7 +409,11 @@ class ReleaseParameters(StrictModel):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def job(
-        self, dataset_id: str, validation_dataset_id: str | None, settings: Hyperparameters
+        self,
+        dataset_id: str,
+        validation_dataset_id: str | None,
+        settings: Hyperparameters,
+        comparison: Comparison | None = None,
     ) -> JobCreate:
         """The create request of one job of this release."""
         return JobCreate(
@@ -415,6 +425,7 @@ class ReleaseParameters(StrictModel):
             validation_frequency=self.validation_frequency,
             compute_config=self.compute_config,
             security_settings=self.security_settings.of_job,
+            comparison=comparison,
         )
 
     def deploy(self, model: str, suffix: str, tags: Tags) -> DeploymentCreate:

@@ -99,12 +99,13 @@ def _measured(model: str) -> ValidationMeasure:
     except ApiError as error:
         if error.status != 404:
             raise
-        return ValidationMeasure(base_model, None, None, None)
+        return ValidationMeasure(base_model, None, None, None, model)
     return ValidationMeasure(
         base_model=job.base_model,
         validation_dataset_id=job.validation_dataset_id,
         content_sha256=validation_content(job),
         best_validation_loss=lowest_loss(losses),
+        model=model,
     )
 
 

@@ -1,6 +1,6 @@
 """Compares answers of both deployments: the smoke test before any traffic, and exact matches on validation rows.
 
-Only counts leave this module. Next: `tuneship/gates/training_gates.py` judges the smoke test.
+Only counts leave this module. Next: `tuneship/gates/smoke_test.py` judges the smoke test.
 """
 
 from pathlib import Path
@@ -12,9 +12,10 @@ from flows.release.local_files import questions
 from flows.release.result import Accuracy
 from flows.rollout.traffic_driver import read_prompts
 from tasks.sample_answers import answer_prompts
-from tuneship.gates.training_gates import GateResult, judge_smoke
+from tuneship.gates.gate_result import GateResult
+from tuneship.gates.smoke_test import judge_smoke
 
-SMOKE_PROMPTS = 10
+SMOKE_PROMPTS = 20
 # Of the exact matches: nothing is timed there, so many prompts may run at once.
 IN_FLIGHT = 16
 # For a release that brings no rows and no prompts of its own.
@@ -29,11 +30,21 @@ PLAIN_PROMPTS = (
     "What causes influenza?",
     "Which chapter holds diseases of the skin?",
     "What is anaemia?",
+    "Name a disease of the ear.",
+    "What is a sprain?",
+    "Which organ does pneumonia affect?",
+    "Describe a fracture of the wrist.",
+    "Name an infectious disease of the intestines.",
+    "What does a burn of the third degree need?",
+    "Which joint does a torn meniscus affect?",
+    "What causes malaria?",
+    "Name a disorder of the thyroid gland.",
+    "What is asthma?",
 )
 
 
 def smoke_test(baseline_id: str, candidate_id: str, release: ReleaseParameters) -> GateResult:
-    """Send ten fixed prompts to both deployments while the candidate has no traffic (gate T10)."""
+    """Send twenty fixed prompts to both deployments while the candidate has no traffic (gate T10)."""
     prompts = smoke_prompts(release)
     tokens = release.evaluation.max_tokens
     # One at a time: the times are compared, and a queue would be measured instead of the models.

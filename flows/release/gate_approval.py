@@ -12,7 +12,7 @@ from prefect import get_run_logger
 from flows.shared.approval import ApprovalQuestion, ApprovalReply, answer_to, ask, withdraw
 from flows.shared.markdown import code, plain
 from flows.shared.signals import uninterrupted
-from tuneship.gates.training_gates import GateResult
+from tuneship.gates.gate_result import GateResult
 
 POLL_SECONDS = 2.0
 

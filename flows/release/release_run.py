@@ -38,8 +38,9 @@ from flows.shared.links import show_link
 from tasks.api import service_name
 from tasks.deployments import create_deployment, wait_for_deployment
 from tuneship.contract.jobs import Job
+from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.training_gates import GateResult, TrainingVerdict
+from tuneship.gates.training_gates import TrainingVerdict
 from tuneship.settings import PipelineSettings
 
 # Outcomes after which no traffic needs the candidate. A pause and an incomplete rollback may leave it some.

@@ -4,6 +4,7 @@ Several sets of hyperparameters train side by side, as far as the service's queu
 is released. Limits and gates: `tuneship/gates/training_gates.py`.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -16,15 +17,17 @@ from flows.release.loss_limits import limits_of
 from flows.release.release_run import ReleaseRun, described
 from flows.release.result import Contender
 from flows.release.training_page import TrainingPage
+from tasks.datasets import get_dataset
 from tasks.jobs import WaitPolicy, create_job, get_job, get_job_metrics, wait_for_job, wait_for_jobs
-from tuneship.contract.jobs import Job, JobMetrics, JobStatus
+from tuneship.client import ApiError
+from tuneship.contract.jobs import Comparison, Job, JobCreate, JobMetrics, JobStatus
+from tuneship.gates.divergence import DivergenceWatch, watch_training
 from tuneship.gates.training_gates import (
-    DivergenceWatch,
+    MIN_POINTS,
     FinishedJob,
     TrainingVerdict,
     judge_training,
     lowest_loss,
-    watch_training,
 )
 
 # How long beyond its own limit a job may queue before the wait gives up.
@@ -46,16 +49,20 @@ class EarlyStop:
         return f"{gate.name}: {gate.note}" if gate else None
 
 
-def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[Job, JobMetrics]:
+def train(
+    release: ReleaseParameters, data: Prepared, run: ReleaseRun, champion: Champion | None
+) -> tuple[Job, JobMetrics]:
     """Train all jobs to their end. Returns the one that is released, with its metrics."""
     ids: list[str] = []
+    _warn_of_few_points(release, data)
+    comparison = _comparison(release, run.key, champion)
     for settings in release.settings:
         name = settings.model_dump_json(exclude_defaults=True)
         # A run that goes on after a crash has created some of them before.
         job_id = run.find_job(data.content, name)
         if job_id is None:
-            wanted = release.job(data.dataset_id, data.validation_dataset_id, settings)
-            job_id = create_job(wanted, run.key).id
+            wanted = release.job(data.dataset_id, data.validation_dataset_id, settings, comparison)
+            job_id = _create(wanted, run.key)
             run.remember("job", job_id, content=list(data.content), settings=name)
         ids.append(job_id)
 
@@ -81,6 +88,54 @@ def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[
     if contenders:
         get_run_logger().info("of %d jobs %s is released", len(contenders), job.id)
     return job, metrics
+
+
+def _comparison(release: ReleaseParameters, run_key: str, champion: Champion | None) -> Comparison:
+    """Ask for losses by row, of the champion too; the halves of the rows are others in each release."""
+    seed = int.from_bytes(hashlib.sha256(run_key.encode()).digest()[:4]) >> 1
+    measured = champion.measured if champion else None
+    is_comparable = measured is not None and measured.base_model == release.base_model
+    return Comparison(model=measured.model if measured and is_comparable else None, seed=seed)
+
+
+def _create(job: JobCreate, run_key: str) -> str:
+    """Create a job; without its comparison, or the model in it, where the server refuses that."""
+    try:
+        return create_job(job, run_key).id
+    except ApiError as error:
+        refused = f"{error.param} {error} {error.details}"
+        if job.comparison is None or error.status >= 500 or "comparison" not in refused:
+            raise
+    # The champion's model may be deleted; a server without extensions knows no comparison at all, not even null.
+    get_run_logger().warning("the server refuses the comparison of the job; it gets less of it")
+    less = job.model_dump(exclude_unset=True, exclude={"comparison"})
+    if job.comparison.model is not None:
+        less["comparison"] = {"seed": job.comparison.seed}
+    return _create(JobCreate.model_validate(less), run_key)
+
+
+def _warn_of_few_points(release: ReleaseParameters, data: Prepared) -> None:
+    """Say before anything trains that gate T1 will have little to see."""
+    for settings in release.settings:
+        epochs, batch_size, every = (
+            settings.epochs,
+            settings.batch_size,
+            release.validation_frequency,
+        )
+        if epochs == "auto" or batch_size == "auto":
+            continue
+        if every > 1:
+            examples = get_dataset(data.dataset_id).num_examples
+            every /= max(1, math.ceil(examples / batch_size))
+        # One before the first step, and one after the last.
+        points = 1 + math.ceil(epochs / every)
+        if points < MIN_POINTS:
+            get_run_logger().warning(
+                "validation_frequency: the loss is measured %d times, and %d are needed to see "
+                "whether it has turned (gate T1 points)",
+                points,
+                MIN_POINTS,
+            )
 
 
 def _warmup_steps(job: Job) -> int:

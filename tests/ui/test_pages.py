@@ -335,7 +335,7 @@ def test_the_report_shows_counts_beside_limits_and_its_pictures(
     rows = {row[0]: row for row in browser.rows() if row}
     browser.picture("report")
     assert rows["outcome"][1].startswith("promoted")
-    assert rows["T3 learned"][1:4] == ["pass", "0.8", "1.813"]
+    assert rows["T3 learned"][1:4] == ["pass", "0.95", "1.813"]
     state, candidate, baseline, harm = rows["error"][1:5]
     assert (state, "0 of" in candidate, "0 of" in baseline) == ("proven", True, True)
     assert harm.endswith("(3.912)"), "the evidence beside its limit"

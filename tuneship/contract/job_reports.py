@@ -7,6 +7,33 @@ from pydantic import Field
 from tuneship.contract.common import LogCursor, Reply, Timestamp, TimestampMs, absent
 
 
+class RowLosses(Reply):
+    """Arrays of equal length, one entry a validation row: mean losses in nats per learnt token, and no text.
+
+    Half of the rows, drawn by the job's `comparison.seed`, chose the checkpoint; the other half (`judge`) has measured
+    nothing before.
+    """
+
+    rows: Annotated[
+        list[int],
+        Field(
+            description="Numbers of the rows, from 1 on, in the order of the validation examples. Of more than 4,000 "
+            "these are drawn."
+        ),
+    ]
+    judge: Annotated[list[bool], Field(description="Whether the row had no part in a choice.")]
+    trained_on: Annotated[
+        list[bool], Field(description="Whether the same tokens are in the training data, too.")
+    ]
+    start: Annotated[list[float | None], Field(description="Before training: the base model's.")]
+    served: Annotated[list[float | None], Field(description="Of the checkpoint that is the model.")]
+    compared: Annotated[
+        list[float | None] | None,
+        Field(description="Of the model in `comparison`; null: none is named, or it is gone."),
+    ] = None
+    compared_model: Annotated[str | None, Field(description="The id of that model.")] = None
+
+
 class JobMetrics(Reply):
     """Arrays of equal length, one entry a step. A step without evaluation repeats the last validation values."""
 
@@ -26,6 +53,13 @@ class JobMetrics(Reply):
             description="Additive. The job has more than 5,000 steps, and some are left out: kept are the first and "
             "the last 250, every step at which the model was measured (of more than 2,500 the best and every nth), "
             "and every nth between.",
+        ),
+    ] = None
+    row_losses: Annotated[
+        RowLosses | None,
+        Field(
+            exclude_if=absent,
+            description="Additive. Of a completed job with a `comparison` and at least 16 validation rows.",
         ),
     ] = None
 

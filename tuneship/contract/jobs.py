@@ -140,6 +140,20 @@ FineTuningMethod = Literal["lora"]
 NAMED_METHODS = frozenset({"full", "dpo"})
 
 
+class Comparison(CreateRequest):
+    """Asks for losses by validation row in the job's metrics, for judging the tuned model beside another one."""
+
+    model: ModelId | None = Field(
+        default=None,
+        description="A tuned model of the same base model, measured on the same rows at the end of the job.",
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0,
+        description="Draws the half of the validation rows that is measured while it trains, and so chooses the "
+        "checkpoint; the other half judges it.",
+    )
+
+
 class JobCreate(CreateRequest):
     """A job as a client asks for it."""
 
@@ -163,6 +177,9 @@ class JobCreate(CreateRequest):
     ] = 0.1
     compute_config: ComputeConfig = Field(default_factory=ComputeConfig)
     security_settings: JobSecuritySettings = Field(default_factory=JobSecuritySettings)
+    comparison: Comparison | None = Field(
+        default=None, description="Additive. Null: no losses by row, and all rows choose."
+    )
     tags: Tags = Field(default_factory=dict)
 
     @field_validator("fine_tuning_method", mode="before")
@@ -203,6 +220,7 @@ class JobCreated(Reply):
     validation_frequency: int | float
     hyperparameters: dict[str, Any]
     compute_config: dict[str, Any]
+    comparison: Annotated[Comparison | None, Field(exclude_if=absent)] = None
     tags: dict[str, str] = Field(default_factory=dict)
 
 

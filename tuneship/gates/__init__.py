@@ -10,8 +10,8 @@ A rollout, per look (`canary.py`; the facts are in `record.py`, one JSON line ea
 Each shift is `SplitIntended`, PATCH, read back, `SplitConfirmed(at=<time of the change>)`. `replay` decides a whole
 record again.
 
-A training job: `training.watch_training` at every poll, `training.judge_training` once it ended, `training.judge_smoke`
-on the deployed model at 0 % traffic.
+A training job: `divergence.watch_training` at every poll, `training_gates.judge_training` once it ended,
+`smoke_test.judge_smoke` on the deployed model at 0 % traffic.
 Before the first shift, `forecast.forecast` says how long a plan will take at today's traffic. A record is judged and
 replayed by the formula of the release that began it (`formula.py`).
 Where to read on: `evidence.py` is the statistics, `series.py` what a metrics answer may hold.

@@ -6,7 +6,7 @@ The only module of the gates that touches pandas, which ships no complete types:
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false, reportMissingTypeStubs=false
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -49,11 +49,6 @@ class MetricCurve:
         """The rows of later steps."""
         return MetricCurve(self.frame[self.frame.index > step])
 
-    def smoothed_training_loss(self, span: int) -> list[float]:
-        """Exponential moving average."""
-        # With `adjust`, each of the first batches would move the average more than later ones do.
-        return self.frame["training_loss"].ewm(span=span, adjust=False).mean().tolist()
-
 
 def read_curve(metrics: Mapping[str, Any]) -> MetricCurve:
     """Read a metrics record (§2.1) as a curve.
@@ -79,6 +74,12 @@ def read_curve(metrics: Mapping[str, Any]) -> MetricCurve:
     if len(whole) != len(steps) or any(a >= b for a, b in pairwise(whole)):
         raise UnreadableMetrics("steps do not rise strictly")
     return MetricCurve(job_frame(whole, columns))
+
+
+def lowest_median(values: Sequence[float], count: int) -> float:
+    """The lowest median of `count` values in a row."""
+    lowest: Any = pd.Series(values).rolling(count).median().min()
+    return float(lowest)
 
 
 def series_frame(series: RolloutSeries) -> pd.DataFrame:

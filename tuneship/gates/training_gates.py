@@ -1,49 +1,64 @@
-"""Decides whether a fine-tuning job may be deployed: gates T0-T11 over its record and its metrics (§2.1).
+"""Decides whether a fine-tuning job may be deployed: gates T0-T9 and T11 over its record and its metrics (§2.1).
 
-Pure; a missing value is never read as 0. `judge_training` once the job has ended, `watch_training` at every poll while
-it runs, `judge_smoke` over answers of the deployed model at 0 % traffic. Reject beats hold beats pass.
+Pure; a missing value is never read as 0. `judge_training` once the job has ended. Reject beats hold beats pass. Where
+the service publishes losses by row, T3, T4 and T9 compare two models on the same rows, and know how much their
+difference may be chance. Next: `divergence.py` watches a running job, `smoke_test.py` is T10.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any, Literal
 
 from pydantic import Field
 
 from tuneship.contract.common import StrictModel
+from tuneship.gates.divergence import is_diverging
 from tuneship.gates.frames import MetricCurve, UnreadableMetrics, read_curve
-from tuneship.gates.kinds import is_repetitive
+from tuneship.gates.gate_result import GateResult
+from tuneship.gates.row_losses import Z_1, Z_5, Judged, Paired, judged_rows, read_row_losses
 
 Decision = Literal["pass", "reject", "hold"]
-State = Literal["pass", "reject", "hold", "warn", "note", "not_available", "disabled"]
 
-SMOOTHING_STEPS = 10
-# Consecutive polls before a running job is cancelled, since one may catch a batch of bad luck.
-LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3
-# A smaller rise, as a share of the first loss, is noise.
-MIN_RISE_SHARE = 0.1
+# Fewer measurements cannot tell a loss that falls from one that has turned.
+MIN_POINTS = 3
+# A step whose loss is not finite may have been skipped, but not many, and none at the end.
+MAX_BROKEN_SHARE, CLEAN_END = 0.01, 0.1
+# Without losses by row nobody knows the noise, so the loss must fall by so many times more.
+GAIN_WITHOUT_ROWS = 4.0
+# The margin to the champion, as a share of its loss: at least and at most.
+MARGIN_SHARE, MOST_MARGIN_SHARE = 0.015, 0.05
 # Hardly any text can be predicted so well that was not seen before.
 LEAK_LOSS = 0.01
-MAX_TIME_PER_TOKEN_RATIO = 3.0
+# Fewer duplicates than this share of the rows are left out, and change nothing.
+MAX_DUPLICATES = 0.01
 # Below this share of answers with an end, the cause is a fault rather than too short a training.
 MIN_ENDS_LEARNT = 0.5
-# Fewer prompts that both answered do not show which one is slower.
-MIN_TIMED_PROMPTS = 5
+NO_ROWS = "the server publishes no losses by row, so chance is not known"
 
 
 class TrainingRules(StrictModel):
     """Limits of the training gates."""
 
     min_gain: float = Field(
-        default=0.02, ge=0, lt=1, description="Validation loss must fall by this share."
+        default=0.005,
+        ge=0,
+        lt=1,
+        description="Validation loss must fall by this share beyond chance; by four times as much where the server "
+        "publishes no losses by row.",
     )
     champion_margin: float = Field(
-        default=0.02, ge=0, description="Nats that the loss may exceed the champion's."
+        default=0.02,
+        ge=0,
+        description="Nats that the loss may exceed the champion's. At least 1.5 % of its loss and at most 5 %, where "
+        "the server publishes losses by row.",
     )
     max_validation_loss: float | None = Field(
-        default=None, gt=0, description="For a first model, which has no champion; null: off."
+        default=None,
+        gt=0,
+        description="For a first model, which has no champion; null: the base model's own loss.",
     )
     min_validation_examples: int = Field(
         default=50, ge=1, description="Fewer cannot decide anything."
@@ -53,16 +68,10 @@ class TrainingRules(StrictModel):
         description="The service makes the best checkpoint the model, so a later rise only warns.",
     )
 
-
-@dataclass(frozen=True)
-class GateResult:
-    """The result of one gate: its state, its value beside its limit, and a note."""
-
-    name: str
-    state: State
-    value: float | None = None
-    limit: float | None = None
-    note: str = ""
+    def margin(self, champion_loss: float) -> float:
+        """Nats that the loss may exceed a champion's with this loss."""
+        usual = max(self.champion_margin, MARGIN_SHARE * champion_loss)
+        return min(usual, MOST_MARGIN_SHARE * champion_loss)
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ class ValidationMeasure:
     content_sha256: str | None
     # None where it could not be read.
     best_validation_loss: float | None
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,8 @@ class Evidence:
     curve: MetricCurve
     points: MetricCurve
     losses: list[float]
+    # None where the server publishes none, or too few.
+    rows: Judged | None
 
     @property
     def best(self) -> float:
@@ -130,12 +142,14 @@ def judge_training(
         curve = read_curve(metrics)
     except UnreadableMetrics as error:
         return _verdict([_terminal(job, None), GateResult("T1 finite", "reject", note=str(error))])
-    first_gates = [_terminal(job, curve), _finite(curve)]
+    row_losses, points = read_row_losses(metrics), curve.evaluations()
+    served = row_losses.served if row_losses else []
+    first_gates = [_terminal(job, curve), _finite(curve, None in served), _points(points)]
     if any(gate.state == "reject" for gate in first_gates):
         return _verdict(first_gates)
-    points = curve.evaluations()
     losses = points.values("validation_loss")
-    evidence = Evidence(job, rules, champion, curve, points, losses)
+    rows = judged_rows(row_losses) if row_losses else None
+    evidence = Evidence(job, rules, champion, curve, points, losses, rows)
     return _verdict([*first_gates, *(gate(evidence) for gate in GATES)])
 
 
@@ -157,40 +171,76 @@ def _terminal(job: FinishedJob, curve: MetricCurve | None) -> GateResult:
     if not job.total_steps:
         return GateResult(name, "hold", note="total steps are not known")
     # A server may report every nth step only, so the last ones may be missing.
-    share = curve.last_step / job.total_steps
-    return GateResult(name, "pass" if share >= 0.95 else "reject", share, 0.95)
+    gaps = [after - before for before, after in pairwise([0, *curve.frame.index])]
+    interval = int(median(gaps)) if gaps else 0
+    least = job.total_steps - max(interval, int(0.05 * job.total_steps))
+    state = "pass" if curve.last_step >= least else "reject"
+    return GateResult(name, state, curve.last_step, least, "last step that was reported")
 
 
-def _finite(curve: MetricCurve) -> GateResult:
+def _finite(curve: MetricCurve, is_served_broken: bool) -> GateResult:
     name = "T1 finite"
     losses = curve.values("training_loss")
-    if not losses or not all(map(math.isfinite, losses)):
+    if not losses or not any(map(math.isfinite, losses)):
         return GateResult(name, "reject", note="training loss is missing or not finite")
-    if any(map(math.isinf, curve.values("validation_loss"))):
-        return GateResult(name, "reject", note="validation loss is not finite")
-    # Fewer measurements cannot distinguish a falling loss from one that has turned.
-    points = len(curve.evaluations())
-    return GateResult(name, "pass" if points >= 3 else "reject", points, 3, "validation points")
+    if is_served_broken:
+        return GateResult(name, "reject", note="the model's loss of a row is not finite")
+    pairs = zip(losses, curve.values("validation_loss"), strict=True)
+    # A step without an evaluation has no validation loss.
+    broken = [not math.isfinite(loss) or math.isinf(measured) for loss, measured in pairs]
+    share, note = sum(broken) / len(broken), "share of the losses that are not finite"
+    is_sound = share <= MAX_BROKEN_SHARE and not any(broken[-math.ceil(CLEAN_END * len(broken)) :])
+    state = ("note" if share else "pass") if is_sound else "reject"
+    return GateResult(name, state, share, MAX_BROKEN_SHARE, note)
+
+
+def _points(points: MetricCurve) -> GateResult:
+    name, count = "T1 points", len(points)
+    if not count:
+        return GateResult(name, "reject", note="no validation loss")
+    state = "pass" if count >= MIN_POINTS else "note" if count == MIN_POINTS - 1 else "hold"
+    return GateResult(name, state, count, MIN_POINTS, "validation points")
 
 
 def _settled(evidence: Evidence) -> GateResult:
     """T2 cancels a running job; for an ended one it is only reported, because its best checkpoint is used."""
-    state = "note" if _is_diverging(evidence.curve, 0) else "pass"
-    return GateResult("T2 divergence", state)
+    return GateResult(
+        "T2 divergence", "note" if is_diverging(evidence.curve.values("training_loss")) else "pass"
+    )
 
 
 def _learned(evidence: Evidence) -> GateResult:
-    """Also covers "no gain at all": any useful `min_gain` is above 0.1 %."""
-    first = evidence.losses[0]
-    limit = (1.0 - max(evidence.rules.min_gain, 0.001)) * first
-    state = "pass" if evidence.best <= limit else "reject"
-    return GateResult("T3 learned", state, evidence.best, limit, f"first {first:.4f}")
+    name, rows, rules = "T3 learned", evidence.rows, evidence.rules
+    if rows is not None:
+        return _beats(name, rows.start, rows.served, rules.min_gain, "better than at the start")
+    first, losses = evidence.losses[0], evidence.losses
+    if len(losses) == 1:
+        return GateResult(name, "not_available", first, note=f"one measurement; {NO_ROWS}")
+    # The lowest of many measurements is low by luck; a mean of several in a row much less.
+    count = math.ceil(len(losses) / 3)
+    lowest = min(fmean(losses[start : start + count]) for start in range(len(losses) - count + 1))
+    limit = (1.0 - max(GAIN_WITHOUT_ROWS * rules.min_gain, 0.001)) * first
+    state = "pass" if lowest <= limit else "reject"
+    return GateResult(name, state, lowest, limit, f"first {first:.4f}; {NO_ROWS}")
+
+
+def _beats(
+    name: str, theirs: Sequence[float], ours: Sequence[float], share: float, note: str
+) -> GateResult:
+    """Whether the loss is lower by more than a share of theirs, with one chance in a hundred to err."""
+    gain, limit = Paired.of(theirs, ours), (1.0 - share) * fmean(theirs)
+    highest = fmean(ours) + Z_1 * gain.error
+    return GateResult(
+        name, "pass" if highest < limit else "reject", highest, limit, f"{note}: {gain}"
+    )
 
 
 def _against_champion(evidence: Evidence) -> GateResult:
-    name, champion = "T4 champion", evidence.champion
+    name, champion, rows = "T4 champion", evidence.champion, evidence.rows
     if champion is None:
         return GateResult(name, "not_available", evidence.best, note="no champion")
+    if rows is not None and rows.compared and rows.compared_model == champion.model:
+        return _not_worse(name, evidence.rules, Paired.of(rows.served, rows.compared), rows)
     # Losses are in nats per token of one tokenizer over one set of examples: of other base models or
     # data they say nothing about which model is better. The same file may be uploaded twice.
     job, ids = evidence.job, (evidence.job.validation_dataset_id, champion.validation_dataset_id)
@@ -204,21 +254,39 @@ def _against_champion(evidence: Evidence) -> GateResult:
         return GateResult(name, "hold", evidence.best, note="not comparable with the champion")
     limit = champion.best_validation_loss + evidence.rules.champion_margin
     state = "pass" if evidence.best <= limit else "reject"
-    return GateResult(
-        name, state, evidence.best, limit, f"champion {champion.best_validation_loss:.4f}"
-    )
+    note = f"champion {champion.best_validation_loss:.4f}; {NO_ROWS}"
+    return GateResult(name, state, evidence.best, limit, note)
+
+
+def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: Judged) -> GateResult:
+    """Reject what is worse beyond the margin and beyond chance; pass what is certainly not far beyond it."""
+    champion, loss = fmean(rows.compared), fmean(rows.served)
+    margin = rules.margin(champion)
+    limit, note = champion + margin, f"worse than the champion's {champion:.4f} by {worse}"
+    if worse.mean > margin and worse.mean - Z_1 * worse.error > 0:
+        return GateResult(name, "reject", loss, limit, note)
+    if worse.mean + Z_5 * worse.error <= 2 * margin:
+        return GateResult(name, "pass", loss, limit, note)
+    # The error at which it would pass if it is as bad as it looks, or be rejected.
+    wanted = (2 * margin - worse.mean) / Z_5
+    if worse.mean > margin:
+        wanted = max(wanted, worse.mean / Z_1)
+    # Half of the validation rows judge.
+    if wanted > 0:
+        note += f"; about {2 * worse.needs(wanted)} validation rows would decide"
+    return GateResult(name, "hold", loss, limit, note)
 
 
 def _overfit(evidence: Evidence) -> GateResult:
     name = "T5 overfit"
-    # Overfitting is a validation loss that rises while the training loss falls. If both rise, the
-    # training diverges, which is another gate's matter.
     train = evidence.points.values("training_loss")[-3:]
     ratio = evidence.losses[-1] / evidence.best if evidence.best > 0 else math.inf
-    falls = train[-1] < train[0]
-    if ratio > 1.05 and falls:
-        state = "warn" if evidence.rules.best_checkpoint_served else "reject"
-        return GateResult(name, state, ratio, 1.05, "last over best; the best checkpoint serves")
+    if ratio > 1.05 and not evidence.rules.best_checkpoint_served:
+        return GateResult(name, "reject", ratio, 1.05, "last over best; the last checkpoint serves")
+    # Overfitting is a validation loss that rises while the training loss falls. If both rise, the
+    # training diverges, which is another gate's matter.
+    if ratio > 1.05 and train[-1] < train[0]:
+        return GateResult(name, "warn", ratio, 1.05, "last over best; the best checkpoint serves")
     gap = (evidence.losses[-1] - train[-1]) / train[-1] if train[-1] > 0 else math.inf
     if ratio > 1.02 or gap > 0.5:
         return GateResult(name, "warn", ratio, 1.05, f"gap to the training loss {gap:.2f}")
@@ -238,10 +306,12 @@ def _sane(evidence: Evidence) -> GateResult:
         return GateResult(
             name, "hold", evidence.best, LEAK_LOSS, "so low that data may have leaked"
         )
-    if evidence.job.duplicates:
-        return GateResult(
-            name, "hold", evidence.job.duplicates, 0, "validation examples trained on"
-        )
+    rows, job = evidence.rows, evidence.job
+    duplicates = (rows.duplicates if rows else job.duplicates) or 0
+    examples = (rows.rows if rows else job.validation_examples) or 1
+    if duplicates >= MAX_DUPLICATES * examples and duplicates:
+        limit, note = MAX_DUPLICATES * examples, "validation examples trained on"
+        return GateResult(name, "hold", duplicates, limit, note)
     accuracy = [a for a in evidence.points.values("accuracy") if not math.isnan(a)]
     if not all(0.0 <= a <= 1.0 for a in accuracy):
         return GateResult(name, "hold", note="accuracy outside 0..1")
@@ -255,6 +325,9 @@ def _sane(evidence: Evidence) -> GateResult:
         if not math.isnan(p)
     ]
     worst = max(off, default=0.0)
+    if worst < 0.05 and duplicates:
+        note = f"validation examples trained on: {duplicates} of {examples}"
+        return GateResult(name, "note", note=f"{note}, left out" if rows else note)
     return GateResult(name, "pass" if worst < 0.05 else "hold", worst, 0.05, "ln perplexity - loss")
 
 
@@ -269,9 +342,13 @@ def _first_model(evidence: Evidence) -> GateResult:
     name, limit = "T9 first model", evidence.rules.max_validation_loss
     if evidence.champion is not None:
         return GateResult(name, "not_available", note="there is a champion")
-    if limit is None:
-        return GateResult(name, "disabled", evidence.best, note="no max_validation_loss given")
-    return GateResult(name, "pass" if evidence.best <= limit else "reject", evidence.best, limit)
+    if limit is not None:
+        state = "pass" if evidence.best <= limit else "reject"
+        return GateResult(name, state, evidence.best, limit)
+    if evidence.rows is None:
+        return GateResult(name, "not_available", evidence.best, note=NO_ROWS)
+    rows = evidence.rows
+    return _beats(name, rows.start, rows.served, 0.0, "better than the base model")
 
 
 def _ends(evidence: Evidence) -> GateResult:
@@ -298,123 +375,7 @@ GATES: tuple[Callable[[Evidence], GateResult], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class DivergenceWatch:
-    """State carried from poll to poll of a running job."""
-
-    broken_polls: int = 0
-    diverging_polls: int = 0
-    step: int = 0
-
-
 def lowest_loss(losses: Sequence[float | None]) -> float | None:
     """The lowest validation loss of a job; None where it was never measured."""
     finite = [one for one in losses if one is not None and math.isfinite(one)]
     return min(finite, default=None)
-
-
-def watch_training(
-    watch: DivergenceWatch, metrics: Mapping[str, Any], warmup_steps: int
-) -> tuple[DivergenceWatch, GateResult | None]:
-    """One poll: the next `Watch`, and a rejecting gate when the job should be cancelled.
-
-    A poll without a new step is no new evidence of divergence.
-    """
-    try:
-        curve = read_curve(metrics)
-        is_broken = not all(map(math.isfinite, curve.values("training_loss")))
-    except UnreadableMetrics:
-        return _broken(watch)
-    if is_broken:
-        return _broken(watch)
-    step = curve.last_step
-    # Readable losses end a row of broken polls; without a new step nothing is known about divergence.
-    if step <= watch.step:
-        return DivergenceWatch(0, watch.diverging_polls, watch.step), None
-    polls = watch.diverging_polls + 1 if _is_diverging(curve, warmup_steps) else 0
-    after = DivergenceWatch(0, polls, step)
-    if polls < LIVE_DIVERGING_POLLS:
-        return after, None
-    return after, GateResult(
-        "T2 divergence", "reject", polls, LIVE_DIVERGING_POLLS, "polls running"
-    )
-
-
-def _broken(watch: DivergenceWatch) -> tuple[DivergenceWatch, GateResult | None]:
-    after = DivergenceWatch(watch.broken_polls + 1, watch.diverging_polls, watch.step)
-    if after.broken_polls < LIVE_BROKEN_POLLS:
-        return after, None
-    limit = LIVE_BROKEN_POLLS
-    return after, GateResult("T1 finite", "reject", after.broken_polls, limit, "polls running")
-
-
-def _is_diverging(curve: MetricCurve, warmup_steps: int) -> bool:
-    """Whether the smoothed loss is above twice its minimum so far, or above 1.5 x the first loss after the warm-up.
-
-    Near the end of a good run the minimum is so small that the noise of single batches doubles it (seen: 0.07 to 0.16
-    from a first loss of 6): a rise of less than a tenth of the first loss is no divergence.
-    """
-    later = curve.after_step(warmup_steps)
-    if not len(later):
-        return False
-    smoothed = curve.smoothed_training_loss(SMOOTHING_STEPS)
-    first = later.values("training_loss")[0]
-    lowest = min(smoothed)
-    has_risen = smoothed[-1] > 2.0 * lowest and smoothed[-1] - lowest > MIN_RISE_SHARE * first
-    return has_risen or smoothed[-1] > 1.5 * first
-
-
-@dataclass(frozen=True)
-class SmokeAnswer:
-    """One answer of a deployment to a fixed prompt, after the client's usual retries."""
-
-    status: int
-    completion: str = ""
-    finish_reason: str | None = None
-    output_tokens: int = 0
-    latency_ms: float = 0.0
-
-    @property
-    def problem(self) -> str | None:
-        """Why this is no sensible answer; None for one that is."""
-        if self.status != 200:
-            return f"status {self.status}"
-        if not self.completion.strip():
-            return "empty completion"
-        if self.finish_reason not in ("stop", "length"):
-            return "unknown finish_reason"
-        return "repeats itself" if is_repetitive(self.completion) else None
-
-    @property
-    def ms_per_token(self) -> float | None:
-        """Milliseconds per token; None where there was no token, or the answer does not say how many."""
-        is_known = self.status == 200 and self.output_tokens > 0
-        return self.latency_ms / self.output_tokens if is_known else None
-
-
-def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer]) -> GateResult:
-    """T10: the candidate answers the fixed prompts sensibly and not far slower per token than the baseline.
-
-    Both answered the same prompts in this order. Slow is who takes more than three times as long on most prompts: the
-    slowest of ten would be a machine's stall. With ten prompts, of which a stall may spoil each one with probability
-    0.1, a healthy candidate is refused once in 6,800 releases; slow tails are for the canary, which sees enough.
-    """
-    name = "T10 smoke"
-    if not candidate:
-        return GateResult(name, "hold", note="no answers")
-    for number, answer in enumerate(candidate, start=1):
-        if problem := answer.problem:
-            return GateResult(name, "reject", note=f"prompt {number}: {problem}")
-    pairs = zip(candidate, baseline, strict=False)
-    times = [(ours.ms_per_token, theirs.ms_per_token) for ours, theirs in pairs]
-    ratios = [ours / theirs for ours, theirs in times if ours and theirs]
-    if len(ratios) < MIN_TIMED_PROMPTS:
-        return GateResult(name, "pass", note="time per output token not known")
-    slower = median_low(ratios)
-    return GateResult(
-        name,
-        "pass" if slower <= MAX_TIME_PER_TOKEN_RATIO else "reject",
-        slower,
-        MAX_TIME_PER_TOKEN_RATIO,
-        "times the baseline's time per output token, median",
-    )

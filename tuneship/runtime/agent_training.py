@@ -33,6 +33,7 @@ from tuneship.runtime.training_protocol import (
     ASK_EVERY_S,
     ATTEMPT,
     CHECKPOINTS,
+    COMPARED,
     INPUTS,
     LEASE_S,
     SENT,
@@ -295,6 +296,7 @@ class AgentTraining:
             validation_file=None if validation is None else inputs / "validation" / validation.name,
             output_dir=self._attempt / "output",
             checkpoint_dir=self._folder / CHECKPOINTS,
+            compared_adapter=None if spec.compared_adapter is None else inputs / COMPARED,
         )
         try:
             for folder in (self._attempt, own.output_dir, own.checkpoint_dir):

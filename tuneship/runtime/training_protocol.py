@@ -32,6 +32,8 @@ TRAIN = "train"
 CHECKPOINT, ADAPTER = "checkpoint", "adapter"
 INPUTS, CHECKPOINTS, ATTEMPT, SENT = "inputs", "checkpoints", "attempt", "sent"
 """Folders of the agent."""
+COMPARED = "compared"
+"""Folder of the inputs: the adapter of the model that is measured beside the job's own."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tuneship.contract.jobs import ALIVE
 from tuneship.store.queries import fetch_all, matching
 from tuneship.store.row_types import JobLogRow, JobMetricsRow, JobRow
-from tuneship.store.tables import job_logs, job_metrics, jobs
+from tuneship.store.tables import job_logs, job_metrics, job_row_losses, jobs
 
 SHOWN = (
     job_metrics.c.step,
@@ -128,6 +128,18 @@ def put_metrics(connection: sa.Connection, job_id: str, steps: Sequence[dict[str
     log_id = connection.execute(newest.where(job_logs.c.job_id == job_id)).scalar_one()
     common = {"job_id": job_id, "log_id": log_id}
     connection.execute(sa.insert(job_metrics), [{**step, **common} for step in by_step.values()])
+
+
+def put_row_losses(connection: sa.Connection, job_id: str, losses: Mapping[str, Any]) -> None:
+    """Store the losses of a job's validation rows; those of a later attempt replace them."""
+    connection.execute(sa.delete(job_row_losses).where(job_row_losses.c.job_id == job_id))
+    connection.execute(sa.insert(job_row_losses).values(job_id=job_id, losses=losses))
+
+
+def row_losses_of(connection: sa.Connection, job_id: str) -> dict[str, Any] | None:
+    """The losses of a job's validation rows; None without any."""
+    query = sa.select(job_row_losses.c.losses).where(job_row_losses.c.job_id == job_id)
+    return connection.scalar(query)
 
 
 def last_step_of(connection: sa.Connection, job_id: str) -> int:

@@ -108,6 +108,7 @@ class JobRow(ResourceRow):
     validation_frequency: float
     compute_config: dict[str, Any]
     security_settings: dict[str, Any]
+    comparison: dict[str, Any] | None
     fine_tuned_model: str | None
     started_at: datetime | None
     completed_at: datetime | None
@@ -145,6 +146,13 @@ class JobMetricsRow(TypedDict):
     perplexity: float
     evaluated: bool
     log_id: int
+
+
+class JobRowLossesRow(TypedDict):
+    """The losses of a job's validation rows, as its metrics show them."""
+
+    job_id: str
+    losses: dict[str, Any]
 
 
 class JobLogRow(TypedDict):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         JobLogRow,
         JobMetricsRow,
         JobRow,
+        JobRowLossesRow,
         LeaderLeaseRow,
         LeaderRow,
         MemberAgesRow,
@@ -155,6 +156,7 @@ jobs: "TypedTable[JobRow]" = _resource(
     _json("validation_frequency"),  # a fraction or a whole number, kept as it was sent
     _json("compute_config"),
     _json("security_settings"),
+    _json("comparison", optional=True),  # null: no losses by row are asked for
     sa.Column("fine_tuned_model", sa.Text),
     _moment("started_at", optional=True),
     _moment("completed_at", optional=True),
@@ -212,6 +214,11 @@ job_metrics: "TypedTable[JobMetricsRow]" = TypedTable(
     _whole("log_id", server_default="0"),  # the newest entry of the log when the step was stored
     _measured_index("job_id", "step"),
     _measured_index("job_id", "validation_loss", "step"),
+)
+
+# The losses of the validation rows of a completed job, beside its row, which is read far more often.
+job_row_losses: "TypedTable[JobRowLossesRow]" = TypedTable(
+    "job_row_losses", METADATA, _text("job_id", primary_key=True), _json("losses")
 )
 
 job_logs: "TypedTable[JobLogRow]" = TypedTable(

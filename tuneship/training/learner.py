@@ -144,6 +144,12 @@ class Learner:
         self.model.eval()
         return self.objective.evaluate(self._logits(batch), batch)
 
+    @torch.inference_mode()
+    def row_losses(self, batch: PaddedBatch) -> list[float]:
+        """The loss of each row of a micro-batch, without learning."""
+        self.model.eval()
+        return self.objective.row_losses(self._logits(batch), batch)
+
     def greedy_logits(self, prompt: Sequence[int], count: int) -> Tensor:
         """Logits of the first `count` greedy tokens after `prompt`, shape (count, vocabulary), in float32."""
         self.model.eval()
@@ -167,6 +173,12 @@ class Learner:
             for key, value in moments.get(number, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = value
         return tensors
+
+    @torch.no_grad()
+    def clear_adapter(self) -> None:
+        """Make all weights of the adapter zero: what is left is the base model."""
+        for parameter in self._adapter.values():
+            parameter.zero_()
 
     @torch.no_grad()
     def load_adapter(self, adapter: Mapping[str, Tensor]) -> None:

@@ -77,6 +77,10 @@ class Objective(Protocol):
         """The sums of one micro-batch of an evaluation. `logits`: (targets, vocabulary)."""
         ...
 
+    def row_losses(self, logits: Tensor, batch: PaddedBatch) -> list[float]:
+        """The loss of each row of a micro-batch. `logits`: (targets, vocabulary)."""
+        ...
+
     def measures(self, totals: Totals) -> Measures:
         """The results of a whole evaluation, as checkpoints keep them."""
         ...
@@ -132,6 +136,14 @@ class SupervisedFineTuning:
         correct = int((guesses == targets).sum())
         totals: Totals = {"loss": loss, "correct": correct, "tokens": len(targets)}
         return totals if self._ends is None else totals | _count_ends(self._ends, batch, guesses)
+
+    def row_losses(self, logits: Tensor, batch: PaddedBatch) -> list[float]:
+        """Mean cross-entropy over the target tokens of each row."""
+        targets = torch.from_numpy(batch.targets).to(logits.device)
+        losses = functional.cross_entropy(logits, targets, reduction="none").double().cpu().numpy()
+        row_of_target = batch.logit_positions // batch.tokens.shape[1]
+        sums = np.bincount(row_of_target, weights=losses, minlength=len(batch.tokens))
+        return (sums / np.bincount(row_of_target, minlength=len(batch.tokens))).tolist()
 
     def measures(self, totals: Totals) -> Measures:
         """Mean loss in nats and accuracy, both per target token; and the share of ends learnt, where a row has one."""

@@ -51,6 +51,7 @@ class DataKeys:
     validation: str | None = None
     checkpoints: str | None = None
     adapter: str | None = None
+    compared: str | None = None
 
 
 NO_KEYS = DataKeys()
@@ -108,11 +109,16 @@ class TrainingSpec:
     base_digest: str | None = None
     # The day that a chat template with a date writes: that of the job, since a later attempt must learn the same text.
     today: datetime | None = None
+    # Draws the half of the validation rows that chooses the checkpoint; None: all choose, and no row is reported.
+    comparison_seed: int | None = None
+    # The adapter of the tuned model that is measured on the same rows, and the model's id.
+    compared_adapter: Path | None = None
+    compared_model: str | None = None
 
     @property
     def read_paths(self) -> tuple[Path, ...]:
         """The files and folders that the attempt reads and does not write."""
-        files = (self.training_file, self.validation_file)
+        files = (self.training_file, self.validation_file, self.compared_adapter)
         return (Path(self.base_model), *(file for file in files if file is not None))
 
     @property
@@ -133,11 +139,12 @@ class TrainingSpec:
         for name in ("training_file", "output_dir", "checkpoint_dir"):
             fields[name] = Path(fields[name])
         fields["gpus"] = tuple(fields.get("gpus", ()))
-        validation_file = fields.pop("validation_file")
+        for name in ("validation_file", "compared_adapter"):
+            path = fields.get(name)
+            fields[name] = None if path is None else Path(path)
         today = fields.pop("today", None)
         return cls(
             **fields,
-            validation_file=None if validation_file is None else Path(validation_file),
             hyperparameters=ResolvedHyperparameters(**values),
             today=None if today is None else datetime.fromisoformat(today),
         )

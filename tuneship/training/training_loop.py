@@ -34,6 +34,7 @@ from tuneship.training.micro_batches import (
 from tuneship.training.objective import AnswerEnds, Measures, SupervisedFineTuning
 from tuneship.training.parity_notes import save_parity
 from tuneship.training.progress_file import ProgressFile, Reason, StopRequest, TrainingFailed
+from tuneship.training.row_losses import MeasuredRows, adapted, halves
 from tuneship.training.schedule import EvaluationSchedule, learning_rate
 from tuneship.training.spec import NO_KEYS, DataKeys, TrainingSpec
 from tuneship.training.speed import TrainingSpeed
@@ -172,6 +173,29 @@ class TrainingLoop:
                     f"{self._total_steps}",
                 )
         return self._standing
+
+    def measure_rows(
+        self, choosing: Indices, judging: Indices, spec: TrainingSpec, key: str | None
+    ) -> None:
+        """Report the losses by row of the base model, of the best adapter, and of the compared one if it is there."""
+        tokens = min(MAX_EVALUATION_TOKENS, self._standing.micro_batch_tokens)
+        stop = self._stop.raise_if_requested
+        rows, compared = MeasuredRows(self._data, choosing, judging, tokens, stop), None
+        self._learner.clear_adapter()
+        rows.measured("start", self._learner)
+        if spec.compared_adapter is not None:
+            try:
+                with adapted(self._learner.model, spec.compared_adapter, key):
+                    rows.measured("compared", self._learner)
+                compared = spec.compared_model
+            # Its files may be gone, or be of a kind that is not known here: the job is good without it.
+            except (OSError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+                self._progress.log(
+                    "warning", f"the model in comparison was not measured: {type(error).__name__}"
+                )
+        self._learner.load_adapter(self._best_adapter)
+        rows.measured("served", self._learner)
+        self._progress.write("row_losses", losses=rows.facts(compared))
 
     def save_best(self, directory: Path) -> None:
         """Write the best adapter, which the learner then holds."""
@@ -359,8 +383,13 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: ProgressFile, stop: Stop
         data = read_data(spec, encoder, objective, progress, keys)
         stop.raise_if_requested()
         learner = Learner(base, spec.hyperparameters, objective)
+        parts = None if spec.comparison_seed is None else halves(data, spec.comparison_seed)
+        if parts is not None:
+            data = replace(data, validation_indices=parts[0])
         loop = TrainingLoop(spec, data, learner, progress, stop, keys, worker_ranks)
         standing = loop.execute(deadline)
+        if parts is not None and time.monotonic() < deadline:
+            loop.measure_rows(*parts, spec, keys.compared)
 
     def write_files(directory: Path) -> None:
         loop.save_best(directory)

@@ -38,6 +38,7 @@ def test_a_release_that_says_what_serves_is_promoted(bare: WholeService, tmp_pat
     assert ended(result) == "promoted (none)"
     assert bare.weights[str(result.candidate_deployment_id)] == 100
     assert bare.validated_for == 2 * ["tuneship-tiny"]
+    assert ["comparison" in job for job in bare.jobs.values()] == [False], "it is refused here"
     facts = [
         json.loads(line)
         for file in PipelineSettings().records.rglob("*.jsonl")

@@ -15,7 +15,8 @@ from flows.release.release_run import begin
 from tests.flows.conftest import wait_for
 from tests.flows.shared.test_approval import GIVEN_UP_S, resume
 from tests.support.fakes.canary_service import FakeService
-from tuneship.gates.training_gates import GateResult, TrainingVerdict
+from tuneship.gates.gate_result import GateResult
+from tuneship.gates.training_gates import TrainingVerdict
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 HELD = GateResult("T8 enough data", "hold", note="12 examples")

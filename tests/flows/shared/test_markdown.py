@@ -19,9 +19,9 @@ from flows.shared.approval import Approval
 from flows.shared.markdown import number, plain
 from tests.flows.conftest import plan
 from tests.support.payloads import BREAKS, SCRIPTS
+from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun, RolloutRecord
-from tuneship.gates.training_gates import GateResult
 
 OWN_TAGS = {
     "h1",

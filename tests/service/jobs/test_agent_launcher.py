@@ -1,5 +1,6 @@
 """Trainings on nodes, whose agents are real and whose processes are played: what comes back, and who may go on when."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -103,6 +104,20 @@ def test_a_job_is_trained_on_a_node_and_its_model_is_here(
     answer = service.call("POST", f"/v1/deployments/{deployment}/generate", json={"prompt": "x"})
     assert answer.status_code == 200
     service.until(lambda: not (service.settings.data_dir / "work" / job_id).exists())
+
+
+def test_the_compared_adapter_is_sent_to_the_node(service: Service, nodes: TrainingNodes) -> None:
+    first = service.job()
+    trainer = trainer_of(service, nodes, 0)
+    trainer.start_of(1)
+    trainer.complete()
+    service.until(lambda: service.job_status(first) == "completed")
+    tuned = service.call("GET", f"/v1/fine-tuning/jobs/{first}").json()["fine_tuned_model"]
+    service.job(comparison={"model": tuned})
+    spec = json.loads((trainer_of(service, nodes, 1).folder / "spec.json").read_text())
+    folder = Path(spec["compared_adapter"])
+    assert (folder.name, folder.parent.name) == ("compared", "inputs")
+    assert (folder / "adapter_model.safetensors").is_file()
 
 
 TYPES = """

@@ -36,10 +36,13 @@ class WholeService(FakeService):
         self.models: dict[str, str] = {}
         self.tags: dict[str, dict[str, str]] = {}
         """Tags of each deployment."""
+        self.deleted_models: set[str] = set()
         self.validated_for: list[str] = []
         """The base model of each file that was validated."""
         self.losses: Callable[[Mapping[str, Any]], list[float]] = lambda _: [2.0, 1.5, 1.2, 1.0]
         self.status: Callable[[Mapping[str, Any]], str] = lambda _: "completed"
+        self.row_losses: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+        """The losses by row of a job; None: this server publishes none."""
         self.polls_to_end = 1
         """The number of polls after which a job has ended."""
 
@@ -138,6 +141,13 @@ class WholeService(FakeService):
                 job["current_step"] = job["total_steps"]
 
     def _create_job(self, body: Any) -> dict[str, Any]:
+        if "comparison" in body and not self.extensions:
+            raise Refusal(422, "validation_error", "unknown field: comparison")
+        named = (body.get("comparison") or {}).get("model")
+        if named in self.deleted_models:
+            raise Refusal(
+                404, "model_not_found", "comparison.model names a model that does not exist"
+            )
         job_id = f"ft_{len(self.jobs):010d}"
         self.jobs[job_id] = {
             **JOB,
@@ -166,6 +176,7 @@ class WholeService(FakeService):
             "accuracy": [0.5] * len(steps),
             "perplexity": [2.718281828459045**loss for loss in validation],
             "created_at": as_text(self.now),
+            **({"row_losses": self.row_losses(job)} if self.row_losses else {}),
         }
 
     # -- deployments --

@@ -97,7 +97,7 @@ def test_a_mistake_is_named_by_its_field_and_not_by_its_value(
 
 def test_the_kind_of_every_field_of_a_job() -> None:
     kinds = {name: str(kind_of(hint)) for name, (_, hint) in wire_names(JobCreate).items()}
-    deep = {"hyperparameters", "compute_config", "security_settings"}
+    deep = {"hyperparameters", "compute_config", "security_settings", "comparison"}
     assert {name for name, kind in kinds.items() if kind == "deep"} == deep
     assert kinds["tags"] == "pairs"
     assert value_of(str, "3") == "3"

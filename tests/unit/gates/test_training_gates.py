@@ -7,15 +7,11 @@ from typing import Any
 import pytest
 
 from tuneship.gates.training_gates import (
-    DivergenceWatch,
     FinishedJob,
-    SmokeAnswer,
     TrainingRules,
     TrainingVerdict,
     ValidationMeasure,
-    judge_smoke,
     judge_training,
-    watch_training,
 )
 
 RULES = TrainingRules()
@@ -64,7 +60,7 @@ def test_a_good_job_passes_with_every_gate_named_once() -> None:
     verdict = judge()
     assert (verdict.decision, verdict.reason) == ("pass", "none")
     assert [result.name.split()[0] for result in verdict.gates] == [
-        f"T{i}" for i in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11)
+        f"T{i}" for i in (0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11)
     ]
 
 
@@ -80,6 +76,14 @@ def test_a_job_that_did_not_end_well_is_rejected(job: FinishedJob) -> None:
     assert (judge(job).decision, judge(job).reason) == ("reject", "T0 terminal")
 
 
+@pytest.mark.parametrize(("total", "expected"), [(90, "pass"), (100, "pass"), (101, "reject")])
+def test_the_last_step_may_miss_by_one_logging_interval(total: int, expected: str) -> None:
+    every_20th = {"steps": [20, 40, 60, 80], "training_loss": [2.0, 1.5, 1.2, 1.0]}
+    numbers = metrics(validation_loss=[2.0, 1.4, 1.1, 1.0], **every_20th)
+    verdict = judge_training(replace(JOB, total_steps=total), numbers, CHAMPION, RULES)
+    assert (state(verdict, "T0"), verdict.decision) == (expected, expected)
+
+
 BROKEN = {
     "nan": {"training_loss": [math.nan] + [1.0] * 19},
     "infinite": {"training_loss": [math.inf] + [1.0] * 19},
@@ -89,8 +93,6 @@ BROKEN = {
     "text": {"training_loss": ["1"] * 20},
     "steps repeat": {"steps": [1, *range(1, 20)]},
     "no steps": {"steps": None},
-    "two validation points": {"validation_loss": [2.0] * 10 + [1.0] * 10},
-    "validation never measured": {"validation_loss": [None] * 20},
     "validation infinite": {"validation_loss": [2.0, math.inf, *LOSSES[2:]]},
 }
 
@@ -99,6 +101,47 @@ BROKEN = {
 def test_metrics_that_cannot_be_trusted_reject(changed: dict[str, Any]) -> None:
     verdict = judge(**changed)
     assert (verdict.decision, verdict.reason) == ("reject", "T1 finite")
+
+
+def of_200(*broken: int) -> dict[str, Any]:
+    losses = [LOSSES[step // 10] for step in range(200)]
+    training = [math.nan if step in broken else 1.0 for step in range(1, 201)]
+    return {"validation_loss": losses, "training_loss": training}
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        ((), "pass"),
+        ((50,), "note"),
+        ((50, 51), "note"),
+        ((50, 51, 52), "reject"),
+        ((181,), "reject"),
+    ],
+)
+def test_a_loss_in_a_hundred_may_be_broken_and_none_at_the_end(
+    broken: tuple[int, ...], expected: str
+) -> None:
+    verdict = judge(replace(JOB, total_steps=200), **of_200(*broken))
+    assert state(verdict, "T1") == expected
+    assert verdict.decision == ("reject" if expected == "reject" else "pass")
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected", "decision"),
+    [
+        ([None] * 20, "reject", "reject"),
+        ([None] * 10 + [1.0] * 10, "hold", "hold"),
+        ([2.0] * 10 + [1.0] * 10, "note", "pass"),
+        (LOSSES, "pass", "pass"),
+    ],
+)
+def test_two_validation_points_are_noted_and_one_holds(
+    losses: list[float | None], expected: str, decision: str
+) -> None:
+    verdict = judge(validation_loss=losses)
+    points = next(gate for gate in verdict.gates if gate.name == "T1 points")
+    assert (points.state, verdict.decision) == (expected, decision)
 
 
 def test_steps_without_an_evaluation_may_hold_nulls() -> None:
@@ -141,11 +184,8 @@ def test_the_same_content_under_another_id_is_comparable() -> None:
 
 def test_a_first_model_has_only_an_absolute_limit() -> None:
     verdict = judge(champion=None)
-    assert (verdict.decision, state(verdict, "T4"), state(verdict, "T9")) == (
-        "pass",
-        "not_available",
-        "disabled",
-    )
+    states = [state(verdict, gate) for gate in ("T4", "T9")]
+    assert (verdict.decision, states) == ("pass", ["not_available"] * 2)
     limited = judge(champion=None, rules=TrainingRules(max_validation_loss=0.9))
     assert (limited.decision, limited.reason) == ("reject", "T9 first model")
 
@@ -173,6 +213,14 @@ def test_a_loss_that_rises_again_warns_where_the_best_checkpoint_serves_and_reje
     assert (verdict.decision, verdict.reason) == ("reject", "T5 overfit")
 
 
+def test_a_diverged_last_checkpoint_that_serves_is_rejected_whatever_training_does() -> None:
+    served_last = TrainingRules(best_checkpoint_served=False)
+    rising = [0.5 + 0.1 * step for step in range(20)]
+    verdict = judge(validation_loss=RISING, training_loss=rising, rules=served_last)
+    assert (verdict.decision, verdict.reason) == ("reject", "T5 overfit")
+    assert state(judge(validation_loss=RISING, training_loss=rising), "T5") == "warn"
+
+
 def test_a_plateau_is_only_noted() -> None:
     flat = [2.0] * 5 + [1.0] * 5 + [1.001] * 5 + [0.9995] * 5
     verdict = judge(validation_loss=flat)
@@ -194,8 +242,15 @@ def test_numbers_that_do_not_fit_together_hold(changed: dict[str, Any]) -> None:
     assert (verdict.decision, verdict.reason) == ("hold", "T7 sanity")
 
 
-def test_examples_that_stand_in_both_files_hold() -> None:
-    assert judge(replace(JOB, duplicates=3)).reason == "T7 sanity"
+@pytest.mark.parametrize(
+    ("duplicates", "expected"), [(None, "pass"), (0, "pass"), (1, "note"), (4, "note"), (5, "hold")]
+)
+def test_examples_that_stand_in_both_files_hold_from_one_in_a_hundred_on(
+    duplicates: int | None, expected: str
+) -> None:
+    verdict = judge(replace(JOB, duplicates=duplicates))
+    assert state(verdict, "T7") == expected
+    assert verdict.decision == ("hold" if expected == "hold" else "pass")
 
 
 @pytest.mark.parametrize("examples", [49, None])
@@ -209,110 +264,3 @@ def test_reject_overrules_hold() -> None:
         replace(JOB, validation_examples=1), champion=replace(CHAMPION, best_validation_loss=0.1)
     )
     assert (verdict.decision, verdict.reason) == ("reject", "T4 champion")
-
-
-# Gates on a running job.
-
-
-def polls(*curves: dict[str, Any], warmup: int = 0) -> list[str | None]:
-    watch, names = DivergenceWatch(), list[str | None]()
-    for curve in curves:
-        watch, gate = watch_training(watch, curve, warmup)
-        names.append(gate.name if gate else None)
-    return names
-
-
-def curve(losses: list[float | None]) -> dict[str, Any]:
-    return {"steps": list(range(1, len(losses) + 1)), "training_loss": losses}
-
-
-def test_a_loss_that_is_not_finite_cancels_at_the_second_poll() -> None:
-    assert polls(curve([1.0]), curve([1.0, math.nan]), curve([1.0, math.nan])) == [
-        None,
-        None,
-        "T1 finite",
-    ]
-
-
-def test_a_single_bad_poll_is_forgiven() -> None:
-    good, bad = curve([1.0]), curve([None])
-    assert polls(bad, good, bad, good) == [None] * 4
-
-
-def test_a_diverging_loss_cancels_at_the_third_poll_that_brings_steps() -> None:
-    up: list[float | None] = [1.0] * 10 + [9.0] * 10
-    worse = [curve([*up, *[9.0] * more]) for more in (0, 1, 1, 2)]
-    assert polls(*worse) == [None, None, None, "T2 divergence"]
-
-
-def test_the_noise_of_a_small_loss_is_no_divergence() -> None:
-    tuned: list[float | None] = [6.0] * 5 + [0.07] * 40
-    noisy = [curve([*tuned, *[0.2] * more]) for more in (8, 10, 12, 14)]
-    assert polls(*noisy) == [None, None, None, None]
-
-
-def test_a_loss_that_comes_back_from_low_is_a_divergence() -> None:
-    tuned: list[float | None] = [6.0] * 5 + [0.07] * 40
-    lost = [curve([*tuned, *[5.0] * more]) for more in (8, 10, 12, 14)]
-    assert polls(*lost)[-1] == "T2 divergence"
-
-
-def test_a_warm_up_that_starts_high_is_no_divergence() -> None:
-    losses: list[float | None] = [9.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.4, 1.3]
-    assert polls(*[curve(losses[:n]) for n in range(3, 10)]) == [None] * 7
-    assert polls(*[curve([1.0, 2.0][:n]) for n in (1, 2)], warmup=5) == [None, None]
-
-
-def test_an_empty_record_is_no_evidence() -> None:
-    assert polls(curve([]), curve([])) == [None, None]
-
-
-# The smoke test.
-
-GOOD = SmokeAnswer(200, "Diseases of the eye", "stop", output_tokens=10, latency_ms=100.0)
-
-
-def test_ten_sensible_answers_pass() -> None:
-    assert judge_smoke([GOOD] * 10, [GOOD] * 10).state == "pass"
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        replace(GOOD, status=500),
-        replace(GOOD, completion="  "),
-        replace(GOOD, finish_reason="tired"),
-        replace(GOOD, completion="a b c d " * 6),
-    ],
-)
-def test_one_answer_that_is_not_sensible_rejects(bad: SmokeAnswer) -> None:
-    assert judge_smoke([GOOD] * 10, [*[GOOD] * 9, bad]).state == "reject"
-
-
-@pytest.mark.parametrize(
-    ("slow", "state"), [(1, "pass"), (5, "pass"), (6, "reject"), (10, "reject")]
-)
-def test_a_model_slower_on_most_prompts_is_slower_and_a_stall_is_not(slow: int, state: str) -> None:
-    stalled = replace(GOOD, latency_ms=301.0)
-    answers = [*[stalled] * slow, *[GOOD] * (10 - slow)]
-    judged = judge_smoke([GOOD] * 10, answers)
-    assert (judged.state, judged.limit) == (state, 3.0)
-
-
-def test_a_prompt_that_is_slow_for_both_says_nothing() -> None:
-    every = [replace(GOOD, latency_ms=100.0 * n) for n in range(1, 11)]
-    judged = judge_smoke(every, [replace(one, latency_ms=2.9 * one.latency_ms) for one in every])
-    assert (judged.state, round(judged.value or 0, 6)) == ("pass", 2.9)
-
-
-def test_times_of_a_few_prompts_say_nothing_of_who_is_slower() -> None:
-    slow = replace(GOOD, latency_ms=9000.0)
-    assert judge_smoke([GOOD] * 4, [slow] * 4).state == "pass"
-    unknown = replace(slow, output_tokens=0)
-    assert judge_smoke([GOOD] * 10, [*[slow] * 4, *[unknown] * 6]).state == "pass"
-    assert judge_smoke([replace(GOOD, status=500)] * 10, [slow] * 10).state == "pass"
-
-
-def test_no_answers_decide_nothing() -> None:
-    assert judge_smoke([GOOD], []).state == "hold"
-    assert judge_smoke([], [GOOD]).state == "pass"

@@ -27,7 +27,14 @@ from tuneship.runtime.agent_training_link import (
 )
 from tuneship.runtime.launchers import AgentSize, CannotLaunch
 from tuneship.runtime.training_agents import TrainingAgent, TrainingAgents
-from tuneship.runtime.training_protocol import ADAPTER, CHECKPOINT, CHECKPOINTS, GONE_S, TrainOrder
+from tuneship.runtime.training_protocol import (
+    ADAPTER,
+    CHECKPOINT,
+    CHECKPOINTS,
+    COMPARED,
+    GONE_S,
+    TrainOrder,
+)
 from tuneship.service.catalogues.instance_types import EMBEDDED
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs.launcher import Training, TrainingOrder, TrainingProgress
@@ -107,6 +114,8 @@ class NodeTraining(FolderTraining):
         for name, file in inputs.items():
             if file is not None:
                 await link.send_file(file, f"inputs/{name}/{file.name}")
+        if spec.compared_adapter is not None:
+            await link.send_folder(spec.compared_adapter, f"inputs/{COMPARED}")
         self._step = await self.threads.run(latest_step, spec.checkpoint_dir)
         if self._step:
             newest = step_folder(spec.checkpoint_dir, self._step)

@@ -43,7 +43,7 @@ from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.record_progress import forecast_end
 from tuneship.service.jobs.stream import StreamPosition, job_frames, position_of
 from tuneship.service.models import hyperparameters
-from tuneship.service.models.handlers import TUNED, base_of
+from tuneship.service.models.handlers import TUNED, base_of, own_model
 from tuneship.service.models.instances import require_training_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
 from tuneship.store import job_queue, job_records, tables
@@ -83,6 +83,14 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
         has_validation_set=job.validation_dataset_id is not None,
         parameters=parameters,
     )
+    compared = job.comparison.model if job.comparison else None
+    if compared is not None:
+        if not compared.startswith(TUNED):
+            text = "must be a tuned model: the base model is measured anyway"
+            raise refused("comparison.model", text)
+        model = own_model(context, connection, compared, "comparison.model")
+        if model["base_model"] != job.base_model:
+            raise refused("comparison.model", "must be a model that was tuned from base_model")
     if job.compute_config.instance_count > 1:
         text = "this installation trains on one instance"
         raise InstanceTypeUnavailable(text, param="compute_config.instance_count")
@@ -143,6 +151,7 @@ def _new_row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[s
         "validation_frequency": job.validation_frequency,
         "compute_config": job.compute_config.model_dump(),
         "security_settings": job.security_settings.model_dump(),
+        "comparison": job.comparison.model_dump() if job.comparison else None,
         "tags": job.tags,
         "total_epochs": chosen["epochs"],
     }
@@ -207,6 +216,9 @@ def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False)
     with context.read() as connection:
         row = own_job(context, job_id, connection)
         curve = job_records.curve_of(connection, job_id, evaluated_only=evaluated_only)
+        # They are only about the model that the job has made.
+        is_completed = row["status"] == JobStatus.COMPLETED
+        losses = job_records.row_losses_of(connection, job_id) if is_completed else None
     names = ("steps", "epochs", *(str(column.name) for column in job_records.SHOWN[2:]))
     columns = zip(*curve.rows, strict=True) if curve.rows else ((),) * len(names)
     answer: dict[str, Any] = {
@@ -216,6 +228,8 @@ def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False)
     }
     if curve.is_thinned:
         answer["thinned"] = True
+    if losses is not None:
+        answer["row_losses"] = losses
     return orjson.dumps(answer)
 
 

@@ -28,6 +28,8 @@ class TrainingOrder:
     validation: Row | None
     keys: DataKeys = field(repr=False)
     """Data keys of all that the attempt reads and writes; a launcher keeps them out of files and arguments."""
+    compared: Row | None = None
+    """Row of the tuned model that is measured beside the job's own."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Checks what a job needs before a training is started for it: safeguards, base model, files and keys."""
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from tuneship.security.sealed_files import ObjectDamaged
@@ -35,11 +37,18 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
         if job["validation_dataset_id"] is not None:
             validation = _dataset(connection, job, job["validation_dataset_id"])
             validation_key = keyring.find(connection, client_id, object_of(validation))
+        comparison: dict[str, Any] = job["comparison"] or {}
+        compared = None
+        if comparison.get("model"):  # it may be deleted meanwhile: the job goes on without it
+            model_id = comparison["model"]
+            compared = rows.fetch(connection, tables.models, model_id, client_id=client_id)
+        compared_key = keyring.find(connection, client_id, compared["blob"]) if compared else None
         keys = DataKeys(
             training=keyring.find(connection, client_id, object_of(training)),
             validation=validation_key,
             checkpoints=keyring.find(connection, client_id, f"jobs/{job['id']}"),
             adapter=keyring.find(connection, client_id, f"models/{job['id']}"),
+            compared=compared_key,
         )
 
     # After the read: files that come from another machine would keep its snapshot open for long.
@@ -50,7 +59,7 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
     if validation is not None:
         needed.append(validation_key)
     check_sealed(job["security_settings"], needed)
-    return TrainingOrder(job, base.path, training, validation, keys)
+    return TrainingOrder(job, base.path, training, validation, keys, compared)
 
 
 def _dataset(connection: sa.Connection, job: Row, dataset_id: str) -> Row:

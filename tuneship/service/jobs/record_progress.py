@@ -36,7 +36,8 @@ SUMMARY = (
     "training_loss",
     "validation_loss",
 )
-PACE = ("tokens_per_second", "seconds_per_step")
+# Lines that are written to the job as they are.
+WRITTEN = {"devices": ("devices",), "pace": ("tokens_per_second", "seconds_per_step")}
 # Limit of the forecast, so that it stays a date that can be written.
 FARTHEST_S = 10 * 365 * 86_400.0
 
@@ -117,10 +118,8 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
         if resumed_from:
             text += f", from step {resumed_from} on"
         job_records.add_log(connection, claim.job_id, now, "info", text)
-    elif kind == "devices":
-        leases.write(connection, claim, devices=line["devices"])
-    elif kind == "pace":
-        leases.write(connection, claim, **{name: line[name] for name in PACE})
+    elif kind in WRITTEN:
+        leases.write(connection, claim, **{name: line[name] for name in WRITTEN[kind]})
     elif kind == "epoch":
         text = f"epoch {line['epoch']}: validation loss {line['validation_loss']:.4f}"
         job_records.add_log(connection, claim.job_id, now, "info", text)
@@ -128,6 +127,8 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
         if job_records.mark_epoch_reported(connection, claim.job_id, line["epoch"]):
             losses = {name: line[name] for name in ("epoch", "training_loss", "validation_loss")}
             emit_event(connection, claim.job_id, "epoch_completed", now, **losses)
+    elif kind == "row_losses":
+        job_records.put_row_losses(connection, claim.job_id, line["losses"])
     elif kind == "log":
         job_records.add_log(connection, claim.job_id, now, line["level"], line["message"])
     elif kind == "ended_early":

@@ -26,7 +26,7 @@ from tuneship.service.jobs.launcher import (
 )
 from tuneship.service.jobs.stored_checkpoints import FOLDER, StoredCheckpoints
 from tuneship.store.blobs import CHECKPOINTS, Blobs, BlobsAway
-from tuneship.store.stored_files import dataset_file
+from tuneship.store.stored_files import dataset_file, model_ref
 from tuneship.training.checkpoint_folders import latest_step
 from tuneship.training.spec import (
     PROGRESS_FILE,
@@ -156,6 +156,7 @@ class WorkFolders:
     def _write_spec(self, folder: Path, order: TrainingOrder) -> tuple[TrainingSpec, ExitStack]:
         """Write paths and numbers: no address and no secret. Returns the holds on files and GPUs that it names."""
         job, blobs = order.job, self._parts.blobs
+        comparison: dict[str, Any] = job["comparison"] or {}
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
         with ExitStack() as held:
@@ -164,6 +165,9 @@ class WorkFolders:
             validation = None
             if order.validation is not None:
                 validation = held.enter_context(dataset_file(blobs, order.validation))
+            compared = None
+            if order.compared is not None:
+                compared = held.enter_context(blobs.fetched(model_ref(order.compared)))
             spec = TrainingSpec(
                 base_model=str(order.base),
                 training_file=training,
@@ -180,6 +184,9 @@ class WorkFolders:
                 shares_gpus=lease.is_shared,
                 base_digest=self._digests.of(order.base) if self._is_portable else None,
                 today=job["created_at"],
+                comparison_seed=comparison.get("seed"),
+                compared_adapter=compared,
+                compared_model=order.compared["id"] if order.compared else None,
             )
             for directory in (folder, spec.output_dir, spec.checkpoint_dir):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -186,11 +186,13 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     return Deleted(id=model_id)
 
 
-def own_model(context: Context, connection: sa.Connection, identifier: str) -> ModelRow:
+def own_model(
+    context: Context, connection: sa.Connection, identifier: str, param: str = "model_id"
+) -> ModelRow:
     """A tuned model of the caller. Raises `ModelNotFound`, for a missing one and for another tenant's alike."""
     row = rows.fetch(connection, tables.models, identifier, client_id=context.client_id)
     if row is None:
-        raise ModelNotFound("model_id names a model that does not exist", param="model_id")
+        raise ModelNotFound(f"{param} names a model that does not exist", param=param)
     _touch_jobs(context, connection, [row])
     return row
 
