@@ -85,12 +85,19 @@ def began(record: RolloutRecord) -> datetime | None:
     return next((mark.at for mark in record.step_marks().values()), None)
 
 
+def _read_from(split: RolloutSplit) -> datetime | None:
+    """Ten buckets before the start: what the baseline served then says how slow the first answers may be."""
+    start = began(split.file.record)
+    length = timedelta(seconds=split.plan.bucket_seconds)
+    return start - RECENT_BUCKETS * length if start else None
+
+
 def _metrics(split: RolloutSplit, deployment_id: str) -> DeploymentMetrics | None:
     try:
         return get_deployment_metrics.fn(
             deployment_id,
             interval=split.plan.interval,
-            start_time=began(split.file.record),
+            start_time=_read_from(split),
             endpoint_id=split.endpoint_id if split.is_extended else None,
         )
     except TuneshipError as error:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from tuneship.gates.canary import judge
-from tuneship.gates.gate_types import Gate, LatencyLimits
+from tuneship.gates.gate_types import Gate, LatencyLimits, UsualHour
 from tuneship.gates.kinds import GATES
 from tuneship.gates.outlook import (
     DOUBLING,
@@ -35,7 +35,7 @@ MAX_FIRST_STEP_PERCENT = 50
 _LOOKS_DRAWN, _RUNS = 200, (3, 10)
 # Times are not drawn but the shares beyond the limits, so their values in ms mean nothing. By its
 # definition 5 % of the answers are above the p95, and few above 1.5 x the p99.
-_LIMITS = LatencyLimits(1000.0, 2000.0, 1000)
+_USUAL = UsualHour(LatencyLimits(500.0, 1000.0, 2000.0, 1000))
 _EDGES = (1000.0, 2000.0, math.inf)
 _SLOW, _VERY_SLOW = 0.05, 0.003
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -101,7 +101,7 @@ def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
         for gate in gates
         if gate.name in GATES and (GATES[gate.name].count or gate.state != "active")
     )
-    begun = Begun("forecast", "", {}, plan.digest(), counted, _LIMITS)
+    begun = Begun("forecast", "", {}, plan.digest(), counted, _USUAL)
     return RolloutRecord((begun, SplitConfirmed(plan.known_steps[0], _EPOCH)))
 
 

@@ -14,7 +14,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tuneship.gates.gate_types import Gate, GateReading, LatencyLimits, ThresholdReading
+from tuneship.gates.gate_types import (
+    Gate,
+    GateReading,
+    LatencyLimits,
+    ThresholdReading,
+    UsualHour,
+)
+from tuneship.gates.formula import FORMULA_VERSION
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.series import Arm
 
@@ -54,10 +61,11 @@ class Begun:
     plan: dict[str, Any]
     plan_digest: str
     gates: tuple[Gate, ...]
-    limits: LatencyLimits | None = None
+    # The baseline before the start.
+    usual: UsualHour = UsualHour()
     server: tuple[str, ...] = ()
-    # The formula that judges this rollout to its end; empty: that of its first look.
-    formula_version: str = ""
+    # The formula that judges this rollout to its end.
+    formula_version: str = FORMULA_VERSION
     # The traffic that the forecast is made for; None: nobody knows it.
     today: Today | None = None
     forecast: Forecast | None = None
@@ -132,7 +140,7 @@ class Look:
     newest_candidate: datetime | None
     unvalued_baseline: int
     unvalued_candidate: int
-    # Latency limits in force from this look on.
+    # Latency limits of the next bucket.
     limits: LatencyLimits | None
     baseline_status: str | None
     candidate_status: str | None
@@ -153,7 +161,9 @@ class Look:
     warnings: tuple[str, ...] = ()
     plan_digest: str = ""
     series_digest: str | None = None
-    formula_version: str = ""
+    formula_version: str = FORMULA_VERSION
+    # Buckets of this step in which latency was not compared, because the candidate's replicas carried more.
+    unequal_load: int = 0
     kind: Literal["look"] = "look"
 
     @property
@@ -270,12 +280,6 @@ class RolloutRecord:
         return next(compared, None)
 
     @property
-    def limits(self) -> LatencyLimits | None:
-        """The latency limits, frozen once: later values are never taken."""
-        first = (look.limits for look in self.looks if look.limits)
-        return self.begun.limits or next(first, None)
-
-    @property
     def answer(self) -> ApprovalAnswered | None:
         """The last answer to the last request for approval."""
         for fact in reversed(self.facts):
@@ -338,11 +342,10 @@ class RolloutRecord:
                 marks.setdefault(fact.candidate_weight, mark)
         return marks
 
-    def since_resumed(self) -> list[Look]:
-        """Looks since a person last resumed the rollout."""
-        resumed = [i for i, fact in enumerate(self.facts) if isinstance(fact, Resumed)]
-        after = self.facts[resumed[-1] :] if resumed else self.facts
-        return [fact for fact in after if isinstance(fact, Look)]
+    def resumed_after(self) -> int:
+        """Number of looks before a person last resumed the rollout; the maxima count from there."""
+        resumed = [mark.looks for fact, mark in self.marked() if isinstance(fact, Resumed)]
+        return resumed[-1] if resumed else 0
 
     def missing_in_a_row(self) -> int:
         """Number of consecutive missing looks at the end of the record."""
