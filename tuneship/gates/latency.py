@@ -36,6 +36,7 @@ def limits_from(
     traffic: Sequence[ArmTraffic], edges: Sequence[float] | None, *, per_token: bool = False
 ) -> LatencyLimits | None:
     """The limits that these buckets of the baseline set; None where they hold fewer than 100 answers."""
+    traffic = _without_stalls(traffic, edges)
     requests = sum(arm.served for arm in traffic)
     if requests < ENOUGH_REQUESTS:
         return None
@@ -61,7 +62,7 @@ def usual_hour(series: RolloutSeries, plan: CanaryRules) -> UsualHour:
     has_times = all(arm.cells_per_token is not None for arm in chosen)
     short, long = length_limits(chosen, plan) or (None, None)
     return UsualHour(
-        limits_from(_without_stalls(chosen, edges), edges, per_token=per_token and has_times),
+        limits_from(chosen, edges, per_token=per_token and has_times),
         short,
         long,
         max((load(arm) for arm in chosen), default=0.0),
@@ -71,7 +72,7 @@ def usual_hour(series: RolloutSeries, plan: CanaryRules) -> UsualHour:
 def freeze_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLimits | None:
     """The limits that the baseline's last hour of these buckets sets, given in any order."""
     edges = series.edges_ms["baseline"]
-    return limits_from(_without_stalls(last_hour(buckets), edges), edges)
+    return limits_from(last_hour(buckets), edges)
 
 
 def last_hour(buckets: Sequence[Bucket]) -> list[ArmTraffic]:
@@ -106,7 +107,7 @@ def load(traffic: ArmTraffic) -> float:
 
 
 def _without_stalls(
-    chosen: list[ArmTraffic], edges: Sequence[float] | None
+    chosen: Sequence[ArmTraffic], edges: Sequence[float] | None
 ) -> Sequence[ArmTraffic]:
     # A stall within the hour would raise the merged quantiles and blind the gates to a slow candidate.
     # Without counts the medians over buckets leave it out by themselves.

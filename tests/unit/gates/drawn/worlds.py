@@ -19,7 +19,7 @@ Random = np.random.Generator
 EDGES = (*(float(2**power) for power in range(18)), math.inf)
 """Edges of the histogram, as the service publishes them."""
 PER_MINUTE, HOUR_BEFORE = 300.0, 60
-TOKENS, LENGTHS_SPREAD, TOKEN_LIMIT = 40.0, 0.6, 256
+TOKENS, LENGTHS_SPREAD, TOKEN_LIMIT = 40.0, 0.6, 512
 LARGE_KEY, SMALL_KEY_CAP = 0.02, 0.05
 """The service draws a larger key's requests one by one, and counts at most this share of an arm from a smaller one."""
 
