@@ -130,9 +130,15 @@ def step_terms(starts: Sequence[int], steps: int) -> Terms:
 
 def wait_terms(starts: Sequence[int]) -> Terms:
     """Terms of a wait of unknown length: v_j = 6 / (pi^2 j^2), newest 12 kept."""
+    weights, idle = _wait_weights(len(starts))
+    return Terms(tuple(starts), weights, idle, TERMS_KEPT)
+
+
+@lru_cache
+def _wait_weights(number: int) -> tuple[tuple[float, ...], float]:
     # Nobody knows how many terms there will be, so the weights are those of a series that sums to 1.
-    weights = tuple(6.0 / (math.pi * j) ** 2 for j in range(1, len(starts) + 1))
-    return Terms(tuple(starts), weights, max(0.0, 1.0 - math.fsum(weights)), TERMS_KEPT)
+    weights = tuple(6.0 / (math.pi * j) ** 2 for j in range(1, number + 1))
+    return weights, max(0.0, 1.0 - math.fsum(weights))
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,12 +322,20 @@ class RolloutRecord:
         return Phase.WAIT if asked else Phase.COMPARE
 
     def marked(self) -> Iterator[tuple[Fact, Mark]]:
-        """Yield every fact with the moment it became known; only splits and the request for approval have a time."""
+        """Yield every fact but looks with the moment it became known; splits and requests for approval have a time."""
+        yield from self._marked
+
+    @cached_property
+    def _marked(self) -> list[tuple[Fact, Mark]]:
         looks = 0
+        found: list[tuple[Fact, Mark]] = []
         for fact in self.facts:
+            if isinstance(fact, Look):
+                looks += 1
+                continue
             at = fact.at if isinstance(fact, SplitConfirmed | ApprovalAsked) else None
-            yield fact, Mark(at, looks)
-            looks += isinstance(fact, Look)
+            found.append((fact, Mark(at, looks)))
+        return found
 
     def step_marks(self) -> dict[int, Mark]:
         """The moment at which each weight above 0 was confirmed first, ascending."""

@@ -50,7 +50,6 @@ def baseline_gone(view: View) -> Ruling | None:
 def circuit_breaker(view: View) -> Ruling | None:
     """Roll back when half of a bucket fails while the baseline is fine: that needs no statistics."""
     broken = Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",))
-    pooled = error_share(view.span.compared, "baseline")
     for bucket in view.new_buckets:
         requests, errors = bucket.candidate.requests, bucket.candidate.errors
         callers = bucket.candidate.error_callers
@@ -61,8 +60,8 @@ def circuit_breaker(view: View) -> Ruling | None:
         if requests >= BREAKER_REQUESTS and errors >= BREAKER_SHARE * requests:
             # An outage that both share is no reason to go back. At 100 % the baseline has no traffic
             # to compare with, and the time before has to do.
-            beside = error_share([bucket], "baseline") if bucket.baseline.requests else pooled
-            if beside < BREAKER_BASELINE_SHARE:
+            beside = [bucket] if bucket.baseline.requests else view.span.compared
+            if error_share(beside, "baseline") < BREAKER_BASELINE_SHARE:
                 return broken
     return broken if _probes_say_broken(view) else None
 

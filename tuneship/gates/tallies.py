@@ -6,6 +6,7 @@ Recomputed from the start at every look. Knows no verdict. Next: `evidence.py` w
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tuneship.gates.cells import cell_of
 from tuneship.gates.evidence import LOOKS_PER_TERM, BucketCounts, Limits
@@ -64,7 +65,7 @@ class Span:
     compared: tuple[Bucket, ...]
     baked: tuple[Bucket, ...]
 
-    @property
+    @cached_property
     def all(self) -> tuple[Bucket, ...]:
         return self.compared + self.baked
 
@@ -78,22 +79,6 @@ def span(series: RolloutSeries, record: RolloutRecord) -> Span:
     return Span(buckets[first:last], buckets[last:])
 
 
-def token_ratio(buckets: Sequence[Bucket]) -> float | None:
-    """Output tokens per request, candidate over baseline, where both had requests; None while unknown."""
-    # The same minutes of both: what callers ask for changes over the day.
-    both = [b for b in buckets if b.baseline.requests and b.candidate.requests]
-    candidate, baseline = _tokens([b.candidate for b in both]), _tokens([b.baseline for b in both])
-    if candidate is None or not baseline:
-        return None
-    return candidate / baseline
-
-
-def _tokens(traffic: Sequence[ArmTraffic]) -> float | None:
-    known = [arm for arm in traffic if arm.output_tokens is not None]
-    requests = sum(arm.requests for arm in known)
-    return sum(arm.output_tokens or 0.0 for arm in known) / requests if requests else None
-
-
 @dataclass(frozen=True, slots=True)
 class _Known:
     """What the buckets so far say about the next one, and the last bucket as the gates count it."""
@@ -102,14 +87,22 @@ class _Known:
     recent: tuple[ArmTraffic, ...] = ()
     lengths: tuple[float, float] | None = None
     load: float = 0.0
-    # Output tokens and requests, of the candidate and of the baseline.
+    # Output tokens and requests, of the candidate and of the baseline, in the buckets in which both had
+    # some: what callers ask for changes over the day.
     tokens: tuple[float, int, float, int] = (0.0, 0, 0.0, 0)
+
+    @property
+    def token_ratio(self) -> float | None:
+        """Output tokens per request, candidate over baseline; None while unknown."""
+        c_tokens, c_requests, b_tokens, b_requests = self.tokens
+        return c_tokens / c_requests / (b_tokens / b_requests) if c_requests and b_tokens else None
 
 
 def measure(
     series: RolloutSeries, record: RolloutRecord, plan: CanaryPlan
-) -> tuple[list[Measured], LatencyLimits | None]:
-    """The rollout's buckets with the limits that were known before each began, and those of the next bucket.
+) -> tuple[list[Measured], LatencyLimits | None, float | None]:
+    """The rollout's buckets with the limits that were known before each began, those of the next bucket, and the ratio
+    of the answers' lengths.
 
     The series may begin before the rollout: what the baseline served then sets limits.
     """
@@ -133,7 +126,8 @@ def measure(
     first = first_after(series.buckets, next(iter(marks.values())).at) if marks else len(states)
     known = states[-1] if states else _Known()
     latest = _limits(known, record.weight, usual, edges[0])
-    return [state.measured for state in states[first:] if state.measured is not None], latest
+    measured = [state.measured for state in states[first:] if state.measured is not None]
+    return measured, latest, known.token_ratio
 
 
 def _after(
@@ -149,9 +143,7 @@ def _after(
     most = max(known.load, usual.load, load(baseline))
     # A server that publishes no lengths allows for them by the ratio of the buckets before.
     allowed = 0.0
-    c_tokens, c_requests, b_tokens, b_requests = known.tokens
-    if allows_length and c_requests and b_tokens:
-        ratio = c_tokens / c_requests / (b_tokens / b_requests)
+    if allows_length and (ratio := known.token_ratio):
         # Shorter answers earn no stricter limits, and beyond three times the length more time is no excuse.
         allowed = cell_of(min(max(ratio, 1.0), 3.0))
     of_hour = None
@@ -179,6 +171,7 @@ def _after(
     tokens = known.tokens
     both = baseline.requests and candidate.requests
     if both and baseline.output_tokens is not None and candidate.output_tokens is not None:
+        c_tokens, c_requests, b_tokens, b_requests = tokens
         tokens = (
             c_tokens + candidate.output_tokens,
             c_requests + candidate.requests,
@@ -218,12 +211,15 @@ def _limits(
 def count(
     gates: Sequence[tuple[str, Limits]], measured: Sequence[Measured], key: Hashable
 ) -> list[tuple[BucketCounts, ...]]:
-    """Counts of each gate in each bucket. Raises `Unusable` where they are gone."""
+    """Counts of each gate in each bucket, then the same by caller. Raises `Unusable` where they are gone."""
 
     def of(_: tuple[BucketCounts, ...], one: Measured) -> tuple[BucketCounts, ...]:
-        return tuple(
-            kind.count(one, limits) for kind, limits in kinds if kind.count is not None
-        )
+        row = [kind.count(one, limits) for kind, limits in kinds if kind.count is not None]
+        callers = [
+            getattr(one.bucket.candidate, _CALLERS[kind.name]) if kind.name in _CALLERS else None
+            for kind, _ in kinds
+        ]
+        return *row, *map(one_per_caller, callers, row)
 
     kinds = [(GATES[name], limits) for name, limits in gates]
     return scan(("counts", key, tuple(gates)), measured, (), of)
@@ -232,30 +228,25 @@ def count(
 def tally(
     gate: Gate,
     record: RolloutRecord,
-    measured: Sequence[Measured],
     counted: Sequence[BucketCounts],
-    cut: int,
-    marks: Sequence[Mark],
+    by_caller: Sequence[BucketCounts],
+    first: int,
+    starts: tuple[int, ...],
+    unequal: frozenset[int],
 ) -> Tally:
-    """Tally one gate. `cut`: the first bucket at 100 %, if there is one; `marks`: where the terms begin."""
-    # At 100 % only what came since then can be tested: before, the candidate had less load.
-    first = cut if record.weight == 100 else 0
-    buckets = [one.bucket for one in measured[first:]]
+    """Tally one gate.
+
+    `first`: the first bucket of this phase; `starts`: where its terms begin; `unequal`: buckets of unequal load.
+    """
     counts = tuple(counted[first:])
     distinct, wider = counts, None
-    if gate.name in LATENCY_GATES and not all(one.is_equal_load for one in measured):
+    if gate.name in LATENCY_GATES and unequal:
         wider = counts
         counts = distinct = tuple(
-            c if one.is_equal_load else BucketCounts(0, 0)
-            for c, one in zip(counts, measured[first:], strict=True)
+            BucketCounts(0, 0) if i in unequal else c for i, c in enumerate(counts, start=first)
         )
-    if gate.name in _CALLERS:
-        callers = _CALLERS[gate.name]
-        distinct = tuple(
-            c if not c.x_c else one_per_caller(getattr(b.candidate, callers), c)
-            for b, c in zip(buckets, counts, strict=True)
-        )
-    starts = tuple(first_after(buckets, mark.at) for mark in marks)
+    elif gate.name in _CALLERS:
+        distinct = tuple(by_caller[first:])
     live = tuple(counted[:first]) if record.weight == 100 else None
     return Tally(counts, distinct, starts, wider, live)
 

@@ -3,6 +3,7 @@
 Pure and recomputed from the start at every look. Next: `rules.py` holds the rules.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -162,6 +163,7 @@ class View:
 
     @cached_property
     def brought_data(self) -> bool:
+        # A resumed run may have read less than the one before it.
         seen = max((look.step_buckets for look in self.step_looks), default=0)
         return len(self.step_buckets) > seen
 
@@ -270,7 +272,8 @@ class View:
         """Whether so few callers stay at one deployment that their own health would be taken for the candidate's."""
         if self.plan.large_keys == "spread":
             return False
-        counts = [b[arm].callers_of_half for b in self.span.compared for arm in ARMS]
+        newest = self.span.compared[-PROOF_BUCKETS:]
+        counts = [b[arm].callers_of_half for b in newest for arm in ARMS]
         known = [number for number in counts if number is not None]
         return bool(known) and known[-1] < FEW_CALLERS
 
@@ -312,12 +315,12 @@ def make_view(
     # Counts that are gone make the whole look a missing one: a verdict by the other gates alone would
     # let a candidate advance because one of them was silenced.
     try:
-        measured, limits = tallies.measure(known, record, plan)
+        measured, limits, tokens = tallies.measure(known, record, plan)
         view = replace(
             view,
             measured=measured,
             limits=limits,
-            tokens=tallies.token_ratio(view.span.compared),
+            tokens=tokens,
             standing=_stands_still(view, known),
             hanging=_hanging(view, known, limits, recorded),
         )
@@ -368,9 +371,17 @@ def _readings(view: View, measured: Sequence[Measured]) -> tuple[GateReading, ..
         for gate in begun.gates
         if gate.state == "active" and gate.source == "series" and (limits := known[gate.name])
     ]
-    columns = zip(*tallies.count(counted, measured, begun.rollout_id), strict=True)
-    counts = dict(zip((name for name, _ in counted), columns, strict=False))
-    marks = tallies.term_marks(view.record)
+    columns = list(zip(*tallies.count(counted, measured, begun.rollout_id), strict=True))
+    names = [name for name, _ in counted]
+    counts = dict(zip(names, columns, strict=False))
+    by_caller = dict(zip(names, columns[len(names) :], strict=False))
+    # At 100 % only what came since then can be tested: before, the candidate had less load.
+    first = len(view.span.compared) if view.record.weight == 100 else 0
+    ends = [one.bucket.end for one in measured[first:]]
+    starts = tuple(
+        bisect_right(ends, mark.at) if mark.at else 0 for mark in tallies.term_marks(view.record)
+    )
+    unequal = frozenset(i for i, one in enumerate(measured) if not one.is_equal_load)
     found: list[GateReading] = []
     for gate in begun.gates:
         limits = known[gate.name]
@@ -391,8 +402,8 @@ def _readings(view: View, measured: Sequence[Measured]) -> tuple[GateReading, ..
             rows = list(counts.get(gate.name, ()))
             if gate.name in tallies.LATENCY_GATES:
                 rows = _with_hanging(rows, view.hanging)
-            cut = len(view.span.compared)
-            tally = tallies.tally(gate, view.record, measured, rows, cut, marks)
+            distinct = by_caller.get(gate.name, ())
+            tally = tallies.tally(gate, view.record, rows, distinct, first, starts, unequal)
         found.append(readings.read_gate(gate, limits, tally, stage))
     return tuple(found)
 
