@@ -124,7 +124,8 @@ def _look(view: View, ruling: Ruling) -> Look:
         plan_digest=view.plan.digest(),
         series_digest=series.digest() if series else None,
         unequal_load=sum(
-            not one.is_equal_load for one in view.measured[len(view.measured) - len(view.step_buckets) :]
+            not one.is_equal_load
+            for one in view.measured[len(view.measured) - len(view.step_buckets) :]
         ),
     )
 

@@ -80,8 +80,8 @@ class BucketCounts(NamedTuple):
 class Limits:
     """The margin of a gate. Harm refutes each that is given, proof refutes one of them.
 
-    `harm`: p_c <= harm (proof: p_c >= ok). `ratio`: p_c <= ratio p_b (>=). `farther`: the candidate's share beyond the
-    farther limit is at most (at least) the baseline's beyond the nearer one; how many cells farther, for harm and proof.
+    `harm`: p_c <= harm (proof: p_c >= ok). `ratio`: p_c <= ratio p_b (>=). `farther`: the candidate's share beyond a
+    limit that is so many cells farther is at most (for proof: at least) the baseline's beyond the nearer one.
     """
 
     ratio: float | None
@@ -92,7 +92,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The harm mixture: the index of the first bucket of each start, its weight, and the weight of those still to come."""
+    """The harm mixture: the first bucket of each start, its weight, and the weight of those still to come."""
 
     starts: tuple[int, ...]
     weights: tuple[float, ...]
@@ -290,7 +290,9 @@ def proof(
     """
     size = math.log(_alternatives(limits) * len(PASS_GRID))
     logs, by_bucket, counts = _proof_of(buckets, limits, (key, "compared"))
-    newest = [sum(column) for column in zip(*(_pass_logs(b, limits) for b in buckets[-PROOF_BUCKETS:]))]
+    newest = [
+        sum(column) for column in zip(*(_pass_logs(b, limits) for b in buckets[-PROOF_BUCKETS:]))
+    ]
     wider = logs if also is None else _proof_of(also, limits, (key, "also"))[0]
     parts = [
         log_sum_exp(logs) - size + math.log(PROOF_ALL),

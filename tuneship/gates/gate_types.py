@@ -19,9 +19,9 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """What counts as slow in a bucket, in ms (`per_token`: ms per output token), from this many of the baseline's answers.
+    """What counts as slow in a bucket: the baseline's median, its p95, and 1.48 times its p99, of this many answers.
 
-    The baseline's median, its p95, and 1.48 times its p99.
+    In ms, or in ms per output token.
     """
 
     typical_ms: float

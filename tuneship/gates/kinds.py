@@ -166,9 +166,7 @@ def _other_length(measured: Measured, _: Limits, *, is_short: bool) -> BucketCou
     return BucketCounts(*of(b.candidate), *of(b.baseline))
 
 
-def _lost(
-    measured: Measured, _: Limits, *, name: Literal["cancelled", "refused"]
-) -> BucketCounts:
+def _lost(measured: Measured, _: Limits, *, name: Literal["cancelled", "refused"]) -> BucketCounts:
     """Requests that ended without an answer, of those that were counted as well or as this."""
 
     def of(traffic: ArmTraffic) -> tuple[int, int]:
@@ -199,7 +197,9 @@ def _blank(measured: Measured, _: Limits) -> BucketCounts:
 
 
 def _latency(name: str) -> Callable[[CanaryRules], GateLimits | TypicalGate | None]:
-    return lambda plan: getattr(plan.latency_gates or LatencyGates(slow=None, very_slow=None, typical=None), name)
+    return lambda plan: getattr(
+        plan.latency_gates or LatencyGates(slow=None, very_slow=None, typical=None), name
+    )
 
 
 def _callers(name: str) -> Callable[[CanaryRules], GateLimits | TypicalGate | None]:
@@ -209,7 +209,9 @@ def _callers(name: str) -> Callable[[CanaryRules], GateLimits | TypicalGate | No
 
 
 def _quality(name: str) -> Callable[[CanaryRules], GateLimits | TypicalGate | None]:
-    return lambda plan: getattr(plan.quality_gates or QualityGates(empty=None, short=None, long=None), name)
+    return lambda plan: getattr(
+        plan.quality_gates or QualityGates(empty=None, short=None, long=None), name
+    )
 
 
 # Every gate by its name, in the order in which a look reports them.

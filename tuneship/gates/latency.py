@@ -1,8 +1,8 @@
 """Latency as a proportion: the share of answers above a limit, and the limits that the baseline's answers set.
 
-Times are places among the cells of `cells.py`. A server that publishes cells is exact to 4.4 %; with a histogram, limits
-are rounded up to its edges; with three quantiles, the share is read off a log-normal line. Pure arithmetic over one
-series; knows no steps and no verdict. Next: `tallies.py`.
+Times are places among the cells of `cells.py`. A server that publishes cells is exact to 4.4 %; with a histogram,
+limits are rounded up to its edges; with three quantiles, the share is read off a log-normal line. Pure arithmetic over
+one series; knows no steps and no verdict. Next: `tallies.py`.
 """
 
 import math

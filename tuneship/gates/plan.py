@@ -193,7 +193,9 @@ class CanaryRules(StrictModel):
         default=5, ge=1, description="Looks with new data before a step may end."
     )
     max_looks_per_step: int = Field(
-        default=60, ge=1, description="Looks at one step before it is inconclusive; one with few requests counts in part."
+        default=60,
+        ge=1,
+        description="Looks at one step before it is inconclusive; those with few requests count in part.",
     )
     max_looks: int = Field(
         default=240, ge=1, description="Looks at all steps before it is inconclusive."

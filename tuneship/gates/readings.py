@@ -76,20 +76,21 @@ def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateRea
     is_worse_now = evidence.early_warning(now, against)
     proof = evidence.proof(tally.counts, limits, also=tally.wider, key=key)
 
-    state: GateState = "open"
-    beyond = harm.log_e >= stage.log_threshold or harm.log_fast >= evidence.LOG_FAST_TIER
     is_latency = gate.name in LATENCY_GATES
+    beyond = harm.log_e >= stage.log_threshold or harm.log_fast >= evidence.LOG_FAST_TIER
+    # What a cold start has left in the evidence for harm holds no longer than the slowness itself.
+    warned = is_worse_now if is_latency else harm.log_e >= evidence.LOG_WARN
+    state: GateState = "open"
     # Still slow, and not just cold. Further conditions only make a rollback rarer, so alpha holds.
     if beyond and (not is_latency or (is_worse_now and stage.settled)):
         state = "harm"
     # Harm beats a warning, and a warning beats a proof: what is proven over all looks may just have
-    # begun to turn. What a cold start has left in E holds no longer than the start.
-    elif not is_alone and evidence.early_warning(newest, against):
-        state = "hold"
-    elif not is_alone and (is_worse_now if is_latency else harm.log_e >= evidence.LOG_WARN):
-        state = "hold"
-    elif not is_alone and proof.log_e >= evidence.LOG_PROVEN:
-        state = "proven"
+    # begun to turn. At 100 % there is nothing to wait for.
+    elif not is_alone:
+        if warned or evidence.early_warning(newest, against):
+            state = "hold"
+        elif proof.log_e >= evidence.LOG_PROVEN:
+            state = "proven"
     n_c, x_c, n_b, x_b, _, _ = proof.counts
     reading = GateReading(
         name=gate.name,

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from tuneship.gates.formula import FORMULA_VERSION
 from tuneship.gates.gate_types import (
     Gate,
     GateReading,
@@ -21,7 +22,6 @@ from tuneship.gates.gate_types import (
     ThresholdReading,
     UsualHour,
 )
-from tuneship.gates.formula import FORMULA_VERSION
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.series import Arm
 
@@ -52,6 +52,9 @@ class Phase(StrEnum):
     SETTLE = "settle"
 
 
+NO_USUAL = UsualHour()
+
+
 @dataclass(frozen=True)
 class Begun:
     """The rollout exists. `server`: extensions that the server was found to lack."""
@@ -62,7 +65,7 @@ class Begun:
     plan_digest: str
     gates: tuple[Gate, ...]
     # The baseline before the start.
-    usual: UsualHour = UsualHour()
+    usual: UsualHour = NO_USUAL
     server: tuple[str, ...] = ()
     # The formula that judges this rollout to its end.
     formula_version: str = FORMULA_VERSION

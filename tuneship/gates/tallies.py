@@ -33,7 +33,11 @@ from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries, Unusable, f
 
 LATENCY_GATES = ("slow", "very_slow", "typical")
 # Where one caller's repeats are counted, by gate.
-_CALLERS = {"error": "error_callers", "abandoned": "cancelled_callers", "refused": "refused_callers"}
+_CALLERS = {
+    "error": "error_callers",
+    "abandoned": "cancelled_callers",
+    "refused": "refused_callers",
+}
 # The baseline's newest buckets that say what is slow now.
 RECENT_BUCKETS = 10
 # Latency is compared while a replica of the candidate carries at most this much more than one of the baseline.
@@ -247,6 +251,8 @@ def tally(
         )
     elif gate.name in _CALLERS:
         distinct = tuple(by_caller[first:])
+        # Weighed once where no caller repeats.
+        distinct = counts if distinct == counts else distinct
     live = tuple(counted[:first]) if record.weight == 100 else None
     return Tally(counts, distinct, starts, wider, live)
 

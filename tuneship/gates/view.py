@@ -6,14 +6,14 @@ Pure and recomputed from the start at every look. Next: `rules.py` holds the rul
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cached_property
 from itertools import pairwise, zip_longest
 
 from tuneship.gates import readings, tallies
 from tuneship.gates.evidence import PROOF_BUCKETS, BucketCounts
 from tuneship.gates.formula import check_formula
-from tuneship.gates.gate_types import Gate, GateReading, LatencyLimits, ThresholdReading
+from tuneship.gates.gate_types import GateReading, LatencyLimits, ThresholdReading
 from tuneship.gates.kinds import Measured
 from tuneship.gates.plan import FULL_LOOK_REQUESTS, CanaryPlan
 from tuneship.gates.record import Look, Mark, Phase, Probed, RolloutRecord
@@ -339,7 +339,9 @@ def _hanging(
     if limits is None or not buckets:
         return {}
     # Where limits are per token, no age of a whole answer follows from them.
-    age_ms = HANGING_MS if limits.per_token else max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms)
+    age_ms = (
+        HANGING_MS if limits.per_token else max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms)
+    )
     hanging: dict[Arm, tuple[int, ...]] = {}
     for arm in ARMS:
         snapshot = series.in_flight.get(arm)

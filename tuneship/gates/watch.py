@@ -188,7 +188,9 @@ class _Pair:
         return Bucket(end, then, self.recent.get(number, ArmTraffic()))
 
 
-def _read(name: str, stretch: Stretch, measured: Sequence[Measured], began: datetime) -> WatchReading:
+def _read(
+    name: str, stretch: Stretch, measured: Sequence[Measured], began: datetime
+) -> WatchReading:
     kind = GATES[name]
     if kind.count is None:
         raise Unusable(f"the service publishes no counts for the gate {name}")

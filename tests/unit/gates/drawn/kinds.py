@@ -135,9 +135,7 @@ def _night_job(*, keyed: bool = True, time: float = 1.0) -> Callable[[Random], M
             if number < begin:
                 return Minute(candidate=one)
             is_seen = number > begin or not keyed
-            return Minute(
-                2 * PER_MINUTE, candidate=one, sites=spread if is_seen else first
-            )
+            return Minute(2 * PER_MINUTE, candidate=one, sites=spread if is_seen else first)
 
         return minute_of
 
