@@ -16,6 +16,7 @@ from tuneship.gates.gate_types import Gate, UsualHour
 from tuneship.gates.latency import FROZEN_FROM
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
+from tuneship.gates.record import NO_USUAL
 from tuneship.gates.series import RolloutSeries
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
 
@@ -33,7 +34,7 @@ class Before:
 
     answer: DeploymentMetrics | None = None
     series: RolloutSeries | None = None
-    usual: UsualHour = UsualHour()
+    usual: UsualHour = NO_USUAL
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ page and calls the bodies of its tasks: five nodes a look would bury the chain.
 
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -20,6 +20,7 @@ from tuneship.contract.errors import ResourceNotFound
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.canary import Observed, decide
 from tuneship.gates.record import Look, RolloutRecord
+from tuneship.gates.tallies import RECENT_BUCKETS
 from tuneship.gates.view import DeploymentState
 
 

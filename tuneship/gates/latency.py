@@ -125,8 +125,24 @@ def _without_stalls(
 
 
 def median_p95_ms(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> float:
-    """p95 in ms of buckets that all have answers and their latency."""
-    return value_at(_quantile(traffic, edges, 0.95))
+    """p95 in ms of buckets that all have answers and their latency: of the merged counts, else the median."""
+    if all(arm.cells is not None for arm in traffic):
+        return value_at(_quantile(traffic, edges, 0.95))
+    if edges is None or any(arm.histogram is None for arm in traffic):
+        known = [(arm.quantiles_ms[1], arm.served) for arm in traffic if arm.quantiles_ms]
+        return _weighted_median(known)
+    # Between two edges, the share is taken to grow with the logarithm of the time.
+    merged = [
+        sum(column) for column in zip(*(arm.histogram or () for arm in traffic), strict=True)
+    ]
+    wanted = 0.95 * merged[-1]
+    i = bisect_left(merged, wanted)
+    if i == 0:
+        return edges[0] * wanted / merged[0]
+    if math.isinf(edges[i]):
+        return edges[i - 1]
+    part = (wanted - merged[i - 1]) / (merged[i] - merged[i - 1])
+    return edges[i - 1] * (edges[i] / edges[i - 1]) ** part
 
 
 def has_latency(traffic: ArmTraffic) -> bool:
