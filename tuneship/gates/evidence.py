@@ -294,13 +294,17 @@ def proof(
         sum(column) for column in zip(*(_pass_logs(b, limits) for b in buckets[-PROOF_BUCKETS:]))
     ]
     wider = logs if also is None else _proof_of(also, limits, (key, "also"))[0]
+    now = log_sum_exp(newest) - size if newest else 0.0
     parts = [
         log_sum_exp(logs) - size + math.log(PROOF_ALL),
         by_bucket + math.log(PROOF_OTHERS),
-        (log_sum_exp(newest) - size if newest else 0.0) + math.log(PROOF_OTHERS),
+        now + math.log(PROOF_OTHERS),
         log_sum_exp(wider) - size + math.log(PROOF_OTHERS),
     ]
-    return Proof(log_sum_exp(parts), BucketCounts(*counts), logs)
+    # What was proven long ago does not stand against newest buckets that say the opposite as strongly.
+    # A smaller value only makes a wrong proof rarer.
+    log_e = min(log_sum_exp(parts), now + 2.0 * LOG_PROVEN)
+    return Proof(log_e, BucketCounts(*counts), logs)
 
 
 _Sums = tuple[Logs, float, tuple[int, ...]]

@@ -403,7 +403,7 @@ def _readings(view: View, measured: Sequence[Measured]) -> tuple[GateReading, ..
         else:
             rows = list(counts.get(gate.name, ()))
             if gate.name in tallies.LATENCY_GATES:
-                rows = _with_hanging(rows, view.hanging)
+                rows = _with_hanging(rows, view.hanging, measured)
             distinct = by_caller.get(gate.name, ())
             tally = tallies.tally(gate, view.record, rows, distinct, first, starts, unequal)
         found.append(readings.read_gate(gate, limits, tally, stage))
@@ -411,7 +411,9 @@ def _readings(view: View, measured: Sequence[Measured]) -> tuple[GateReading, ..
 
 
 def _with_hanging(
-    rows: list[BucketCounts], hanging: Mapping[Arm, tuple[int, ...]]
+    rows: list[BucketCounts],
+    hanging: Mapping[Arm, tuple[int, ...]],
+    measured: Sequence[Measured],
 ) -> list[BucketCounts]:
     """Add requests that still wait and have waited too long, in the bucket of their arrival.
 
@@ -420,6 +422,9 @@ def _with_hanging(
     """
     pairs = zip_longest(hanging.get("candidate", ()), hanging.get("baseline", ()), fillvalue=0)
     for back, (c, b) in enumerate(pairs, start=1):
+        # Where no limit was known, only the slow ones of the bucket would be counted.
+        if measured[-back].limits is None:
+            continue
         n_c, x_c, n_b, x_b, w_c, v_c = rows[-back]
         rows[-back] = BucketCounts(n_c + c, x_c + c, n_b + b, x_b + b, w_c + c, v_c + c)
     return rows

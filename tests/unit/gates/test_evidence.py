@@ -156,7 +156,8 @@ def decimal_values(
             ("0.2", sum(map(decimal_product, zip(*passes[-20:], strict=True))) / 27),
         )
     )
-    return min(capped[0]), min(capped[1]), Decimal(proof)
+    newest = sum(map(decimal_product, zip(*passes[-20:], strict=True))) / 27
+    return min(capped[0]), min(capped[1]), min(Decimal(proof), newest * 100)
 
 
 def decimal_product(values: Iterable[Decimal]) -> Decimal:
