@@ -44,22 +44,22 @@ def test_s1_equal_deployments_are_promoted_at_look_twenty_and_baked(extended: bo
 
 
 @BOTH
-def test_s2_errors_from_25_percent_on_go_back_by_look_six(extended: bool) -> None:
+def test_s2_errors_from_25_percent_on_go_back_by_look_seven(extended: bool) -> None:
     rollout = Rollout(plan_with(), Steady(errors=fifth_of_them_from(25)), extended=extended).begin()
     last = rollout.run()
     assert rollout.weights == [5, 25, 0]
-    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "error_rate", 6)
+    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "error_rate", 7)
     error = last.gates[0]
     assert error.log_u_harm is not None
     assert error.log_u_harm >= math.log(1e6)
 
 
 @BOTH
-def test_s3_a_slow_candidate_goes_back_for_latency_at_look_four(extended: bool) -> None:
+def test_s3_a_slow_candidate_goes_back_for_latency_at_look_twelve(extended: bool) -> None:
     slow = Steady(quantiles=(440.0, 1800.0, 4500.0))
     last = Rollout(plan_with(), slow, extended=extended).begin().run()
-    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "latency", 4)
-    assert last.reasons == ("harm:slow",)
+    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "latency", 12)
+    assert "harm:slow" in last.reasons
 
 
 def silent_candidate(kind: str) -> Callable[..., tuple[Any, Any]]:
