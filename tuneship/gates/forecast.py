@@ -34,6 +34,8 @@ MORE_ERRORS_SHARE = 0.05
 MAX_FIRST_STEP_PERCENT = 50
 # Three runs at least, for a median; more until the looks drawn cost about a second.
 _LOOKS_DRAWN, _RUNS = 200, (3, 10)
+
+
 # Times and lengths of log-normal answers, by cell: usual spreads, since a forecast asks when equal
 # candidates are proven, and the limits are set by the same answers.
 def _log_normal(middle: int, spread: float, step: int) -> tuple[tuple[int, float], ...]:

@@ -132,9 +132,7 @@ def median_p95_ms(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) 
         known = [(arm.quantiles_ms[1], arm.served) for arm in traffic if arm.quantiles_ms]
         return _weighted_median(known)
     # Between two edges, the share is taken to grow with the logarithm of the time.
-    merged = [
-        sum(column) for column in zip(*(arm.histogram or () for arm in traffic), strict=True)
-    ]
+    merged = [sum(column) for column in zip(*(arm.histogram or () for arm in traffic), strict=True)]
     wanted = 0.95 * merged[-1]
     i = bisect_left(merged, wanted)
     if i == 0:

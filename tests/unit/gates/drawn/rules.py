@@ -87,13 +87,15 @@ def roll_out(kind: Kind, seed: int, **fields: Any) -> Run:
     """Run one rollout by our gates."""
     rng = np.random.default_rng([seed, kind.row])
     service = Service(rng, kind.make(rng), kind.seconds)
-    plan = plan_with(**{
+    plan = plan_with(
+        **{
             "bake_weight": 80,
             "wait_for_traffic": "12h",
             "interval": f"{kind.seconds}s",
             **kind.plan,
             **fields,
-        })
+        }
+    )
     hour = [service.bucket(i, 0) for i in range(-HOUR_BEFORE if kind.has_past else 0, 0)]
     return _looks(service, plan, begin(plan, hour, seed), hour[-10:], lag=kind.lag)
 
