@@ -290,9 +290,8 @@ def proof(
     """
     size = math.log(_alternatives(limits) * len(PASS_GRID))
     logs, by_bucket, counts = _proof_of(buckets, limits, (key, "compared"))
-    newest = [
-        sum(column) for column in zip(*(_pass_logs(b, limits) for b in buckets[-PROOF_BUCKETS:]))
-    ]
+    factors = [_pass_logs(bucket, limits) for bucket in buckets[-PROOF_BUCKETS:]]
+    newest = list(map(math.fsum, zip(*factors, strict=True)))
     wider = logs if also is None else _proof_of(also, limits, (key, "also"))[0]
     now = log_sum_exp(newest) - size if newest else 0.0
     parts = [

@@ -47,7 +47,7 @@ Buckets = Sequence[tuple[Served, Served]]
 
 
 def plan_with(**fields: Any) -> CanaryPlan:
-    """Return the default plan, but with a bake at 100 %, whose absolute test is the harder one to pass, and no waiting."""
+    """Return the default plan without waiting and with a bake at 100 %, whose absolute test is the harder one."""
     return CanaryPlan.model_validate(
         {
             "endpoint_id": "cep_1",
