@@ -57,7 +57,7 @@ def decide_paused(decision: Decision) -> RolloutResult:
     """End the rollout as decided. Raises `BadInput` where none of that id is paused, or its candidate does not run."""
     log = get_run_logger()
     folder = records_in_use()
-    plan = CanaryPlan.recorded(_paused(folder, decision.rollout_id).record.begun.plan)
+    plan = CanaryPlan.model_validate(_paused(folder, decision.rollout_id).record.begun.plan)
     with folder.lock(plan) as is_free:
         if not is_free:
             return rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)

@@ -52,6 +52,6 @@ def _is_abandoned(record: ReleaseRecord, watch: GuardView) -> bool:
     rollout = record.last("rollout")
     if rollout is None:
         return True
-    plan = CanaryPlan.recorded(rollout["plan"])
+    plan = CanaryPlan.model_validate(rollout["plan"])
     is_open = any(file.may_have_traffic for file in watch.folder.of(plan))
     return not is_open and not any(one.blocks(plan) for one in watch.folder.damaged())

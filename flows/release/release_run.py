@@ -199,7 +199,7 @@ class ReleaseRun:
         begun = self.record.last("rollout")
         if begun is None:
             return None
-        plan = CanaryPlan.recorded(begun["plan"])
+        plan = CanaryPlan.model_validate(begun["plan"])
         files = records_in_use().of(plan)
         if not files:
             return None
@@ -293,7 +293,7 @@ def result_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
     rollout = RolloutResult(outcome="aborted", reason="cancelled")
     begun = record.last("rollout")
     if begun is not None:
-        for file in records_in_use().of(CanaryPlan.recorded(begun["plan"])):
+        for file in records_in_use().of(CanaryPlan.model_validate(begun["plan"])):
             if not file.is_open:
                 rollout = result_of(file.record, [])
     candidate = record.made("candidate")

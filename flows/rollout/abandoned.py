@@ -84,7 +84,7 @@ def _finish(file: RecordFile, watch: GuardView) -> tuple[AbandonedRollout, list[
     """
     if not file.record.facts or not file.may_have_traffic:
         return None
-    plan = CanaryPlan.recorded(file.record.begun.plan)
+    plan = CanaryPlan.model_validate(file.record.begun.plan)
     with watch.folder.lock(plan) as is_free:
         # Its driver may have ended it while it was read; from here on the lock keeps every driver away.
         file = RecordFile(file.path)

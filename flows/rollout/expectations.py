@@ -12,10 +12,11 @@ from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.words import rate_in_words
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.forecast import choose_steps, forecast
-from tuneship.gates.gate_types import Gate, LatencyLimits
+from tuneship.gates.gate_types import Gate, UsualHour
 from tuneship.gates.latency import FROZEN_FROM
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
+from tuneship.gates.record import NO_USUAL
 from tuneship.gates.series import RolloutSeries
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
 
@@ -33,7 +34,7 @@ class Before:
 
     answer: DeploymentMetrics | None = None
     series: RolloutSeries | None = None
-    limits: LatencyLimits | None = None
+    usual: UsualHour = NO_USUAL
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def _outrun_timeout(plan: CanaryPlan, before: Before) -> tuple[str, bool]:
         return "", False
     # A server that publishes the ages of open requests shows those that hang long before their time-out.
     if before.series is not None and before.series.in_flight.get("baseline") is not None:
-        limits = before.limits
+        limits = before.usual.limits
         age_ms = max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms if limits else 0.0)
         return (
             f"a step may be over after {step_s:g} s, and the server ends a request only after {timeout_s:g} s; one"

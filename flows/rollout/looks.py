@@ -6,7 +6,7 @@ page and calls the bodies of its tasks: five nodes a look would bury the chain.
 
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -20,6 +20,7 @@ from tuneship.contract.errors import ResourceNotFound
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.canary import Observed, decide
 from tuneship.gates.record import Look, RolloutRecord
+from tuneship.gates.tallies import RECENT_BUCKETS
 from tuneship.gates.view import DeploymentState
 
 
@@ -85,12 +86,19 @@ def began(record: RolloutRecord) -> datetime | None:
     return next((mark.at for mark in record.step_marks().values()), None)
 
 
+def _read_from(split: RolloutSplit) -> datetime | None:
+    """Ten buckets before the start: what the baseline served then says how slow the first answers may be."""
+    start = began(split.file.record)
+    length = timedelta(seconds=split.plan.bucket_seconds)
+    return start - RECENT_BUCKETS * length if start else None
+
+
 def _metrics(split: RolloutSplit, deployment_id: str) -> DeploymentMetrics | None:
     try:
         return get_deployment_metrics.fn(
             deployment_id,
             interval=split.plan.interval,
-            start_time=began(split.file.record),
+            start_time=_read_from(split),
             endpoint_id=split.endpoint_id if split.is_extended else None,
         )
     except TuneshipError as error:

@@ -32,7 +32,7 @@ from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.gates.latency import freeze_limits
+from tuneship.gates.latency import usual_hour
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
@@ -49,7 +49,7 @@ def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSpl
     for file in reversed(folder.of(plan)):
         if not file.is_open:
             continue
-        recorded = CanaryPlan.recorded(file.record.begun.plan)
+        recorded = CanaryPlan.model_validate(file.record.begun.plan)
         if recorded.is_resumed_by(plan, file.record.begun.plan_digest):
             return resume(recorded, file, log)  # with what its defaults were when it began
         if file.record.weight == 0:
@@ -129,7 +129,7 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | R
         plan=expected.plan.model_dump(mode="json"),
         plan_digest=plan.digest(),
         gates=gates,
-        limits=before.limits,
+        usual=before.usual,
         today=expected.today,
         forecast=expected.forecast,
         warnings=expected.warnings,
@@ -250,5 +250,4 @@ def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:
         series = read_series(answer, answer, plan.interval)
     except Unusable:
         return Before(answer)
-    newest_first = tuple(reversed(series.buckets))
-    return Before(answer, series, freeze_limits(series, newest_first))
+    return Before(answer, series, usual_hour(series, plan))

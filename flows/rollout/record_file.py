@@ -253,7 +253,7 @@ def read_record(path: Path) -> RecordFile | Damaged:
     """Read the record in a file, or say what is wrong with it."""
     try:
         file = RecordFile(path)
-        if not file.record.facts or CanaryPlan.recorded(file.record.begun.plan):
+        if not file.record.facts or CanaryPlan.model_validate(file.record.begun.plan):
             return file
     except OSError as error:
         return Damaged(path, f"the record {path} cannot be read ({error.strerror})", None, False)

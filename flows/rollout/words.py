@@ -179,7 +179,7 @@ def forecast_in_words(begun: Begun) -> list[str]:
     if promote is None or most is None:
         sentences = [f"at {rate} an equal candidate is not expected to be promoted"]
     else:
-        plan = CanaryPlan.recorded(begun.plan)
+        plan = CanaryPlan.model_validate(begun.plan)
         looks = plan.bake_looks + (plan.settle_looks if plan.bake_weight else 0)
         # A look of the bake counts only with new data, so it lasts as long as a bucket at least.
         bake = _minutes(looks * plan.data_every_seconds / 60.0)

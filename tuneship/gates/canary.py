@@ -123,7 +123,10 @@ def _look(view: View, ruling: Ruling) -> Look:
         warnings=_warnings(view),
         plan_digest=view.plan.digest(),
         series_digest=series.digest() if series else None,
-        formula_version=str(view.formula),
+        unequal_load=sum(
+            not one.is_equal_load
+            for one in view.measured[len(view.measured) - len(view.step_buckets) :]
+        ),
     )
 
 

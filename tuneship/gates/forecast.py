@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from tuneship.gates.canary import judge
-from tuneship.gates.gate_types import Gate, LatencyLimits
+from tuneship.gates.cells import Cells
+from tuneship.gates.gate_types import Gate, LatencyLimits, UsualHour
 from tuneship.gates.kinds import GATES
 from tuneship.gates.outlook import (
     DOUBLING,
@@ -33,11 +34,23 @@ MORE_ERRORS_SHARE = 0.05
 MAX_FIRST_STEP_PERCENT = 50
 # Three runs at least, for a median; more until the looks drawn cost about a second.
 _LOOKS_DRAWN, _RUNS = 200, (3, 10)
-# Times are not drawn but the shares beyond the limits, so their values in ms mean nothing. By its
-# definition 5 % of the answers are above the p95, and few above 1.5 x the p99.
-_LIMITS = LatencyLimits(1000.0, 2000.0, 1000)
-_EDGES = (1000.0, 2000.0, math.inf)
-_SLOW, _VERY_SLOW = 0.05, 0.003
+
+
+# Times and lengths of log-normal answers, by cell: usual spreads, since a forecast asks when equal
+# candidates are proven, and the limits are set by the same answers.
+def _log_normal(middle: int, spread: float, step: int) -> tuple[tuple[int, float], ...]:
+    """Cells around the middle, each with the chance that a value beyond the cells before it lies in it."""
+    bell = statistics.NormalDist(middle, spread)
+    cells = [(k, bell.cdf(k) - bell.cdf(k - step)) for k in range(middle - 40, middle + 41, step)]
+    left, found = 1.0, list[tuple[int, float]]()
+    for k, chance in cells:
+        found.append((k, min(chance / left, 1.0)))
+        left -= chance
+    return tuple(found)
+
+
+_TIMES, _LENGTHS = _log_normal(138, 11.4, 2), _log_normal(81, 13.9, 4)
+_USUAL = UsualHour(LatencyLimits(395.0, 900.0, 1900.0, 1000), 6.0, 200.0, math.inf)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _RUNNING = DeploymentState("running", 1)
 
@@ -101,7 +114,7 @@ def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
         for gate in gates
         if gate.name in GATES and (GATES[gate.name].count or gate.state != "active")
     )
-    begun = Begun("forecast", "", {}, plan.digest(), counted, _LIMITS)
+    begun = Begun("forecast", "", {}, plan.digest(), counted, _USUAL)
     return RolloutRecord((begun, SplitConfirmed(plan.known_steps[0], _EPOCH)))
 
 
@@ -149,7 +162,7 @@ def _draw(
         baseline = _serve(dice, total - n_c, today, today.errors)
         buckets.append(Bucket(end, baseline, _serve(dice, n_c, today, errors)))
         series = RolloutSeries(
-            tuple(buckets), end, dict.fromkeys(ARMS, end), dict.fromkeys(ARMS, _EDGES), True
+            tuple(buckets), end, dict.fromkeys(ARMS, end), dict.fromkeys(ARMS, None), True
         )
         look = judge(series, _RUNNING, _RUNNING, plan, record)
         record = record.plus(look)
@@ -165,17 +178,26 @@ def _serve(dice: random.Random, n: int, today: Today, errors: float) -> ArmTraff
     requests = n - cancelled - refused
     failed = _binomial(dice, requests, min(errors, 1.0))
     served = requests - failed
-    slow = _binomial(dice, served, _SLOW)
-    very_slow = _binomial(dice, slow, _VERY_SLOW / _SLOW)
     return ArmTraffic(
         requests=requests,
         errors=failed,
         empty=_binomial(dice, served, today.blank),
-        histogram=(served - slow, served - very_slow, served) if served else None,
         cancelled=cancelled,
         refused=refused,
         error_callers=failed,
+        cells=_cells(dice, served, _TIMES),
+        token_cells=_cells(dice, served, _LENGTHS),
     )
+
+
+def _cells(dice: random.Random, left: int, chances: Sequence[tuple[int, float]]) -> Cells:
+    found: list[tuple[int, int]] = []
+    for k, chance in chances:
+        number = _binomial(dice, left, chance)
+        if number:
+            found.append((k, number))
+        left -= number
+    return Cells(tuple(k for k, _ in found), tuple(number for _, number in found))
 
 
 def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:

@@ -1,13 +1,18 @@
 """The limits of a single gate as a plan sets them: which share is harm, and which is proof. Next: `plan.py`."""
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from tuneship.contract.common import StrictModel
+from tuneship.gates.cells import cell_of
 from tuneship.gates.evidence import Limits
 
 RATIO = "Bad share allowed, as a multiple of the baseline's."
 HARM = "Bad share always allowed before a rollback."
 PROVEN = "Bad share below which the gate may be proven."
+TIMES = "How many times slower answers may be before a rollback; 4.4 % is the resolution."
+TIMES_OK = "How many times slower the gate disproves when it is proven."
 
 
 class GateLimits(StrictModel):
@@ -47,19 +52,66 @@ class ErrorGate(GateLimits):
 # By its definition 5 % of the baseline's own answers are slow, so these limits lie above that, and
 # those of `VerySlowGate` above 1 %.
 class SlowGate(GateLimits):
-    """Share of answers slower than the baseline's frozen p95."""
+    """Share of answers slower than the baseline's p95 of the last ten minutes."""
 
     ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
     harm: float | None = Field(default=0.075, gt=0, le=0.5, description=HARM)
     ok: float | None = Field(default=0.10, gt=0, le=0.5, description=PROVEN)
+    times: float = Field(default=1.24, ge=1, le=100, description=TIMES)
+    times_ok: float = Field(default=1.41, ge=1, le=100, description=TIMES_OK)
+
+    def limits(self) -> Limits | None:
+        """The margins as counts and as time."""
+        limits = super().limits()
+        return replace(limits, farther=_farther(self.times, self.times_ok)) if limits else None
+
+
+class TypicalGate(StrictModel):
+    """The median: the candidate's answers beside those of the baseline that take longer than half of them."""
+
+    times: float = Field(default=1.48, ge=1, le=100, description=TIMES)
+    times_ok: float = Field(default=1.76, ge=1, le=100, description=TIMES_OK)
+
+    def limits(self) -> Limits | None:
+        """The margin as time alone."""
+        return Limits(None, None, None, _farther(self.times, self.times_ok))
+
+
+def _farther(times: float, times_ok: float) -> tuple[int, int]:
+    return round(cell_of(times)), round(cell_of(times_ok))
 
 
 class VerySlowGate(GateLimits):
-    """Share of answers slower than 1.5 x the baseline's frozen p99."""
+    """Share of answers slower than 1.48 x the baseline's p99 of the last ten minutes."""
 
     ratio: float | None = Field(default=2.0, ge=1, le=100, description=RATIO)
     harm: float | None = Field(default=0.02, gt=0, le=0.5, description=HARM)
     ok: float | None = Field(default=0.04, gt=0, le=0.5, description=PROVEN)
+
+
+class ShortGate(GateLimits):
+    """Answers much shorter than nearly all of the baseline's."""
+
+    ratio: float | None = Field(default=2.0, ge=1, le=100, description=RATIO)
+    harm: float | None = Field(default=0.02, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=0.04, gt=0, le=0.5, description=PROVEN)
+
+
+class LongGate(GateLimits):
+    """Answers much longer than nearly all of the baseline's, for example in a loop."""
+
+    ratio: float | None = Field(default=2.0, ge=1, le=100, description=RATIO)
+    harm: float | None = Field(default=0.02, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=0.04, gt=0, le=0.5, description=PROVEN)
+
+
+class CrashRule(StrictModel):
+    """One bucket in which so much fails at the candidate alone that no statistics over time are needed."""
+
+    failures: int = Field(default=20, ge=5, description="Failures of different callers, at least.")
+    share: float = Field(
+        default=0.25, gt=0, le=1, description="Share of the candidate's requests, at least."
+    )
 
 
 class EmptyGate(GateLimits):

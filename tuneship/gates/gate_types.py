@@ -17,13 +17,30 @@ class Gate:
     state: Literal["active", "not_evaluated", "not_available", "disabled"] = "active"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """Frozen thresholds in ms: the baseline's p95, and 1.5 times its p99, measured on this many requests."""
+    """What counts as slow in a bucket: the baseline's median, its p95, and 1.48 times its p99, of this many answers.
 
+    In ms, or in ms per output token.
+    """
+
+    typical_ms: float
     slow_ms: float
     very_slow_ms: float
     requests: int
+    per_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UsualHour:
+    """The baseline in the hour before the start, which later looks cannot read again."""
+
+    limits: LatencyLimits | None = None
+    # Output tokens of an answer that is too short or too long.
+    too_short: float | None = None
+    too_long: float | None = None
+    # The most requests that one replica got in a bucket.
+    load: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,9 +68,8 @@ class GateReading:
     z: float | None = None
     z_limit: float | None = None
     requests_to_proof: int | None = None
-    # The evidence without warm-up looks, where they are left out; it must speak against the candidate as well.
-    log_e_heard: float | None = None
-    log_e_heard_limit: float | None = None
+    # z of the newest five buckets, by which a latency gate shows that the slowness goes on.
+    z_now: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,45 +5,50 @@ plan (`plan.py`) and an entry in `GATES`. Next: `readings.py` weighs the counts.
 """
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from typing import Literal
 
 from tuneship.contract.generation import Generation
 from tuneship.contract.metrics import MetricSeries
-from tuneship.gates.evidence import BucketCounts
-from tuneship.gates.gate_limits import GateLimits
+from tuneship.gates.cells import cell_of
+from tuneship.gates.evidence import BucketCounts, Limits
+from tuneship.gates.gate_limits import GateLimits, TypicalGate
 from tuneship.gates.gate_types import Gate, LatencyLimits, Source
-from tuneship.gates.latency import has_latency, slow_requests
+from tuneship.gates.latency import has_latency, number_above
 from tuneship.gates.plan import (
     CallerGates,
     CanaryRules,
     LatencyGates,
     QualityGates,
 )
-from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries, Unusable
+from tuneship.gates.series import ArmTraffic, Bucket, Unusable
 
 # An answer that repeats the same four words more often than this is caught in a loop.
 REPEATED_TOO_OFTEN = 5
 # These faults are gross where they happen: a small part of alpha finds them, and delays the other
-# gates by nothing.
-CALLERS_ALPHA = 0.25
+# gates by little.
+GROSS_ALPHA = 0.25
 
 
-@dataclass(frozen=True)
-class Published:
-    """The published counts of a rollout's buckets, and how slow an answer may be."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One bucket, and what was known before it began: how slow, how short and how long an answer may be."""
 
-    series: RolloutSeries
-    buckets: Sequence[Bucket]
-    limits: LatencyLimits | None
-    # Factor on the candidate's latency limits, at least 1.
-    scale: float
-    # Requests that are still being answered and have been for too long, by bucket, the newest first.
-    hanging: Mapping[Arm, Sequence[int]] = field(default_factory=dict[Arm, Sequence[int]])
+    bucket: Bucket
+    edges: tuple[tuple[float, ...] | None, tuple[float, ...] | None]
+    limits: LatencyLimits | None = None
+    # Output tokens that are too few and too many.
+    lengths: tuple[float, float] | None = None
+    # Cells by which the candidate may be slower because it writes longer answers.
+    allowed: float = 0.0
+    # Where a server publishes estimates only, what rounds them.
+    dither: float = 0.5
+    # Whether the candidate carries no more than a replica of the baseline did.
+    is_equal_load: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,9 @@ class GateKind:
     name: str
     # The reason of a rollout that this gate rolls back.
     reason: str
-    limits: Callable[[CanaryRules], GateLimits | None]
-    # Bad requests of both deployments, bucket by bucket, from the service's metrics. Raises `Unusable`.
-    count: Callable[[Published], list[BucketCounts]] | None = None
+    limits: Callable[[CanaryRules], GateLimits | TypicalGate | None]
+    # Bad requests of both deployments in a bucket, from the service's metrics. Raises `Unusable`.
+    count: Callable[[Measured, Limits], BucketCounts] | None = None
     # Whether a deployment's metrics hold what `count` needs.
     is_published: Callable[[MetricSeries | None], bool] = lambda _: True
     # Whether an answer that the traffic driver received is bad.
@@ -97,45 +102,71 @@ def _is_no_json(answer: Generation) -> bool:
     return False
 
 
-def _errors(measured: Published) -> list[BucketCounts]:
-    return [
-        BucketCounts(
-            b.candidate.requests, b.candidate.errors, b.baseline.requests, b.baseline.errors
+def _errors(measured: Measured, _: Limits) -> BucketCounts:
+    b = measured.bucket
+    return BucketCounts(
+        b.candidate.requests, b.candidate.errors, b.baseline.requests, b.baseline.errors
+    )
+
+
+def _slow(
+    measured: Measured,
+    limits: Limits,
+    *,
+    limit: Literal["typical_ms", "slow_ms", "very_slow_ms"],
+) -> BucketCounts:
+    b, known = measured.bucket, measured.limits
+    for traffic in (b.baseline, b.candidate):
+        if traffic.served > 0 and not has_latency(traffic):
+            raise Unusable("answers without their latency")
+        # Limits per token say nothing about whole answers.
+        if known and known.per_token and traffic.served > 0 and traffic.cells_per_token is None:
+            raise Unusable("answers without their time per token")
+    # Before there are limits nothing is slow, and nothing is proven either.
+    if known is None:
+        return BucketCounts(0, 0)
+    place = cell_of(getattr(known, limit))
+
+    def above(traffic: ArmTraffic, edges: tuple[float, ...] | None, cells: float) -> int:
+        if not traffic.served:
+            return 0
+        return number_above(
+            traffic, edges, place + cells, per_token=known.per_token, dither=measured.dither
         )
-        for b in measured.buckets
-    ]
+
+    x_c = above(b.candidate, measured.edges[1], measured.allowed)
+    w_c = v_c = 0
+    if limits.farther:
+        w_c, v_c = (
+            above(b.candidate, measured.edges[1], measured.allowed + cells)
+            for cells in limits.farther
+        )
+    x_b = above(b.baseline, measured.edges[0], 0.0)
+    return BucketCounts(b.candidate.served, x_c, b.baseline.served, x_b, w_c, v_c)
 
 
-def _slow(measured: Published, *, limit: Literal["slow_ms", "very_slow_ms"]) -> list[BucketCounts]:
-    buckets, limits = measured.buckets, measured.limits
-    for bucket in buckets:
-        for traffic in (bucket.baseline, bucket.candidate):
-            if traffic.served > 0 and not has_latency(traffic):
-                raise Unusable("answers without their latency")
-    # Before the limits are frozen nothing is slow, and nothing is proven either.
-    if limits is None:
-        return [BucketCounts(0, 0) for _ in buckets]
-    limit_ms: float = getattr(limits, limit)
-    candidate = slow_requests(measured.series, buckets, "candidate", limit_ms * measured.scale)
-    baseline = slow_requests(measured.series, buckets, "baseline", limit_ms)
-    counts = [
-        BucketCounts(b.candidate.served, x_c, b.baseline.served, x_b)
-        for b, x_c, x_b in zip(buckets, candidate, baseline, strict=True)
-    ]
+def _other_length(measured: Measured, _: Limits, *, is_short: bool) -> BucketCounts:
+    b, lengths = measured.bucket, measured.lengths
+    if lengths is None:
+        return BucketCounts(0, 0)
 
-    # Requests that still wait have waited too long already, and are added in the bucket of their
-    # arrival. A look counts each of them once: when such a request ends, it leaves this snapshot and
-    # comes into a bucket. So the evidence is never above that of all requests in the order of their
-    # arrival, and the limit on false rollbacks holds.
-    hanging = measured.hanging
-    pairs = zip_longest(hanging.get("candidate", ()), hanging.get("baseline", ()), fillvalue=0)
-    for back, (more_c, more_b) in enumerate(pairs, start=1):
-        n_c, x_c, n_b, x_b = counts[-back]
-        counts[-back] = BucketCounts(n_c + more_c, x_c + more_c, n_b + more_b, x_b + more_b)
-    return counts
+    def of(traffic: ArmTraffic) -> tuple[int, int]:
+        if traffic.token_cells is None:
+            if traffic.answered > 0:
+                raise Unusable("answers without their lengths")
+            return 0, 0
+        total = traffic.token_cells.total
+        if not is_short:
+            return total, traffic.token_cells.above(math.ceil(cell_of(lengths[1]) - 1e-6))
+        # Blank answers are counted by a gate of their own.
+        blank = min(traffic.empty or 0, total)
+        short = total - traffic.token_cells.above(math.floor(cell_of(lengths[0]) + 1e-6))
+        return total - blank, max(short - blank, 0)
+
+    return BucketCounts(*of(b.candidate), *of(b.baseline))
 
 
-def _lost(measured: Published, *, name: Literal["cancelled", "refused"]) -> list[BucketCounts]:
+def _lost(measured: Measured, _: Limits, *, name: Literal["cancelled", "refused"]) -> BucketCounts:
     """Requests that ended without an answer, of those that were counted as well or as this."""
 
     def of(traffic: ArmTraffic) -> tuple[int, int]:
@@ -147,14 +178,14 @@ def _lost(measured: Published, *, name: Literal["cancelled", "refused"]) -> list
             return 0, 0
         return traffic.requests + lost, lost
 
-    return [BucketCounts(*of(b.candidate), *of(b.baseline)) for b in measured.buckets]
+    return BucketCounts(*of(measured.bucket.candidate), *of(measured.bucket.baseline))
 
 
 def _publishes(metrics: MetricSeries | None, metric: str, counts: str) -> bool:
     return getattr(getattr(metrics, metric, None), counts, None) is not None
 
 
-def _blank(measured: Published) -> list[BucketCounts]:
+def _blank(measured: Measured, _: Limits) -> BucketCounts:
     def of(traffic: ArmTraffic) -> tuple[int, int]:
         if traffic.answered > 0 and traffic.empty is None:
             raise Unusable("the counts of empty answers are gone")
@@ -162,21 +193,25 @@ def _blank(measured: Published) -> list[BucketCounts]:
             raise Unusable("more empty answers than answers")
         return traffic.answered, traffic.empty or 0
 
-    return [BucketCounts(*of(b.candidate), *of(b.baseline)) for b in measured.buckets]
+    return BucketCounts(*of(measured.bucket.candidate), *of(measured.bucket.baseline))
 
 
-def _latency(name: str) -> Callable[[CanaryRules], GateLimits | None]:
-    return lambda plan: getattr(plan.latency_gates or LatencyGates(slow=None, very_slow=None), name)
+def _latency(name: str) -> Callable[[CanaryRules], GateLimits | TypicalGate | None]:
+    return lambda plan: getattr(
+        plan.latency_gates or LatencyGates(slow=None, very_slow=None, typical=None), name
+    )
 
 
-def _callers(name: str) -> Callable[[CanaryRules], GateLimits | None]:
+def _callers(name: str) -> Callable[[CanaryRules], GateLimits | TypicalGate | None]:
     return lambda plan: getattr(
         plan.caller_gates or CallerGates(abandoned=None, refused=None), name
     )
 
 
-def _quality(name: str) -> Callable[[CanaryRules], GateLimits | None]:
-    return lambda plan: getattr(plan.quality_gates or QualityGates(empty=None), name)
+def _quality(name: str) -> Callable[[CanaryRules], GateLimits | TypicalGate | None]:
+    return lambda plan: getattr(
+        plan.quality_gates or QualityGates(empty=None, short=None, long=None), name
+    )
 
 
 # Every gate by its name, in the order in which a look reports them.
@@ -189,12 +224,31 @@ GATES: Mapping[str, GateKind] = {
             "very_slow", "latency", _latency("very_slow"), partial(_slow, limit="very_slow_ms")
         ),
         GateKind(
+            "typical",
+            "latency",
+            _latency("typical"),
+            partial(_slow, limit="typical_ms"),
+            partial(_publishes, metric="latency", counts="cells"),
+            alpha_share=GROSS_ALPHA,
+        ),
+        GateKind(
             "empty",
             "quality",
             _quality("empty"),
             _blank,
             partial(_publishes, metric="token_usage", counts="empty_count"),
             is_bad=lambda answer: not answer.completion.strip(),
+        ),
+        *(
+            GateKind(
+                name,
+                "quality",
+                _quality(name),
+                partial(_other_length, is_short=name == "short"),
+                partial(_publishes, metric="token_usage", counts="cells"),
+                alpha_share=GROSS_ALPHA,
+            )
+            for name in ("short", "long")
         ),
         GateKind(
             "length",
@@ -220,7 +274,7 @@ GATES: Mapping[str, GateKind] = {
             _callers("abandoned"),
             partial(_lost, name="cancelled"),
             partial(_publishes, metric="error_rate", counts="cancelled_count"),
-            alpha_share=CALLERS_ALPHA,
+            alpha_share=GROSS_ALPHA,
         ),
         GateKind(
             "refused",
@@ -228,7 +282,7 @@ GATES: Mapping[str, GateKind] = {
             _callers("refused"),
             partial(_lost, name="refused"),
             partial(_publishes, metric="error_rate", counts="refused_count"),
-            alpha_share=CALLERS_ALPHA,
+            alpha_share=GROSS_ALPHA,
         ),
     )
 }

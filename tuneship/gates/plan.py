@@ -5,9 +5,8 @@ lease are seconds. Next: `canary.py` decides by it.
 """
 
 import hashlib
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import to_json
@@ -16,10 +15,14 @@ from tuneship.contract.common import StrictModel
 from tuneship.gates.gate_limits import (
     AbandonedGate,
     AnswerGate,
+    CrashRule,
     EmptyGate,
     ErrorGate,
+    LongGate,
     RefusedGate,
+    ShortGate,
     SlowGate,
+    TypicalGate,
     VerySlowGate,
 )
 
@@ -42,19 +45,28 @@ class LatencyGates(StrictModel):
         default=SlowGate(), description="Slower than the baseline's p95; null: off."
     )
     very_slow: VerySlowGate | None = Field(
-        default=VerySlowGate(), description="Slower than 1.5 x the baseline's p99; null: off."
+        default=VerySlowGate(), description="Slower than 1.48 x the baseline's p99; null: off."
+    )
+    typical: TypicalGate | None = Field(
+        default=TypicalGate(), description="The median takes longer; null: off."
     )
     per_output_token: bool = Field(
         default=False,
-        description="Allow the candidate more time for longer answers: thresholds x clamp(output ratio, 1, 3).",
+        description="Compare the time per output token, for a candidate that is meant to write longer answers.",
     )
 
 
 class QualityGates(StrictModel):
-    """Faults of an answer that did arrive. All but `empty` are counted by the traffic driver only."""
+    """Faults of an answer that did arrive. The last three are counted by the traffic driver only."""
 
     empty: EmptyGate | None = Field(
         default=EmptyGate(), description="Blank completions; null: off."
+    )
+    short: ShortGate | None = Field(
+        default=ShortGate(), description="Much shorter than nearly all answers; null: off."
+    )
+    long: LongGate | None = Field(
+        default=LongGate(), description="Much longer than nearly all answers; null: off."
     )
     length: AnswerGate | None = Field(
         default=None, description="Cut off at the token limit; null: off."
@@ -154,8 +166,11 @@ class DriverTraffic(StrictModel):
 
 Steps = Annotated[list[int], Field(min_length=2)]
 USUAL_STEPS = (5, 25, 50, 75, 100)
-# One request in twenty keeps a live comparison going: a shared incident then moves nothing.
-USUAL_BAKE_WEIGHT = 95
+# One request in five keeps the bake's comparison strong; a plan that compares at that weight already
+# leaves one in twenty.
+USUAL_BAKE_WEIGHT, HIGH_BAKE_WEIGHT = 80, 95
+# A look counts in full from this many of the candidate's requests on.
+FULL_LOOK_REQUESTS = 30
 
 
 class CanaryRules(StrictModel):
@@ -178,10 +193,17 @@ class CanaryRules(StrictModel):
         default=5, ge=1, description="Looks with new data before a step may end."
     )
     max_looks_per_step: int = Field(
-        default=60, ge=1, description="Looks at one step before it is inconclusive."
+        default=60,
+        ge=1,
+        description="Looks at one step before it is inconclusive; those with few requests count in part.",
     )
     max_looks: int = Field(
         default=240, ge=1, description="Looks at all steps before it is inconclusive."
+    )
+    wait_for_traffic: str = Field(
+        default="12h",
+        pattern=r"^(0|[1-9][0-9]{0,5})[smhd]$",
+        description="How long a step waits for its requests, for example until the morning; at most 48h.",
     )
     min_requests_per_step: int = Field(
         default=30, ge=1, description="Candidate requests needed at each step."
@@ -217,16 +239,19 @@ class CanaryRules(StrictModel):
         description="Hold when the candidate's counted requests fall short of its weight. Not for callers who keep a"
         " routing key; null: only where `traffic` is set, whose requests have a key each.",
     )
+    crash: CrashRule | None = Field(
+        default=CrashRule(), description="Roll back for one bucket that fails; null: off."
+    )
     large_keys: Literal["spread", "keep"] = Field(
         default="spread",
         description="Draw the requests of a caller with more than 2 % of the traffic one by one, or keep the caller at"
         " one deployment. With few callers, nothing is proven then.",
     )
     warmup_looks: int = Field(
-        default=3,
+        default=12,
         ge=0,
-        le=5,
-        description="Looks with new data after each increase whose latency alone neither holds nor rolls back.",
+        le=60,
+        description="Looks with new data after an increase by a quarter or more before latency may roll back.",
     )
     thresholds: Thresholds | None = Field(
         default=None,
@@ -290,11 +315,13 @@ class CanaryRules(StrictModel):
         # Data must be able to hold a rollout before their absence ends it.
         if self.missing_looks < self.stale_looks:
             raise ValueError("missing_looks must not be below stale_looks")
+        if interval_seconds(self.wait_for_traffic) > 2 * 86400:
+            raise ValueError("wait_for_traffic must be at most 48h")
         if self.bake_weight is not None and self.bake_weight <= steps[-2]:
             if "bake_weight" in self.model_fields_set:
                 raise ValueError("bake_weight must be above the last step before 100")
-            # Nobody asked for it: a plan that ends its steps at 95 or more was valid before the default.
-            self.bake_weight = None
+            # Nobody asked for it: the default gives way to the steps.
+            self.bake_weight = HIGH_BAKE_WEIGHT if steps[-2] < HIGH_BAKE_WEIGHT else None
         # A gate that nobody counts would be proven by silence.
         uncounted = [
             name for name, gate in self.quality_gates or () if isinstance(gate, AnswerGate)
@@ -326,6 +353,14 @@ class CanaryRules(StrictModel):
     def shortest_step_seconds(self) -> float:
         """The shortest possible duration of a step."""
         return self.min_looks_per_step * self.data_every_seconds
+
+    @property
+    def longest_step_seconds(self) -> float:
+        """The longest duration of a step, whatever the traffic."""
+        return max(
+            float(interval_seconds(self.wait_for_traffic)),
+            self.max_looks_per_step * self.data_every_seconds,
+        )
 
     @property
     def has_split_check(self) -> bool:
@@ -366,31 +401,16 @@ class CanaryPlan(CanaryRules, _Rollout):
             raise ValueError("baseline and candidate must be two deployments")
         return self
 
-    @classmethod
-    def recorded(cls, fields: Mapping[str, Any]) -> Self:
-        """Read the plan of a record. A plan from before `bake_weight` existed bakes at 100 %."""
-        return cls.model_validate({"bake_weight": None, **fields})
-
     def digest(self) -> str:
         """SHA-256 of the plan: the same plan resumes an open rollout, another one does not.
 
         Without defaults, so that a release of this package with one more field goes on with what an older one began.
-        What `bake_weight` leaves out is its first default, null: an older digest stays what it was.
         """
-        said = self.model_dump(exclude_defaults=True) | {"bake_weight": self.bake_weight}
-        if self.bake_weight is None:
-            del said["bake_weight"]
-        # In the order of the fields: `bake_weight` would stand last where it has been added here.
-        in_order = {name: said[name] for name in type(self).model_fields if name in said}
-        return hashlib.sha256(to_json(in_order)).hexdigest()
+        return hashlib.sha256(to_json(self.model_dump(exclude_defaults=True))).hexdigest()
 
     def is_resumed_by(self, plan: "CanaryPlan", recorded_digest: str) -> bool:
         """Whether `plan`, given now, is the plan with which this rollout began.
 
-        Steps that were left to the traffic stand in the record as chosen; and who leaves `bake_weight` to its default
-        means the same plan as before there was one.
+        Steps that were left to the traffic stand in the record as chosen.
         """
-        known = (self.digest(), recorded_digest)
-        if plan.bake_weight == USUAL_BAKE_WEIGHT and self.bake_weight is None:
-            plan = plan.model_copy(update={"bake_weight": None})
-        return plan.digest() in known
+        return plan.digest() in (self.digest(), recorded_digest)

@@ -4,27 +4,31 @@ Next: `canary.py` turns the readings into one verdict.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tuneship.contract.metrics import MetricSeries
 from tuneship.gates import evidence
-from tuneship.gates.evidence import BucketCounts, Harm, Limits
+from tuneship.gates.evidence import Limits
 from tuneship.gates.gate_types import Gate, GateReading, GateState
 from tuneship.gates.kinds import GATES
 from tuneship.gates.plan import CanaryRules
 from tuneship.gates.record import Phase
-from tuneship.gates.tallies import Tally
+from tuneship.gates.tallies import LATENCY_GATES, Tally
 
 
 @dataclass(frozen=True)
 class Stage:
-    """How one phase tests: its name, the compared steps, the threshold 1/alpha_g as a logarithm, and the formula."""
+    """How one phase tests: its name, the compared steps, the threshold 1/alpha_g as a logarithm, and what is cold.
+
+    `settled`: enough looks have passed since the last increase for slowness to be no cold start.
+    """
 
     phase: Phase
     steps: int
     log_threshold: float
-    formula: int
+    settled: bool
+    rollout: str = ""
 
 
 def choose_gates(plan: CanaryRules, baseline_metrics: MetricSeries | None) -> tuple[Gate, ...]:
@@ -45,85 +49,50 @@ def limits_of(plan: CanaryRules, name: str) -> Limits | None:
 
 def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateReading:
     """State and numbers of an active gate."""
+    is_alone = tally.live is not None
+    against, of_step = limits, stage.phase is Phase.COMPARE
     if tally.live is not None:
-        return _read_alone(gate, limits, tally, tally.live, stage)
-    counts = tally.counts
-    if stage.phase is Phase.COMPARE:
-        terms, idle = evidence.step_terms(tally.starts, stage.steps)
-    else:
-        terms, idle = evidence.wait_terms(tally.starts)
-    harm, heard = _weigh(
-        tally,
-        lambda part: evidence.harm(part, limits, terms, idle, charge_falls=stage.formula < 2),
-    )
-    log_e_ok = evidence.log_e_ok(counts, limits)
-    state = _harm_state(harm, heard, stage)
-    # Harm beats a warning, and a warning beats a proof: what is proven over all looks may just have
-    # begun to turn.
-    if state == "open" and (heard.warned or evidence.early_warning(tally.warning, limits)):
-        state = "hold"
-    if state == "open" and log_e_ok >= evidence.LOG_PROVEN:
-        state = "proven"
-    return replace(
-        _counted(gate, state, counts, (harm, heard), stage),
-        ratio_limit=limits.ratio,
-        harm_limit=limits.harm,
-        ok_limit=limits.ok,
-        log_e_ok=log_e_ok,
-        log_e_ok_limit=evidence.LOG_PROVEN,
-        z=evidence.early_z(tally.warning, limits),
-        z_limit=evidence.Z_WARN,
-        requests_to_proof=evidence.requests_to_proof(counts, limits) if state == "open" else None,
-    )
-
-
-def _weigh(tally: Tally, weigh: Callable[[Sequence[BucketCounts]], Harm]) -> tuple[Harm, Harm]:
-    """Harm in all counts, and in those after the warm-ups; one caller's repeats never decide in a single bucket."""
-    harm = weigh(tally.counts)
-    # Over many buckets the cap bounds what dependent requests can do; the uncapped value has no such
-    # bound, so repeats are left out of it.
+        # At 100 % only the absolute half is left, against the baseline's share as it was when it last
+        # had traffic.
+        frozen = _share(sum(c.x_b for c in tally.live), sum(c.n_b for c in tally.live)) or 0.0
+        if limits.harm is None or limits.ratio is None:
+            return GateReading(gate.name, "open", gate.reason)
+        # A margin of 1 or more could never be exceeded, and its logarithm does not exist.
+        margin = min(max(limits.ratio * frozen, limits.harm), 0.9)
+        against = Limits(None, margin, limits.ok)
+    terms = evidence.step_terms(tally.starts, stage.steps) if of_step else None
+    terms = terms or evidence.wait_terms(tally.starts)
+    key = (stage.rollout, gate.name, stage.phase)
+    harm = evidence.harm(tally.counts, against, terms, absolute_only=is_alone, key=key)
+    # Over many buckets the cap bounds what dependent requests can do; the fast tier's cap is higher, so
+    # repeats are left out of it.
     if tally.distinct is not tally.counts:
-        harm = replace(harm, log_u=weigh(tally.distinct).log_u)
-    return harm, harm if tally.heard is tally.counts else weigh(tally.heard)
+        distinct = evidence.harm(
+            tally.distinct, against, terms, absolute_only=is_alone, key=(key, "distinct")
+        )
+        harm = replace(harm, log_fast=distinct.log_fast)
+    newest = tally.distinct[-evidence.WARNING_BUCKETS :]
+    now = newest[-evidence.NOW_BUCKETS :]
+    is_worse_now = evidence.early_warning(now, against)
+    proof = evidence.proof(tally.counts, limits, also=tally.wider, key=key)
 
-
-def _read_alone(
-    gate: Gate, limits: Limits, tally: Tally, live: Sequence[BucketCounts], stage: Stage
-) -> GateReading:
-    """At 100 % only the absolute half is left, against the baseline's share as it was when it last had traffic."""
-    frozen = _share(sum(c.x_b for c in live), sum(c.n_b for c in live)) or 0.0
-    # A margin of 1 or more could never be exceeded, and its logarithm does not exist.
-    margin = min(max(limits.ratio * frozen, limits.harm), 0.9)
-    terms, idle = evidence.wait_terms(tally.starts)
-    against = Limits(limits.ratio, margin, limits.ok)
-    harm, heard = _weigh(
-        tally,
-        lambda part: evidence.harm(
-            part, against, terms, idle, absolute_only=True, charge_falls=stage.formula < 2
-        ),
-    )
-    state = _harm_state(harm, heard, stage)
-    reading = _counted(gate, state, tally.counts, (harm, heard), stage)
-    return replace(reading, ratio_limit=limits.ratio, harm_limit=margin)
-
-
-def _harm_state(harm: Harm, heard: Harm, stage: Stage) -> GateState:
-    """Harm is shown by all counts, so the limit on false rollbacks holds; and it goes on after the warm-up."""
-    beyond = harm.log_e >= stage.log_threshold or harm.log_u >= evidence.LOG_UNCAPPED_TIER
-    return "harm" if beyond and (heard is harm or heard.log_e >= evidence.LOG_HEARD) else "open"
-
-
-def _counted(
-    gate: Gate,
-    state: GateState,
-    counts: Sequence[BucketCounts],
-    weighed: tuple[Harm, Harm],
-    stage: Stage,
-) -> GateReading:
-    harm, heard = weighed
-    n_c, x_c = sum(c.n_c for c in counts), sum(c.x_c for c in counts)
-    n_b, x_b = sum(c.n_b for c in counts), sum(c.x_b for c in counts)
-    return GateReading(
+    is_latency = gate.name in LATENCY_GATES
+    beyond = harm.log_e >= stage.log_threshold or harm.log_fast >= evidence.LOG_FAST_TIER
+    # What a cold start has left in the evidence for harm holds no longer than the slowness itself.
+    warned = is_worse_now if is_latency else harm.log_e >= evidence.LOG_WARN
+    state: GateState = "open"
+    # Still slow, and not just cold. Further conditions only make a rollback rarer, so alpha holds.
+    if beyond and (not is_latency or (is_worse_now and stage.settled)):
+        state = "harm"
+    # Harm beats a warning, and a warning beats a proof: what is proven over all looks may just have
+    # begun to turn. At 100 % there is nothing to wait for.
+    elif not is_alone:
+        if warned or evidence.early_warning(newest, against):
+            state = "hold"
+        elif proof.log_e >= evidence.LOG_PROVEN:
+            state = "proven"
+    n_c, x_c, n_b, x_b, _, _ = proof.counts
+    reading = GateReading(
         name=gate.name,
         state=state,
         reason=gate.reason,
@@ -133,12 +102,24 @@ def _counted(
         baseline_requests=n_b,
         baseline_bad=x_b,
         baseline_share=_share(x_b, n_b),
+        ratio_limit=limits.ratio,
+        harm_limit=against.harm,
         log_e_harm=harm.log_e,
         log_e_harm_limit=stage.log_threshold,
-        log_u_harm=harm.log_u,
-        log_u_harm_limit=evidence.LOG_UNCAPPED_TIER,
-        log_e_heard=None if heard is harm else heard.log_e,
-        log_e_heard_limit=None if heard is harm else evidence.LOG_HEARD,
+        log_u_harm=harm.log_fast,
+        log_u_harm_limit=evidence.LOG_FAST_TIER,
+        z_now=evidence.early_z(now, against),
+    )
+    if is_alone:
+        return reading
+    return replace(
+        reading,
+        ok_limit=limits.ok,
+        log_e_ok=proof.log_e,
+        log_e_ok_limit=evidence.LOG_PROVEN,
+        z=evidence.early_z(newest, limits),
+        z_limit=evidence.Z_WARN,
+        requests_to_proof=evidence.requests_to_proof(proof, limits) if state == "open" else None,
     )
 
 

@@ -14,7 +14,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tuneship.gates.gate_types import Gate, GateReading, LatencyLimits, ThresholdReading
+from tuneship.gates.formula import FORMULA_VERSION
+from tuneship.gates.gate_types import (
+    Gate,
+    GateReading,
+    LatencyLimits,
+    ThresholdReading,
+    UsualHour,
+)
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.series import Arm
 
@@ -45,6 +52,9 @@ class Phase(StrEnum):
     SETTLE = "settle"
 
 
+NO_USUAL = UsualHour()
+
+
 @dataclass(frozen=True)
 class Begun:
     """The rollout exists. `server`: extensions that the server was found to lack."""
@@ -54,10 +64,11 @@ class Begun:
     plan: dict[str, Any]
     plan_digest: str
     gates: tuple[Gate, ...]
-    limits: LatencyLimits | None = None
+    # The baseline before the start.
+    usual: UsualHour = NO_USUAL
     server: tuple[str, ...] = ()
-    # The formula that judges this rollout to its end; empty: that of its first look.
-    formula_version: str = ""
+    # The formula that judges this rollout to its end.
+    formula_version: str = FORMULA_VERSION
     # The traffic that the forecast is made for; None: nobody knows it.
     today: Today | None = None
     forecast: Forecast | None = None
@@ -132,7 +143,7 @@ class Look:
     newest_candidate: datetime | None
     unvalued_baseline: int
     unvalued_candidate: int
-    # Latency limits in force from this look on.
+    # Latency limits of the next bucket.
     limits: LatencyLimits | None
     baseline_status: str | None
     candidate_status: str | None
@@ -153,7 +164,9 @@ class Look:
     warnings: tuple[str, ...] = ()
     plan_digest: str = ""
     series_digest: str | None = None
-    formula_version: str = ""
+    formula_version: str = FORMULA_VERSION
+    # Buckets of this step in which latency was not compared, because the candidate's replicas carried more.
+    unequal_load: int = 0
     kind: Literal["look"] = "look"
 
     @property
@@ -270,12 +283,6 @@ class RolloutRecord:
         return next(compared, None)
 
     @property
-    def limits(self) -> LatencyLimits | None:
-        """The latency limits, frozen once: later values are never taken."""
-        first = (look.limits for look in self.looks if look.limits)
-        return self.begun.limits or next(first, None)
-
-    @property
     def answer(self) -> ApprovalAnswered | None:
         """The last answer to the last request for approval."""
         for fact in reversed(self.facts):
@@ -318,12 +325,20 @@ class RolloutRecord:
         return Phase.WAIT if asked else Phase.COMPARE
 
     def marked(self) -> Iterator[tuple[Fact, Mark]]:
-        """Yield every fact with the moment it became known; only splits and the request for approval have a time."""
+        """Yield every fact but looks with the moment it became known; splits and requests for approval have a time."""
+        yield from self._marked
+
+    @cached_property
+    def _marked(self) -> list[tuple[Fact, Mark]]:
         looks = 0
+        found: list[tuple[Fact, Mark]] = []
         for fact in self.facts:
+            if isinstance(fact, Look):
+                looks += 1
+                continue
             at = fact.at if isinstance(fact, SplitConfirmed | ApprovalAsked) else None
-            yield fact, Mark(at, looks)
-            looks += isinstance(fact, Look)
+            found.append((fact, Mark(at, looks)))
+        return found
 
     def step_marks(self) -> dict[int, Mark]:
         """The moment at which each weight above 0 was confirmed first, ascending."""
@@ -338,11 +353,10 @@ class RolloutRecord:
                 marks.setdefault(fact.candidate_weight, mark)
         return marks
 
-    def since_resumed(self) -> list[Look]:
-        """Looks since a person last resumed the rollout."""
-        resumed = [i for i, fact in enumerate(self.facts) if isinstance(fact, Resumed)]
-        after = self.facts[resumed[-1] :] if resumed else self.facts
-        return [fact for fact in after if isinstance(fact, Look)]
+    def resumed_after(self) -> int:
+        """Number of looks before a person last resumed the rollout; the maxima count from there."""
+        resumed = [mark.looks for fact, mark in self.marked() if isinstance(fact, Resumed)]
+        return resumed[-1] if resumed else 0
 
     def missing_in_a_row(self) -> int:
         """Number of consecutive missing looks at the end of the record."""

@@ -4,11 +4,14 @@ Each takes the `View` of one look and returns a `Ruling`, or None where it does 
 ruling into a `Look`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from tuneship.gates import tallies
-from tuneship.gates.plan import OutputLength
+from tuneship.gates.evidence import BucketCounts
+from tuneship.gates.gate_limits import CrashRule
 from tuneship.gates.record import Phase, Probed, Verdict
 from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, View, error_share
 
@@ -18,6 +21,9 @@ GONE = frozenset({"deleting", "deleted", "missing"})
 BREAKER_BASELINE_SHARE = 0.1
 # Beyond this share of errors it does not matter who the callers are.
 BREAKER_NEARLY_ALL_SHARE = 0.9
+# The crash rule: the baseline's requests that it needs, the margin, and how rarely a candidate at the
+# margin may look like this in a minute.
+CRASH_BASELINE_REQUESTS, CRASH_RATIO, CRASH_CHANCE = 10, 1.5, 0.02
 
 
 @dataclass(frozen=True)
@@ -44,21 +50,52 @@ def baseline_gone(view: View) -> Ruling | None:
 def circuit_breaker(view: View) -> Ruling | None:
     """Roll back when half of a bucket fails while the baseline is fine: that needs no statistics."""
     broken = Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",))
-    pooled = error_share(view.span.compared, "baseline")
-    for bucket in view.span.compared if view.has_baseline else view.span.baked:
+    for bucket in view.new_buckets:
         requests, errors = bucket.candidate.requests, bucket.candidate.errors
         callers = bucket.candidate.error_callers
         nearly_all = requests >= BREAKER_REQUESTS and errors >= BREAKER_NEARLY_ALL_SHARE * requests
         # One caller who repeats a failing request counts once, or it alone could make half of them.
-        if view.formula >= 2 and callers is not None and not nearly_all:
+        if callers is not None and not nearly_all:
             requests, errors = requests - errors + callers, callers
         if requests >= BREAKER_REQUESTS and errors >= BREAKER_SHARE * requests:
             # An outage that both share is no reason to go back. At 100 % the baseline has no traffic
             # to compare with, and the time before has to do.
-            beside = error_share([bucket], "baseline") if bucket.baseline.requests else pooled
-            if beside < BREAKER_BASELINE_SHARE:
+            beside = [bucket] if bucket.baseline.requests else view.span.compared
+            if error_share(beside, "baseline") < BREAKER_BASELINE_SHARE:
                 return broken
     return broken if _probes_say_broken(view) else None
+
+
+def crashed(view: View) -> Ruling | None:
+    """Roll back for one bucket in which far more fails at the candidate than an incident of both explains."""
+    rule = view.plan.crash
+    for bucket in view.new_buckets if rule and view.has_baseline else ():
+        errors = BucketCounts(
+            bucket.candidate.requests,
+            bucket.candidate.errors,
+            bucket.baseline.requests,
+            bucket.baseline.errors,
+        )
+        errors = tallies.one_per_caller(bucket.candidate.error_callers, errors)
+        if rule and is_crash(errors, rule):
+            return Ruling(Verdict.ROLLBACK, "crash", ("crash",))
+    return None
+
+
+def is_crash(errors: BucketCounts, rule: CrashRule) -> bool:
+    """Whether so much fails at the candidate alone. Outside alpha: see `docs/gates.md` for how often it errs."""
+    n_c, x_c, n_b, x_b = errors[:4]
+    if x_c < rule.failures or x_c < rule.share * n_c:
+        return False
+    if n_b < CRASH_BASELINE_REQUESTS or x_b > BREAKER_BASELINE_SHARE * n_b:
+        return False
+    # At the margin of 1.5 times the baseline's share, each failure is the baseline's with this chance.
+    share = n_b / (CRASH_RATIO * n_c + n_b)
+    bad = x_c + x_b
+    chance = math.fsum(
+        math.comb(bad, k) * share**k * (1.0 - share) ** (bad - k) for k in range(x_b + 1)
+    )
+    return chance <= CRASH_CHANCE
 
 
 def _probes_say_broken(view: View) -> bool:
@@ -105,13 +142,11 @@ def metrics_gone(view: View) -> Ruling | None:
     return None
 
 
-def looks_used_up(view: View) -> Ruling | None:
+def _are_looks_used_up(view: View) -> bool:
     # A person who resumes a paused rollout grants it the plan's looks again.
-    looks = [look for look in view.record.since_resumed() if look.phase is view.phase]
-    at_step = sum(look.weight == view.weight for look in looks) + 1
-    if at_step < view.plan.max_looks_per_step and len(looks) + 1 < view.plan.max_looks:
-        return None
-    return _inconclusive(view)
+    at_step, at_all = view.looks_used
+    is_late = view.waited >= timedelta(seconds=view.plan.longest_step_seconds)
+    return at_step >= view.plan.max_looks_per_step or at_all >= view.plan.max_looks or is_late
 
 
 def _inconclusive(view: View) -> Ruling:
@@ -127,7 +162,9 @@ def _inconclusive(view: View) -> Ruling:
     if holding is None:
         holding = "baseline_unhealthy" if view.baseline_unhealthy else "insufficient_data"
 
-    verdict = Verdict.PAUSE if view.plan.on_inconclusive == "pause" else Verdict.ROLLBACK
+    # Nothing was shown against the candidate, and the baseline is plainly sick: a person decides.
+    asks = view.plan.on_inconclusive == "pause" or view.baseline_unhealthy
+    verdict = Verdict.PAUSE if asks else Verdict.ROLLBACK
     return Ruling(verdict, holding, ("max_looks", *_hold_reasons(view)))
 
 
@@ -157,15 +194,18 @@ def _hold_reasons(view: View) -> tuple[str, ...]:
         ("latency_limits_pending", pending),
         ("candidate_not_running", candidate.status != "running" or candidate.replicas == 0),
         ("baseline_not_running", view.baseline.status != "running"),
-        ("baseline_unhealthy", view.baseline_unhealthy or view.baseline_broken),
+        ("few_callers", view.has_few_callers),
+        (
+            "baseline_unhealthy",
+            (view.baseline_unhealthy or view.baseline_broken) and not view.outdoes_a_sick_baseline,
+        ),
     ]
     return tuple(reason for reason, applies in facts if applies)
 
 
 def _length_holds(view: View) -> bool:
     """Whether answers differ in length from the baseline's although the plan does not say that this is meant."""
-    is_first = view.formula < 2
-    bounds = _FIRST_BOUNDS if is_first else view.plan.output_length
+    bounds = view.plan.output_length
     if bounds is None or view.tokens is None:
         return False
     latency = view.plan.latency_gates
@@ -173,15 +213,11 @@ def _length_holds(view: View) -> bool:
     # Where nothing counts blank answers, a collapse of the length is the only sign of them, so that
     # even a plan which means to change the length is held.
     no_source = any(gate.name == "empty" and gate.state == "not_available" for gate in view.gates)
-    if not no_source and (is_meant or is_first):
+    if not no_source and is_meant:
         return False
     requests = sum(bucket.candidate.requests for bucket in view.span.compared)
-    is_longer = view.tokens > bounds.longest and not is_first
-    return requests >= bounds.min_requests and (view.tokens < bounds.shortest or is_longer)
-
-
-# Formula version 1 knew the lower bound only, and used it where nothing counted blank answers.
-_FIRST_BOUNDS = OutputLength()
+    is_other = view.tokens < bounds.shortest or view.tokens > bounds.longest
+    return requests >= bounds.min_requests and is_other
 
 
 def dwell(view: View) -> Ruling | None:
@@ -277,6 +313,7 @@ BESIDE_THE_BASELINE: tuple[Rule, ...] = (
     candidate_gone,
     baseline_gone,
     circuit_breaker,
+    crashed,
     harm_shown,
     threshold_passed,
     metrics_gone,
@@ -284,7 +321,6 @@ BESIDE_THE_BASELINE: tuple[Rule, ...] = (
 RULES: dict[Phase, tuple[Rule, ...]] = {
     Phase.COMPARE: (
         *BESIDE_THE_BASELINE,
-        looks_used_up,
         held,
         dwell,
         advance,
@@ -321,6 +357,10 @@ def rule_on(view: View) -> Ruling:
     """Decide by the first rule that applies, and make sure that a rollback has somewhere to go."""
     rules = LIVE_BAKE if view.phase is Phase.BAKE and view.has_baseline else RULES[view.phase]
     ruling = next(ruling for rule in rules if (ruling := rule(view)))
+    # The last look counts as any other: only what is still undecided then is inconclusive.
+    is_held = ruling.verdict is Verdict.HOLD and view.phase is Phase.COMPARE
+    if is_held and _are_looks_used_up(view):
+        ruling = _inconclusive(view)
     if ruling.verdict not in (Verdict.ROLLBACK, Verdict.PAUSE):
         return ruling
 

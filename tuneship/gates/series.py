@@ -7,11 +7,12 @@ it for the gates, `frames.py` shows it as a pandas frame.
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
 from tuneship.gates.cells import Cells
+from tuneship.gates.fold import fold
 
 Arm = Literal["baseline", "candidate"]
 ARMS: Final[tuple[Arm, Arm]] = ("baseline", "candidate")
@@ -57,13 +58,10 @@ class ArmTraffic:
     replicas: int | None = field(default=None, repr=False)
 
     @property
-    def of_callers(self) -> tuple[int | None, int | None, int | None]:
-        """The counts that `repr` leaves out, because the digests of earlier records do not know them."""
-        return self.cancelled, self.refused, self.error_callers
-
-    @property
     def served(self) -> int:
         """Answers whose latency was counted, to which its shares refer: our service leaves out those of batches."""
+        if self.cells is not None:
+            return self.cells.total
         return self.histogram[-1] if self.histogram else self.answered
 
     @property
@@ -135,14 +133,13 @@ class RolloutSeries:
     def digest(self) -> str:
         """SHA-256 of the finished buckets: equal digests, equal numbers."""
         edges = repr(sorted(self.edges_ms.items()))
-        # The digests of earlier records were made when the class had the shorter name.
-        buckets = repr(self.buckets).replace(f"{ArmTraffic.__name__}(", "Traffic(")
-        text = f"({buckets}, {edges})"
-        # Nothing is added where a server publishes none of them, as in those earlier records.
-        of_callers = [bucket[arm].of_callers for bucket in self.buckets for arm in ARMS]
-        if any(counts != (None, None, None) for counts in of_callers):
-            text += repr(of_callers)
-        return hashlib.sha256(text.encode()).hexdigest()
+        key = ("digest", edges, self.buckets[:1])
+        return fold(key, self.buckets, hashlib.sha256(edges.encode()).hexdigest(), _and_bucket)
+
+
+def _and_bucket(digest: str, bucket: Bucket) -> str:
+    arms = [astuple(bucket.baseline), astuple(bucket.candidate)]
+    return hashlib.sha256(f"{digest}{bucket.end}{arms}".encode()).hexdigest()
 
 
 def first_after(buckets: Sequence[Bucket], moment: datetime | None) -> int:

@@ -17,6 +17,8 @@ from tuneship.gates.series import ArmTraffic, Bucket, first_after
 TOLERANCE_SHARE = 0.02
 # Without any loss, at most one rollout in a hundred is ever held for this (Ville).
 LOG_MISMATCH = math.log(100.0)
+# Where each request has a key of its own, half of the callers make half of the requests.
+ONE_BY_ONE_SHARE = 0.45
 # Alternatives that the mixture bets on: the true loss is not known, and one of these is near it.
 _LOSSES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 
@@ -43,12 +45,21 @@ def drawn_requests(
         last = len(buckets) if until is None else first_after(buckets, until)
         # The first bucket of a step began under the weight before.
         for bucket in buckets[first_after(buckets, at) + 1 : last]:
+            if _has_repeated_keys(bucket):
+                continue
             counts = _counted(bucket.candidate), _counted(bucket.baseline)
             if counts[0] is None or counts[1] is None:
                 return None
             if weight < 100 and (at is None or bucket.end >= at + settled_after):
                 found.append(Drawn(counts[0], counts[1], weight))
     return found
+
+
+def _has_repeated_keys(bucket: Bucket) -> bool:
+    """Whether callers keep their keys, so that requests are not drawn one by one."""
+    of_half = bucket.baseline.callers_of_half
+    requests = bucket.baseline.requests + bucket.candidate.requests
+    return of_half is not None and of_half < ONE_BY_ONE_SHARE * requests
 
 
 def _counted(traffic: ArmTraffic) -> int | None:

@@ -3,13 +3,24 @@
 Recomputed from the start at every look. Knows no verdict. Next: `evidence.py` weighs the counts, `canary.py` decides.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from functools import cached_property
 
-from tuneship.gates.evidence import LOOKS_PER_TERM, BucketCounts
-from tuneship.gates.gate_types import Gate
-from tuneship.gates.kinds import GATES, Published
+from tuneship.gates.cells import cell_of
+from tuneship.gates.evidence import LOOKS_PER_TERM, BucketCounts, Limits
+from tuneship.gates.fold import scan
+from tuneship.gates.gate_types import Gate, LatencyLimits, UsualHour
+from tuneship.gates.kinds import GATES, Measured
+from tuneship.gates.latency import (
+    ENOUGH_REQUESTS,
+    has_latency,
+    length_limits,
+    limits_from,
+    load,
+)
+from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import (
     ApprovalAsked,
     Mark,
@@ -20,7 +31,19 @@ from tuneship.gates.record import (
 )
 from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries, Unusable, first_after
 
-LATENCY_GATES = ("slow", "very_slow")
+LATENCY_GATES = ("slow", "very_slow", "typical")
+# Where one caller's repeats are counted, by gate.
+_CALLERS = {
+    "error": "error_callers",
+    "abandoned": "cancelled_callers",
+    "refused": "refused_callers",
+}
+# The baseline's newest buckets that say what is slow now.
+RECENT_BUCKETS = 10
+# Latency is compared while a replica of the candidate carries at most this much more than one of the baseline.
+EQUAL_LOAD = 1.25
+# Spreads the rounding of estimates evenly over the buckets.
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 @dataclass(frozen=True)
@@ -29,20 +52,14 @@ class Tally:
 
     # Counts since the rollout began, or since the candidate got all traffic.
     counts: tuple[BucketCounts, ...]
-    # The same counts without the latency of warm-up looks.
-    heard: tuple[BucketCounts, ...]
     # The same counts with one caller's failures at the candidate in one bucket as one failure.
     distinct: tuple[BucketCounts, ...]
     # Index of the first bucket of each term of this phase.
     starts: tuple[int, ...]
-
+    # The same counts with those of unequal load; only a proof may read them.
+    wider: tuple[BucketCounts, ...] | None = None
     # Counts of both deployments from before the candidate got all traffic; else None.
     live: tuple[BucketCounts, ...] | None = None
-
-    @property
-    def warning(self) -> tuple[BucketCounts, ...]:
-        """The counts for the early warning, which has no defence of its own against bursts and cold starts."""
-        return self.distinct if self.heard is self.counts else self.heard
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ class Span:
     compared: tuple[Bucket, ...]
     baked: tuple[Bucket, ...]
 
-    @property
+    @cached_property
     def all(self) -> tuple[Bucket, ...]:
         return self.compared + self.baked
 
@@ -66,62 +83,182 @@ def span(series: RolloutSeries, record: RolloutRecord) -> Span:
     return Span(buckets[first:last], buckets[last:])
 
 
-def token_ratio(buckets: Sequence[Bucket]) -> float | None:
-    """Output tokens per request, candidate over baseline, where both had requests; None while unknown."""
-    # The same minutes of both: what callers ask for changes over the day.
-    both = [b for b in buckets if b.baseline.requests and b.candidate.requests]
-    candidate, baseline = _tokens([b.candidate for b in both]), _tokens([b.baseline for b in both])
-    if candidate is None or not baseline:
-        return None
-    return candidate / baseline
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the buckets so far say about the next one, and the last bucket as the gates count it."""
+
+    measured: Measured | None = None
+    recent: tuple[ArmTraffic, ...] = ()
+    lengths: tuple[float, float] | None = None
+    load: float = 0.0
+    # Output tokens and requests, of the candidate and of the baseline, in the buckets in which both had
+    # some: what callers ask for changes over the day.
+    tokens: tuple[float, int, float, int] = (0.0, 0, 0.0, 0)
+
+    @property
+    def token_ratio(self) -> float | None:
+        """Output tokens per request, candidate over baseline; None while unknown."""
+        c_tokens, c_requests, b_tokens, b_requests = self.tokens
+        return c_tokens / c_requests / (b_tokens / b_requests) if c_requests and b_tokens else None
 
 
-def _tokens(traffic: Sequence[ArmTraffic]) -> float | None:
-    known = [arm for arm in traffic if arm.output_tokens is not None]
-    requests = sum(arm.requests for arm in known)
-    return sum(arm.output_tokens or 0.0 for arm in known) / requests if requests else None
+def measure(
+    series: RolloutSeries, record: RolloutRecord, plan: CanaryPlan
+) -> tuple[list[Measured], LatencyLimits | None, float | None]:
+    """The rollout's buckets with the limits that were known before each began, those of the next bucket, and the ratio
+    of the answers' lengths.
+
+    The series may begin before the rollout: what the baseline served then sets limits.
+    """
+    marks = record.step_marks()
+    weights = [0] * len(series.buckets)
+    for weight, mark in marks.items():
+        start = first_after(series.buckets, mark.at)
+        weights[start:] = [weight] * (len(weights) - start)
+    usual = record.begun.usual
+    latency, edges = plan.latency_gates, (series.edges_ms["baseline"], series.edges_ms["candidate"])
+    per_token = latency is not None and latency.per_output_token
+    allows_length = per_token and not (usual.limits and usual.limits.per_token)
+    key = ("measured", record.begun.rollout_id, usual, edges, plan.digest())
+    items = list(zip(series.buckets, weights, strict=True))
+    states = scan(
+        key,
+        items,
+        _Known(),
+        lambda known, item: _after(known, item, usual, edges, allows_length, plan),
+    )
+    first = first_after(series.buckets, next(iter(marks.values())).at) if marks else len(states)
+    known = states[-1] if states else _Known()
+    latest = _limits(known, record.weight, usual, edges[0])
+    measured = [state.measured for state in states[first:] if state.measured is not None]
+    return measured, latest, known.token_ratio
+
+
+def _after(
+    known: _Known,
+    item: tuple[Bucket, int],
+    usual: UsualHour,
+    edges: tuple[tuple[float, ...] | None, tuple[float, ...] | None],
+    allows_length: bool,
+    plan: CanaryPlan,
+) -> _Known:
+    bucket, weight = item
+    baseline, candidate = bucket.baseline, bucket.candidate
+    most = max(known.load, usual.load, load(baseline))
+    # A server that publishes no lengths allows for them by the ratio of the buckets before.
+    allowed = 0.0
+    if allows_length and (ratio := known.token_ratio):
+        # Shorter answers earn no stricter limits, and beyond three times the length more time is no excuse.
+        allowed = cell_of(min(max(ratio, 1.0), 3.0))
+    of_hour = None
+    if usual.too_short is not None and usual.too_long is not None:
+        of_hour = usual.too_short, usual.too_long
+    number = len(known.recent) if known.measured is None else known.measured.dither + _GOLDEN
+    measured = Measured(
+        bucket,
+        edges,
+        _limits(known, weight, usual, edges[0]),
+        of_hour or known.lengths,
+        allowed,
+        number % 1.0,
+        not most or load(candidate) <= EQUAL_LOAD * most,
+    )
+    recent = known.recent
+    if baseline.served and has_latency(baseline):
+        recent = (*recent, baseline)
+        # With little traffic, as many as are needed for limits.
+        while len(recent) > RECENT_BUCKETS and sum(a.served for a in recent[1:]) >= ENOUGH_REQUESTS:
+            recent = recent[1:]
+    lengths = known.lengths
+    if lengths is None and of_hour is None:
+        lengths = length_limits(recent, plan)
+    tokens = known.tokens
+    both = baseline.requests and candidate.requests
+    if both and baseline.output_tokens is not None and candidate.output_tokens is not None:
+        c_tokens, c_requests, b_tokens, b_requests = tokens
+        tokens = (
+            c_tokens + candidate.output_tokens,
+            c_requests + candidate.requests,
+            b_tokens + baseline.output_tokens,
+            b_requests + baseline.requests,
+        )
+    return _Known(measured, recent, lengths, max(known.load, load(baseline)), tokens)
+
+
+def _limits(
+    known: _Known, weight: int, usual: UsualHour, edges: tuple[float, ...] | None
+) -> LatencyLimits | None:
+    """The limits of the next bucket: from the baseline's newest buckets, or from the hour before the start."""
+    hour = usual.limits
+    per_token = hour is not None and hour.per_token
+    newest = known.recent[-RECENT_BUCKETS:]
+    if hour is None and sum(arm.served for arm in newest) < ENOUGH_REQUESTS:
+        newest = known.recent
+    try:
+        now = limits_from(newest, edges, per_token=per_token)
+    except ValueError:
+        now = None
+    if now is None or hour is None:
+        return now or hour
+    if weight <= 50:
+        return now
+    # The baseline carried the whole load then, and carries less now.
+    return LatencyLimits(
+        max(now.typical_ms, hour.typical_ms),
+        max(now.slow_ms, hour.slow_ms),
+        max(now.very_slow_ms, hour.very_slow_ms),
+        now.requests,
+        per_token,
+    )
+
+
+def count(
+    gates: Sequence[tuple[str, Limits]], measured: Sequence[Measured], key: Hashable
+) -> list[tuple[BucketCounts, ...]]:
+    """Counts of each gate in each bucket, then the same by caller. Raises `Unusable` where they are gone."""
+
+    def of(_: tuple[BucketCounts, ...], one: Measured) -> tuple[BucketCounts, ...]:
+        row = [kind.count(one, limits) for kind, limits in kinds if kind.count is not None]
+        callers = [
+            getattr(one.bucket.candidate, _CALLERS[kind.name]) if kind.name in _CALLERS else None
+            for kind, _ in kinds
+        ]
+        return *row, *map(one_per_caller, callers, row)
+
+    kinds = [(GATES[name], limits) for name, limits in gates]
+    return scan(("counts", key, tuple(gates)), measured, (), of)
 
 
 def tally(
     gate: Gate,
     record: RolloutRecord,
-    measured: Published,
-    *,
-    warm: frozenset[datetime] = frozenset(),
-    by_caller: bool = False,
+    counted: Sequence[BucketCounts],
+    by_caller: Sequence[BucketCounts],
+    first: int,
+    starts: tuple[int, ...],
+    unequal: frozenset[int],
 ) -> Tally:
-    """Count for one gate. Raises `Unusable` where its counts are gone.
+    """Tally one gate.
 
-    `measured.buckets` are all of the rollout's. `warm`: ends of those in which latency is not weighed. `by_caller`:
-    a caller's repeated failures are counted once.
+    `first`: the first bucket of this phase; `starts`: where its terms begin; `unequal`: buckets of unequal load.
     """
-    if gate.source == "probes":
-        return _probe_tally(gate, record)
-    kind = GATES[gate.name]
-    if kind.count is None:
-        raise Unusable(f"the service publishes no counts for the gate {gate.name}")
-    whole = span(measured.series, record)
-    all_counts = tuple(kind.count(measured))
-    # At 100 % only what came since then can be tested: before, the candidate had less load.
-    cut = len(whole.compared) if record.weight == 100 else 0
-    buckets = whole.all[cut:]
-    counts = all_counts[cut:]
-    heard = distinct = counts
-    if warm and gate.name in LATENCY_GATES:
-        heard = tuple(
-            BucketCounts(0, 0) if bucket.end in warm else count
-            for bucket, count in zip(buckets, counts, strict=True)
+    counts = tuple(counted[first:])
+    distinct, wider = counts, None
+    if gate.name in LATENCY_GATES and unequal:
+        wider = counts
+        counts = distinct = tuple(
+            BucketCounts(0, 0) if i in unequal else c for i, c in enumerate(counts, start=first)
         )
-    if by_caller and gate.name == "error":
-        distinct = tuple(map(one_per_caller, buckets, counts))
-    starts = tuple(first_after(buckets, mark.at) for mark in term_marks(record))
-    live = all_counts[:cut] if record.weight == 100 else None
-    return Tally(counts, heard, distinct, starts, live)
+    elif gate.name in _CALLERS:
+        distinct = tuple(by_caller[first:])
+        # Weighed once where no caller repeats.
+        distinct = counts if distinct == counts else distinct
+    live = tuple(counted[:first]) if record.weight == 100 else None
+    return Tally(counts, distinct, starts, wider, live)
 
 
-def one_per_caller(bucket: Bucket, counts: BucketCounts) -> BucketCounts:
+def one_per_caller(callers: int | None, counts: BucketCounts) -> BucketCounts:
     """Count one caller's failures at the candidate as one failure, where callers are counted."""
-    callers = bucket.candidate.error_callers
     if callers is None or callers >= counts.x_c:
         return counts
     # The repeats are left out of the requests, too. Only the candidate's: counting fewer failures of
@@ -129,23 +266,7 @@ def one_per_caller(bucket: Bucket, counts: BucketCounts) -> BucketCounts:
     return counts._replace(n_c=counts.n_c - counts.x_c + callers, x_c=callers)
 
 
-def warm_up(buckets: Sequence[Bucket], record: RolloutRecord, looks: int) -> frozenset[datetime]:
-    """Ends of the buckets of the first `looks` looks with new data after each increase, this one included."""
-    if not looks or not buckets:
-        return frozenset()
-    # Looks with new data are counted, and not minutes, so that a slow server gets its warm-up as well.
-    marks = list(record.step_marks().items())
-    ends = [mark.at for _, mark in marks[1:]] + [None]
-    warm: set[datetime] = set()
-    for (weight, mark), end in zip(marks, ends, strict=True):
-        brought = [look for look in record.looks if look.weight == weight and look.brought_data]
-        last = brought[looks - 1].horizon if len(brought) >= looks else end
-        until = first_after(buckets, last) if last else len(buckets)
-        warm.update(bucket.end for bucket in buckets[first_after(buckets, mark.at) : until])
-    return frozenset(warm)
-
-
-def _probe_tally(gate: Gate, record: RolloutRecord) -> Tally:
+def probe_tally(gate: Gate, record: RolloutRecord) -> Tally:
     probes = [(mark.looks, fact) for fact, mark in record.marked() if isinstance(fact, Probed)]
     # Probes carry no time, so they are placed by the number of looks taken before them.
     baked_from = record.step_marks().get(100, Mark(None, len(record.looks) + 1)).looks
@@ -164,7 +285,7 @@ def _probe_tally(gate: Gate, record: RolloutRecord) -> Tally:
     starts = (sum(looks < mark.looks for looks, _ in probes) for mark in term_marks(record))
     now = tuple(counts[cut:])
     live = tuple(counts[:cut]) if is_last else None
-    return Tally(now, now, now, tuple(max(0, start - cut) for start in starts), live)
+    return Tally(now, now, tuple(max(0, start - cut) for start in starts), None, live)
 
 
 def _bad_answers(bad: Mapping[str, int], gate: Gate, requests: int) -> int:

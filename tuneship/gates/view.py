@@ -3,18 +3,20 @@
 Pure and recomputed from the start at every look. Next: `rules.py` holds the rules.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cached_property
+from itertools import pairwise, zip_longest
 
 from tuneship.gates import readings, tallies
-from tuneship.gates.formula import formula_of
-from tuneship.gates.gate_types import Gate, GateReading, LatencyLimits, ThresholdReading
-from tuneship.gates.kinds import Published
-from tuneship.gates.latency import freeze_first_limits, freeze_limits
-from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Look, Phase, Probed, RolloutRecord
+from tuneship.gates.evidence import PROOF_BUCKETS, BucketCounts
+from tuneship.gates.formula import check_formula
+from tuneship.gates.gate_types import GateReading, LatencyLimits, ThresholdReading
+from tuneship.gates.kinds import Measured
+from tuneship.gates.plan import FULL_LOOK_REQUESTS, CanaryPlan
+from tuneship.gates.record import Look, Mark, Phase, Probed, RolloutRecord
 from tuneship.gates.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, first_after
 from tuneship.gates.split_check import LOG_MISMATCH, drawn_requests, log_e_missing
 from tuneship.gates.thresholds import read_thresholds
@@ -25,6 +27,14 @@ BREAKER_REQUESTS, BREAKER_SHARE = 20, 0.5
 HEALTH_BUCKETS, HEALTH_REQUESTS = 5, 30
 # A candidate that should have had this many and has none is not just short of luck (e^-20).
 MIN_EXPECTED_REQUESTS = 20
+# An increase by less than this leaves caches and replicas as warm as they were.
+LARGE_INCREASE = 1.25
+# So many buckets without a request, where the weight makes so many likely, are lost counts.
+LOST_BUCKETS, LOST_REQUESTS = 2, 10
+# Fewer of the baseline's requests say nothing about an incident.
+OBJECTIVE_REQUESTS = 20
+# Half of the traffic by fewer callers is no sample.
+FEW_CALLERS = 20
 # A request is hanging when it is older than 10 s and than 5 x the very slow limit: whatever becomes of
 # it, it is a slow one. Where a server's ages have no upper end, a day is taken for it.
 HANGING_MS, HANGING_LIMITS, _DAY_MS = 10_000.0, 5.0, 86_400_000.0
@@ -50,9 +60,10 @@ class View:
     baseline: DeploymentState
     candidate: DeploymentState
     gates: tuple[GateReading, ...]
+    # The rollout's buckets as the gates count them, and the latency limits of the next one.
+    measured: Sequence[Measured]
     limits: LatencyLimits | None
     tokens: float | None
-    formula: int
     # Requests that have been open for too long, by the bucket of their arrival, the newest first.
     hanging: Mapping[Arm, tuple[int, ...]]
 
@@ -85,10 +96,51 @@ class View:
         return self.span.all[first_after(self.span.all, self.record.step_marks()[self.weight].at) :]
 
     @cached_property
-    def warm(self) -> frozenset[datetime]:
-        """Ends of the buckets in which latency is not weighed."""
-        looks = self.plan.warmup_looks if self.formula >= 2 else 0
-        return tallies.warm_up(self.span.all, self.record, looks)
+    def new_buckets(self) -> Sequence[Bucket]:
+        """The rollout's buckets that no earlier look saw."""
+        last = self.record.looks[-1].horizon if self.record.looks else None
+        return self.span.all[first_after(self.span.all, last) :]
+
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether enough looks have passed since the last real increase for slowness to be no cold start."""
+        marks = list(self.record.step_marks().items())
+        started = 0
+        for (before, _), (weight, mark) in pairwise([(0, Mark(None, 0)), *marks]):
+            if weight >= LARGE_INCREASE * before:
+                started = mark.looks
+        looks = [look for look in self.record.looks if look.number > started and look.brought_data]
+        return len(looks) + self.brought_data >= self.plan.warmup_looks
+
+    @cached_property
+    def looks_used(self) -> tuple[float, float]:
+        """Looks of this phase that count towards the maxima: at this step and at all; few requests count in part."""
+        at_step = at_all = 0.0
+        seen: dict[int, int] = {}
+        resumed = self.record.resumed_after()
+        now = (self.phase, self.weight, self.step_requests, self.brought_data)
+        looks = [
+            (look.phase, look.weight, look.step_requests, look.brought_data)
+            for look in self.record.looks
+        ]
+        for number, (phase, weight, requests, brought) in enumerate([*looks, now]):
+            new = requests - seen.get(weight, 0)
+            seen[weight] = max(requests, seen.get(weight, 0))
+            if phase is self.phase and brought and number >= resumed:
+                used = min(1.0, max(new, 0) / FULL_LOOK_REQUESTS)
+                at_all += used
+                at_step += used if weight == self.weight else 0.0
+        return at_step, at_all
+
+    @cached_property
+    def waited(self) -> timedelta:
+        """How long the rollout has been at this step."""
+        began = self.record.step_marks()[self.weight].at
+        if self.series is None or began is None:
+            return timedelta()
+        resumed = self.record.resumed_after()
+        before = self.record.looks[resumed - 1].at if resumed else None
+        return self.series.at - max(began, before or began)
 
     @cached_property
     def thresholds(self) -> tuple[ThresholdReading, ...]:
@@ -111,6 +163,7 @@ class View:
 
     @cached_property
     def brought_data(self) -> bool:
+        # A resumed run may have read less than the one before it.
         seen = max((look.step_buckets for look in self.step_looks), default=0)
         return len(self.step_buckets) > seen
 
@@ -146,7 +199,11 @@ class View:
     @cached_property
     def split_mismatches(self) -> bool:
         """Whether more of the candidate's requests than chance explains were counted nowhere."""
-        if not self.plan.has_split_check or not self.has_baseline or self.formula < 2:
+        if not self.has_baseline:
+            return False
+        if len(self.lost_buckets) >= LOST_BUCKETS:
+            return True
+        if not self.plan.has_split_check:
             return False
         # Requests are counted when they end, so for as long as a slow one takes after a shift, some
         # were drawn by the split before.
@@ -160,18 +217,65 @@ class View:
         return drawn is not None and log_e_missing(drawn) >= LOG_MISMATCH
 
     @cached_property
+    def lost_buckets(self) -> Sequence[Bucket]:
+        """Among the newest buckets, those in which the candidate's requests were counted nowhere."""
+        found: list[Bucket] = []
+        newest = self.span.compared[-PROOF_BUCKETS:]
+        marks = list(self.record.step_marks().items())
+        seen = any(b.candidate.requests for b in self.span.compared[: -PROOF_BUCKETS or None])
+        for bucket in newest:
+            # Before its first request, the shift may not have taken effect.
+            seen = seen or bucket.candidate.requests > 0
+            weight = max(
+                (w for w, mark in marks if mark.at is None or mark.at < bucket.end), default=0
+            )
+            expected = bucket.baseline.requests * weight / (100 - weight) if weight < 100 else 0.0
+            if seen and not bucket.candidate.requests and expected >= LOST_REQUESTS:
+                found.append(bucket)
+        # A bucket that neither has may be a gap in the counts of both.
+        return [] if any(not b.baseline.requests for b in newest) else found
+
+    @cached_property
+    def objective(self) -> float:
+        gate = self.plan.error_gate
+        return gate.slo_max if gate else 1.0
+
+    @cached_property
     def baseline_unhealthy(self) -> bool:
         recent = self.span.compared[-HEALTH_BUCKETS:]
-        gate = self.plan.error_gate
-        if gate is None or sum(b.baseline.requests for b in recent) < HEALTH_REQUESTS:
+        if sum(b.baseline.requests for b in recent) < HEALTH_REQUESTS:
             return False
-        return error_share(recent, "baseline") > gate.slo_max
+        return error_share(recent, "baseline") > self.objective
+
+    @cached_property
+    def outdoes_a_sick_baseline(self) -> bool:
+        """Whether the candidate is well now and plainly better than the baseline."""
+        recent = self.span.compared[-HEALTH_BUCKETS:]
+        ours, theirs = error_share(recent, "candidate"), error_share(recent, "baseline")
+        is_proven = any(gate.name == "error" and gate.state == "proven" for gate in self.gates)
+        return ours <= self.objective and (is_proven or ours <= theirs / 2)
 
     @cached_property
     def above_objective(self) -> bool:
         """Whether the candidate's share of errors is too high in itself: two equally bad arms pass the comparison."""
-        gate = self.plan.error_gate
-        return gate is not None and error_share(self.span.compared, "candidate") > gate.slo_max
+        # An incident that both share says nothing about the candidate.
+        usual = [
+            bucket
+            for bucket in self.span.compared[-PROOF_BUCKETS:]
+            if bucket.baseline.requests < OBJECTIVE_REQUESTS
+            or error_share([bucket], "baseline") <= self.objective
+        ]
+        return error_share(usual, "candidate") > self.objective
+
+    @cached_property
+    def has_few_callers(self) -> bool:
+        """Whether so few callers stay at one deployment that their own health would be taken for the candidate's."""
+        if self.plan.large_keys == "spread":
+            return False
+        newest = self.span.compared[-PROOF_BUCKETS:]
+        counts = [b[arm].callers_of_half for b in newest for arm in ARMS]
+        known = [number for number in counts if number is not None]
+        return bool(known) and known[-1] < FEW_CALLERS
 
 
 def error_share(buckets: Sequence[Bucket], arm: Arm) -> float:
@@ -189,6 +293,7 @@ def make_view(
     recorded: Look | None = None,
 ) -> View:
     """Build the view of one look. `recorded`: the look that is decided again, for facts that only that moment knew."""
+    check_formula(record.begun.formula_version)
     known = None if isinstance(series, str) else series
     # The view is built in steps, since the later facts are derived from the earlier ones.
     view = View(
@@ -200,28 +305,26 @@ def make_view(
         baseline=baseline,
         candidate=candidate,
         gates=(),
-        limits=record.limits,
+        measured=(),
+        limits=None,
         tokens=None,
-        formula=formula_of(record, recorded),
         hanging={},
     )
     if view.missing or known is None:
         return replace(view, series=None)
-    freeze = freeze_first_limits if view.formula < 2 else freeze_limits
-    limits = record.limits or freeze(known, view.span.compared)
-    view = replace(
-        view,
-        limits=limits,
-        tokens=tallies.token_ratio(view.span.compared),
-        standing=_stands_still(view, known),
-        hanging=_hanging(view, known, limits, recorded),
-    )
     # Counts that are gone make the whole look a missing one: a verdict by the other gates alone would
     # let a candidate advance because one of them was silenced.
     try:
-        return replace(
-            view, gates=tuple(_reading(view, known, gate) for gate in record.begun.gates)
+        measured, limits, tokens = tallies.measure(known, record, plan)
+        view = replace(
+            view,
+            measured=measured,
+            limits=limits,
+            tokens=tokens,
+            standing=_stands_still(view, known),
+            hanging=_hanging(view, known, limits, recorded),
         )
+        return replace(view, gates=_readings(view, measured))
     except Unusable as unusable:
         return replace(view, series=None, missing=str(unusable), standing=False)
 
@@ -233,9 +336,12 @@ def _hanging(
     if recorded is not None:
         return recorded.hanging
     at, buckets = series.at, view.span.all
-    if view.formula < 2 or limits is None or not buckets:
+    if limits is None or not buckets:
         return {}
-    age_ms = max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms)
+    # Where limits are per token, no age of a whole answer follows from them.
+    age_ms = (
+        HANGING_MS if limits.per_token else max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms)
+    )
     hanging: dict[Arm, tuple[int, ...]] = {}
     for arm in ARMS:
         snapshot = series.in_flight.get(arm)
@@ -258,30 +364,70 @@ def _hanging(
     return hanging
 
 
-def _reading(view: View, series: RolloutSeries, gate: Gate) -> GateReading:
-    limits = readings.limits_of(view.plan, gate.name)
-    if gate.state != "active" or limits is None:
-        state = gate.state if gate.state != "active" else "not_evaluated"
-        return GateReading(name=gate.name, state=state, reason=gate.reason)
-    latency = view.plan.latency_gates
-    scale = 1.0
-    # Shorter answers earn no stricter limits, and beyond three times the length more time is no excuse.
-    if latency is not None and latency.per_output_token and view.tokens is not None:
-        scale = min(max(view.tokens, 1.0), 3.0)
-    stage = readings.Stage(
-        phase=view.phase,
-        steps=len(view.plan.compared_steps),
-        log_threshold=readings.log_threshold(view.plan, view.record.begun.gates, gate.name),
-        formula=view.formula,
+def _readings(view: View, measured: Sequence[Measured]) -> tuple[GateReading, ...]:
+    """Read every gate of the rollout. Raises `Unusable`."""
+    begun = view.record.begun
+    known = {gate.name: readings.limits_of(view.plan, gate.name) for gate in begun.gates}
+    counted = [
+        (gate.name, limits)
+        for gate in begun.gates
+        if gate.state == "active" and gate.source == "series" and (limits := known[gate.name])
+    ]
+    columns = list(zip(*tallies.count(counted, measured, begun.rollout_id), strict=True))
+    names = [name for name, _ in counted]
+    counts = dict(zip(names, columns, strict=False))
+    by_caller = dict(zip(names, columns[len(names) :], strict=False))
+    # At 100 % only what came since then can be tested: before, the candidate had less load.
+    first = len(view.span.compared) if view.record.weight == 100 else 0
+    ends = [one.bucket.end for one in measured[first:]]
+    starts = tuple(
+        bisect_right(ends, mark.at) if mark.at else 0 for mark in tallies.term_marks(view.record)
     )
-    counts = tallies.tally(
-        gate,
-        view.record,
-        Published(series, view.span.all, view.limits, scale, view.hanging),
-        warm=view.warm,
-        by_caller=view.formula >= 2,
-    )
-    return readings.read_gate(gate, limits, counts, stage)
+    unequal = frozenset(i for i, one in enumerate(measured) if not one.is_equal_load)
+    found: list[GateReading] = []
+    for gate in begun.gates:
+        limits = known[gate.name]
+        if gate.state != "active" or limits is None:
+            state = gate.state if gate.state != "active" else "not_evaluated"
+            found.append(GateReading(name=gate.name, state=state, reason=gate.reason))
+            continue
+        stage = readings.Stage(
+            phase=view.phase,
+            steps=len(view.plan.compared_steps),
+            log_threshold=readings.log_threshold(view.plan, begun.gates, gate.name),
+            settled=view.is_settled,
+            rollout=begun.rollout_id,
+        )
+        if gate.source == "probes":
+            tally = tallies.probe_tally(gate, view.record)
+        else:
+            rows = list(counts.get(gate.name, ()))
+            if gate.name in tallies.LATENCY_GATES:
+                rows = _with_hanging(rows, view.hanging, measured)
+            distinct = by_caller.get(gate.name, ())
+            tally = tallies.tally(gate, view.record, rows, distinct, first, starts, unequal)
+        found.append(readings.read_gate(gate, limits, tally, stage))
+    return tuple(found)
+
+
+def _with_hanging(
+    rows: list[BucketCounts],
+    hanging: Mapping[Arm, tuple[int, ...]],
+    measured: Sequence[Measured],
+) -> list[BucketCounts]:
+    """Add requests that still wait and have waited too long, in the bucket of their arrival.
+
+    A look counts each of them once: when such a request ends, it leaves the snapshot and comes into a bucket. So the
+    evidence is never above that of all requests in the order of their arrival, and the limit on false rollbacks holds.
+    """
+    pairs = zip_longest(hanging.get("candidate", ()), hanging.get("baseline", ()), fillvalue=0)
+    for back, (c, b) in enumerate(pairs, start=1):
+        # Where no limit was known, only the slow ones of the bucket would be counted.
+        if measured[-back].limits is None:
+            continue
+        n_c, x_c, n_b, x_b, w_c, v_c = rows[-back]
+        rows[-back] = BucketCounts(n_c + c, x_c + c, n_b + b, x_b + b, w_c + c, v_c + c)
+    return rows
 
 
 def _lost_data(series: RolloutSeries, record: RolloutRecord) -> str | None:

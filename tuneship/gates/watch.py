@@ -14,11 +14,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tuneship.gates import evidence
-from tuneship.gates.evidence import BucketCounts, Limits, Term
-from tuneship.gates.kinds import GATES, Published
+from tuneship.gates.evidence import BucketCounts, Limits, Terms
+from tuneship.gates.kinds import GATES, Measured
 from tuneship.gates.latency import freeze_limits, has_latency
 from tuneship.gates.metrics_reader import Metrics, read_answer, read_series
-from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries, Unusable
+from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries, Unusable
 from tuneship.gates.tallies import one_per_caller
 
 # Chance that a deployment whose behaviour never changes is ever reported, for any finding.
@@ -63,7 +63,7 @@ class Stretch:
     @property
     def log_burst_limit(self) -> float:
         """The limit for evidence in which one quarter hour alone may decide."""
-        return evidence.LOG_UNCAPPED_TIER + self._log_share
+        return evidence.LOG_FAST_TIER + self._log_share
 
     @property
     def _log_share(self) -> float:
@@ -169,22 +169,18 @@ class _Pair:
     recent: Mapping[int, ArmTraffic]
     began: datetime
 
-    def measured(self, stretch: Stretch) -> Published:
+    def measured(self, stretch: Stretch) -> list[Measured]:
         """The stretch beside the hours that it is compared with, which set the latency limits, too."""
         # A stretch may be looked at before it is over. The limits come from all the hours it is
         # compared with, so that they stay the same until then.
         ends = min(stretch.end, max(self.recent, default=-1) + 1)
         buckets = [self._bucket(number, stretch) for number in range(stretch.start, ends)]
         whole = [self._bucket(number, stretch) for number in range(stretch.start, stretch.end)]
-        edges: dict[Arm, tuple[float, ...] | None] = {
-            "baseline": self.then.edges_ms["candidate"],
-            "candidate": self.lately.edges_ms["candidate"],
-        }
-        series = replace(self.lately, edges_ms=edges)
+        edges = (self.then.edges_ms["candidate"], self.lately.edges_ms["candidate"])
         answered = [b for b in whole if b.baseline.served and has_latency(b.baseline)]
-        return Published(
-            series, buckets, freeze_limits(series, answered) if answered else None, 1.0
-        )
+        as_baseline = replace(self.lately, edges_ms=dict.fromkeys(ARMS, edges[0]))
+        limits = freeze_limits(as_baseline, answered) if answered else None
+        return [Measured(bucket, edges, limits) for bucket in buckets]
 
     def _bucket(self, number: int, stretch: Stretch) -> Bucket:
         then = self.first.get(number - stretch.start, ArmTraffic())
@@ -192,17 +188,22 @@ class _Pair:
         return Bucket(end, then, self.recent.get(number, ArmTraffic()))
 
 
-def _read(name: str, stretch: Stretch, measured: Published, began: datetime) -> WatchReading:
+def _read(
+    name: str, stretch: Stretch, measured: Sequence[Measured], began: datetime
+) -> WatchReading:
     kind = GATES[name]
     if kind.count is None:
         raise Unusable(f"the service publishes no counts for the gate {name}")
-    counts = kind.count(measured)
+    counts = [kind.count(one, LIMITS[name]) for one in measured]
     weighed = _evidence(counts, LIMITS[name], stretch)
     alone = weighed
     # Repeats of one caller depend on each other. Over many quarter hours the cap on bursts allows for
     # it; where a single one may decide, they count once.
     if name == "error":
-        distinct = list(map(one_per_caller, measured.buckets, counts))
+        distinct = [
+            one_per_caller(one.bucket.candidate.error_callers, count)
+            for one, count in zip(measured, counts, strict=True)
+        ]
         alone = _evidence(distinct, LIMITS[name], stretch)
     return WatchReading(
         gate=name,
@@ -214,7 +215,7 @@ def _read(name: str, stretch: Stretch, measured: Published, began: datetime) -> 
         first_bad=sum(one.x_b for one in counts),
         log_e=weighed.log_e,
         log_e_limit=stretch.log_limit,
-        log_u=alone.log_u,
+        log_u=alone.log_fast,
         log_u_limit=stretch.log_burst_limit,
     )
 
@@ -224,5 +225,5 @@ def _evidence(counts: Sequence[BucketCounts], limits: Limits, stretch: Stretch) 
     # All starts are known beforehand, unlike those of a rollout, so that equal weights sum to 1.
     length = stretch.end - stretch.start
     starts = range(0, length, max(1, length // STARTS))
-    terms = [Term(start, 1.0 / len(starts)) for start in starts]
-    return evidence.harm(counts, limits, terms, 0.0)
+    terms = Terms(tuple(starts), (1.0 / len(starts),) * len(starts), 0.0)
+    return evidence.harm(counts, limits, terms)

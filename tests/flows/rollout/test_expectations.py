@@ -173,7 +173,7 @@ def test_auto_steps_are_plain_steps_before_the_record_begins(
     expected = expected_from(before, steps="auto", on_little_traffic="go_on")
     assert isinstance(expected, Expected)
     assert expected.plan.steps == steps
-    recorded = CanaryPlan.recorded(expected.plan.model_dump(mode="json"))
+    recorded = CanaryPlan.model_validate(expected.plan.model_dump(mode="json"))
     assert recorded.steps == steps
     assert recorded.is_resumed_by(asked, asked.digest())
     assert not recorded.is_resumed_by(plan_with(steps=[50, 100]), asked.digest())
@@ -215,7 +215,7 @@ def test_plans_bake_beside_the_baseline_unless_they_or_an_older_record_say_other
     fields = plan_with().model_dump(mode="json")
     del fields["bake_weight"]
     now = CanaryPlan.model_validate(fields)
-    before = CanaryPlan.recorded(fields)
+    before = CanaryPlan.model_validate(fields)
     assert (now.bake_weight, before.bake_weight) == (95, None)
     assert before.is_resumed_by(now, "of another time")
     assert CanaryPlan.model_validate(fields | {"steps": [50, 97, 100]}).bake_weight is None

@@ -47,13 +47,14 @@ Buckets = Sequence[tuple[Served, Served]]
 
 
 def plan_with(**fields: Any) -> CanaryPlan:
-    """Return the default plan, but with a bake at 100 %, whose absolute test is the harder one to pass."""
+    """Return the default plan without waiting and with a bake at 100 %, whose absolute test is the harder one."""
     return CanaryPlan.model_validate(
         {
             "endpoint_id": "cep_1",
             "baseline_deployment_id": "dep_b",
             "candidate_deployment_id": "dep_c",
             "bake_weight": None,
+            "wait_for_traffic": "0s",
             **fields,
         }
     )

@@ -44,22 +44,22 @@ def test_s1_equal_deployments_are_promoted_at_look_twenty_and_baked(extended: bo
 
 
 @BOTH
-def test_s2_errors_from_25_percent_on_go_back_by_look_six(extended: bool) -> None:
+def test_s2_errors_from_25_percent_on_go_back_by_look_seven(extended: bool) -> None:
     rollout = Rollout(plan_with(), Steady(errors=fifth_of_them_from(25)), extended=extended).begin()
     last = rollout.run()
     assert rollout.weights == [5, 25, 0]
-    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "error_rate", 6)
+    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "error_rate", 7)
     error = last.gates[0]
     assert error.log_u_harm is not None
     assert error.log_u_harm >= math.log(1e6)
 
 
 @BOTH
-def test_s3_a_slow_candidate_goes_back_for_latency_at_look_four(extended: bool) -> None:
+def test_s3_a_slow_candidate_goes_back_for_latency_at_look_twelve(extended: bool) -> None:
     slow = Steady(quantiles=(440.0, 1800.0, 4500.0))
     last = Rollout(plan_with(), slow, extended=extended).begin().run()
-    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "latency", 4)
-    assert last.reasons == ("harm:slow",)
+    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "latency", 12)
+    assert "harm:slow" in last.reasons
 
 
 def silent_candidate(kind: str) -> Callable[..., tuple[Any, Any]]:
@@ -203,9 +203,17 @@ def test_a_shared_incident_trips_nothing() -> None:
     assert any("baseline_unhealthy" in look.reasons for look in rollout.record.looks)
 
 
-def test_a_broken_baseline_is_left_to_a_person() -> None:
+def test_a_baseline_that_fails_never_wins_over_a_healthy_candidate() -> None:
+    def make(_: int, weight: int) -> tuple[Served, Served]:
+        n_c = 6 * weight
+        return Served(600 - n_c, (600 - n_c) // 12), Served(n_c)
+
+    assert Rollout(plan_with(), make).begin().run().verdict is Verdict.BAKED
+
+
+def test_a_broken_baseline_beside_a_sick_candidate_is_left_to_a_person() -> None:
     plan = plan_with(max_looks_per_step=8)
-    rollout = Rollout(plan, lambda *_: (Served(570, 500), Served(30))).begin()
+    rollout = Rollout(plan, lambda *_: (Served(570, 500), Served(30, 10))).begin()
     last = rollout.run()
     assert (last.verdict, last.reason) == (Verdict.PAUSE, "baseline_unhealthy")
     assert last.warnings == ("baseline_broken",)
@@ -275,7 +283,7 @@ def test_two_equally_bad_deployments_are_not_promoted() -> None:
 
     rollout = Rollout(plan, six_percent).begin()
     last = rollout.run()
-    assert (last.verdict, last.reason) == (Verdict.ROLLBACK, "baseline_unhealthy")
+    assert (last.verdict, last.reason) == (Verdict.PAUSE, "baseline_unhealthy")
 
 
 def test_an_unproven_candidate_waits_and_says_how_long() -> None:
@@ -287,17 +295,13 @@ def test_an_unproven_candidate_waits_and_says_how_long() -> None:
     assert look.needed.endswith("looks")
 
 
-def test_latency_gates_hold_until_two_hundred_baseline_answers() -> None:
+def test_latency_gates_hold_until_a_hundred_baseline_answers() -> None:
     rollout = Rollout(plan_with(), Steady(requests=100)).begin()
-    looks = [rollout.look() for _ in range(4)]
-    assert ["latency_limits_pending" in look.reasons for look in looks] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    looks = [rollout.look() for _ in range(3)]
+    pending = ["latency_limits_pending" in look.reasons for look in looks]
+    assert pending == [True, False, False]
     assert looks[2].limits is not None
-    assert looks[2].limits.slow_ms == 900.0
+    assert looks[2].limits.slow_ms == pytest.approx(900.0)
     assert rollout.look().limits == looks[2].limits
 
 
@@ -457,6 +461,7 @@ def test_errors_during_the_wait_beat_the_approval() -> None:
     rollout = waiting()
     rollout.make = Steady(errors=lambda *_: 0.2)
     rollout.record = rollout.record.plus(ApprovalAnswered("promote", "ada"))
+    assert rollout.look().verdict is Verdict.HOLD, "one bucket alone does not decide"
     look = rollout.look()
     assert (look.phase, look.verdict, look.reason) == (Phase.WAIT, Verdict.ROLLBACK, "error_rate")
 

@@ -1,8 +1,11 @@
 """The statistics against independent computations: tables, 50-digit decimals, scipy, numpy, and what they promise."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from decimal import Decimal, getcontext
+from functools import reduce
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,8 +14,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import logsumexp
 
-from tuneship.gates import evidence
-from tuneship.gates.evidence import BucketCounts, Limits, Term
+from tuneship.gates import evidence, fold
+from tuneship.gates.evidence import BucketCounts, Limits, Terms
+from tuneship.gates.gate_limits import CrashRule
+from tuneship.gates.rules import is_crash
 
 ERROR = Limits(ratio=1.5, harm=0.01, ok=0.02)
 LOG_20 = math.log(20.0)
@@ -40,16 +45,12 @@ def harm_from(
     gate: Limits,
     *,
     absolute_only: bool = False,
-    charge_falls: bool = False,
 ) -> evidence.Harm:
-    return evidence.harm(
-        counts,
-        gate,
-        [Term(0, 1.0)],
-        0.0,
-        absolute_only=absolute_only,
-        charge_falls=charge_falls,
-    )
+    return evidence.harm(counts, gate, Terms((0,), (1.0,), 0.0), absolute_only=absolute_only)
+
+
+def ln_ok(counts: Sequence[BucketCounts], gate: Limits) -> float:
+    return evidence.proof(counts, gate).log_e
 
 
 # Worked numbers of the design: clean requests that prove p_c below the margin, and requests that roll back.
@@ -71,7 +72,7 @@ def test_the_absolute_half_alone_needs_the_tabled_number_of_requests(
     def first_proven(bad: int) -> int:
         n = bad
         while True:
-            logs = evidence._pass_logs((BucketCounts(n, bad),), Limits(1.5, 0.01, ok))[:9]
+            logs = evidence._pass_logs(BucketCounts(n, bad), Limits(1.5, 0.01, ok))[:9]
             if sum(map(math.exp, logs)) / 18 >= 10.0:
                 return n
             n += 1
@@ -81,7 +82,7 @@ def test_the_absolute_half_alone_needs_the_tabled_number_of_requests(
 
 def test_three_failures_of_three_refute_the_margin_and_two_buckets_alone_do_not() -> None:
     failing = BucketCounts(1, 1)
-    assert harm_from([failing] * 2, ERROR, absolute_only=True).log_u >= LOG_20
+    assert harm_from([failing] * 2, ERROR, absolute_only=True).log_fast >= LOG_20
     assert harm_from([failing] * 2, ERROR, absolute_only=True).log_e < LOG_20
     assert harm_from([failing] * 3, ERROR, absolute_only=True).log_e >= LOG_20
 
@@ -93,24 +94,24 @@ def test_the_grid_runs_from_1_3_to_12_in_equal_ratios() -> None:
 
 
 def test_the_first_of_four_steps_weighs_58_percent_and_a_single_step_all() -> None:
-    terms, idle = evidence.step_terms([0], 4)
-    assert [term.weight for term in terms] == [0.58]
-    assert idle == pytest.approx(0.42)
-    assert evidence.step_terms([0], 1) == ([Term(0, 1.0)], 0.0)
+    terms = evidence.step_terms([0], 4)
+    assert terms.weights == (0.58,)
+    assert terms.idle == pytest.approx(0.42)
+    assert evidence.step_terms([0], 1) == Terms((0,), (1.0,), 0.0)
 
 
 def test_a_wait_keeps_its_newest_twelve_terms_and_never_weighs_more_than_one() -> None:
-    terms, idle = evidence.wait_terms(range(0, 100, 5))
-    assert [term.start for term in terms] == list(range(40, 100, 5))
-    assert math.fsum(term.weight for term in terms) + idle < 1.0
-    terms, idle = evidence.wait_terms([0, 5])
-    assert math.fsum(term.weight for term in terms) + idle == pytest.approx(1.0)
+    terms = evidence.wait_terms(range(0, 100, 5))
+    assert terms.kept == 12
+    assert math.fsum(terms.weights) + terms.idle == pytest.approx(1.0)
+    fine = [BucketCounts(100, 0, 100, 0)] * 100
+    newest = Terms(terms.starts[-12:], terms.weights[-12:], terms.idle)
+    assert evidence.harm(fine, ERROR, terms) == evidence.harm(fine, ERROR, newest)
 
 
 def test_without_any_bucket_there_is_no_evidence_either_way() -> None:
-    terms, idle = evidence.step_terms([0], 4)
-    assert evidence.harm([], ERROR, terms, idle).log_e == pytest.approx(0.0)
-    assert evidence.log_e_ok([], ERROR) == pytest.approx(0.0)
+    assert evidence.harm([], ERROR, evidence.step_terms([0], 4)).log_e == pytest.approx(0.0)
+    assert ln_ok([], ERROR) == pytest.approx(0.0)
     assert evidence.early_z([], ERROR) is None
 
 
@@ -118,32 +119,49 @@ def test_without_any_bucket_there_is_no_evidence_either_way() -> None:
 
 
 def decimal_values(
-    counts: Sequence[BucketCounts], gate: Limits, *, charge_falls: bool
+    counts: Sequence[BucketCounts], gate: Limits
 ) -> tuple[Decimal, Decimal, Decimal]:
-    """Return (min of the capped halves, min of the uncapped halves, E_ok) by the formulas as they are written."""
+    """Return (the smallest capped half, the smallest half of the fast tier, the proof) by the formulas as written."""
     getcontext().prec = 50
-    d, r, ok = Decimal(gate.harm), Decimal(gate.ratio), Decimal(gate.ok)
-    absolute, relative = [Decimal(1)] * 12, [Decimal(1)] * 12
-    e = [Decimal(1), Decimal(1)]
-    capped = [Decimal(1), Decimal(1)]
-    pass_relative = [Decimal(1)] * 9
+    d, r, ok = (Decimal(value or 0.0) for value in (gate.harm, gate.ratio, gate.ok))
+    harm = [[Decimal(1)] * 12 for _ in range(3)]
+    caps = Decimal(4), Decimal(10) ** Decimal("3.5")
+    e, capped = [Decimal(1)] * 3, [[Decimal(1)] * 3 for _ in caps]
+    passes: list[list[Decimal]] = []
     for b in counts:
+        wider = b._replace(x_c=b.w_c)
         for k, rho in enumerate(map(Decimal, evidence.GRID)):
             p = min(d * rho, Decimal("0.9"))
-            absolute[k] *= (p / d) ** b.x_c * ((1 - p) / (1 - d)) ** (b.n_c - b.x_c)
-            relative[k] *= decimal_ratio(b, r, rho)
-        for k in range(9):
-            pass_relative[k] *= decimal_ratio(b, r, Decimal(k + 1) / 10)
-        for half, factors in enumerate((absolute, relative)):
+            harm[0][k] *= (p / d) ** b.x_c * ((1 - p) / (1 - d)) ** (b.n_c - b.x_c)
+            harm[1][k] *= decimal_ratio(b, r, rho)
+            harm[2][k] *= decimal_ratio(wider, Decimal(1), rho)
+        ks = [Decimal(k) / 10 for k in range(1, 10)]
+        passes.append(
+            [k**b.x_c * ((1 - k * ok) / (1 - ok)) ** (b.n_c - b.x_c) for k in ks]
+            + [decimal_ratio(b, r, k) for k in ks]
+            + [decimal_ratio(b._replace(x_c=b.v_c), Decimal(1), k) for k in ks]
+        )
+        for half, factors in enumerate(harm):
             value = sum(factors) / 12
-            change = min(value / e[half], Decimal(4))
-            risen = min(value, capped[half] * max(change, Decimal(1)))
-            capped[half] = capped[half] * change if charge_falls else risen
+            for cap, found in zip(caps, capped, strict=True):
+                rise = max(min(value / e[half], cap), Decimal(1))
+                found[half] = min(value, found[half] * rise)
             e[half] = value
-    n, x = sum(b.n_c for b in counts), sum(b.x_c for b in counts)
-    ks = [Decimal(k) / 10 for k in range(1, 10)]
-    pass_absolute = [k**x * ((1 - k * ok) / (1 - ok)) ** (n - x) for k in ks]
-    return min(capped), min(e), (sum(pass_absolute) + sum(pass_relative)) / 18
+    by_bucket = [sum(one) / 27 for one in passes]
+    proof = sum(
+        Decimal(weight) * part
+        for weight, part in (
+            ("0.6", sum(map(decimal_product, zip(*passes, strict=True))) / 27),
+            ("0.2", decimal_product(by_bucket)),
+            ("0.2", sum(map(decimal_product, zip(*passes[-20:], strict=True))) / 27),
+        )
+    )
+    newest = sum(map(decimal_product, zip(*passes[-20:], strict=True))) / 27
+    return min(capped[0]), min(capped[1]), min(Decimal(proof), newest * 100)
+
+
+def decimal_product(values: Iterable[Decimal]) -> Decimal:
+    return reduce(Decimal.__mul__, values, Decimal(1))
 
 
 def decimal_ratio(b: BucketCounts, r: Decimal, rho: Decimal) -> Decimal:
@@ -155,28 +173,85 @@ def decimal_ratio(b: BucketCounts, r: Decimal, rho: Decimal) -> Decimal:
 
 
 @settings(max_examples=60, deadline=None)
-@given(buckets(most=6), limits, st.booleans())
+@given(buckets(most=6), limits)
 def test_all_values_equal_a_computation_with_fifty_digits(
-    counts: list[BucketCounts], gate: Limits, charge_falls: bool
+    counts: list[BucketCounts], gate: Limits
 ) -> None:
-    capped, uncapped, ok = decimal_values(counts, gate, charge_falls=charge_falls)
-    found = harm_from(counts, gate, charge_falls=charge_falls)
+    gate = replace(gate, farther=(5, 8))
+    counts = [b._replace(w_c=b.x_c // 2, v_c=b.x_c // 3) for b in counts]
+    capped, fast, ok = decimal_values(counts, gate)
+    found = harm_from(counts, gate)
     assert found.log_e == pytest.approx(float(capped.ln()), rel=1e-9, abs=1e-8)
-    assert found.log_u == pytest.approx(float(uncapped.ln()), rel=1e-9, abs=1e-8)
-    assert evidence.log_e_ok(counts, gate) == pytest.approx(float(ok.ln()), rel=1e-9, abs=1e-8)
+    assert found.log_fast == pytest.approx(float(fast.ln()), rel=1e-9, abs=1e-8)
+    assert ln_ok(counts, gate) == pytest.approx(float(ok.ln()), rel=1e-9, abs=1e-8)
+
+
+# Why the limits hold, by summing over all outcomes.
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize(("n_c", "n_b"), [(1, 1), (2, 6), (6, 2), (4, 4), (6, 6)])
+def test_no_factor_has_a_mean_above_one_for_a_candidate_within_its_margin(
+    n_c: int, n_b: int, ratio: float
+) -> None:
+    """With ratio 1 the two limits may differ: the factor asks for nothing but p_c <= p_b."""
+    shares = (0.0, 0.01, 0.05, 0.2, 0.5, 1.0)
+    for p_b in shares:
+        for p_c in {min(ratio * p_b, 1.0), *(p for p in shares if p <= ratio * p_b)}:
+            assert mean_of_factors(n_c, p_c, n_b, p_b, ratio, "harm").max() <= 1 + 1e-12
+        for p_c in (p for p in {ratio * p_b, *shares} if ratio * p_b <= p <= 1.0):
+            assert mean_of_factors(n_c, p_c, n_b, p_b, ratio, "pass").max() <= 1 + 1e-12
+
+
+def mean_of_factors(
+    n_c: int, p_c: float, n_b: int, p_b: float, ratio: float, side: Literal["harm", "pass"]
+) -> np.ndarray:
+    means = np.zeros(12 if side == "harm" else 9)
+    for x_c in range(n_c + 1):
+        for x_b in range(n_b + 1):
+            logs = evidence._relative_factor(n_c, x_c, n_b, x_b, ratio, side)
+            chance = stats.binom.pmf(x_c, n_c, p_c) * stats.binom.pmf(x_b, n_b, p_b)
+            means += chance * (np.exp(logs) if logs is not None else 1.0)
+    return means
+
+
+def test_the_fast_tier_never_decides_in_one_bucket_and_may_in_two() -> None:
+    all_fail = BucketCounts(10**5, 10**5, 10**5, 0)
+    for gate in (ERROR, replace(ERROR, farther=(5, 8))):
+        one = harm_from([all_fail._replace(w_c=10**5)], gate)
+        two = harm_from([all_fail._replace(w_c=10**5)] * 2, gate)
+        assert one.log_fast < evidence.LOG_FAST_TIER <= two.log_fast
+
+
+def test_equal_arms_in_a_shared_incident_meet_the_crash_rule_in_one_of_a_thousand_at_most() -> None:
+    random = np.random.default_rng(11)
+    for share in (0.25, 0.4, 0.6):
+        for n_c, n_b in ((75, 225), (225, 75), (240, 60), (2250, 750)):
+            drawn = random.binomial([n_c, n_b], share, size=(1000, 2)).tolist()
+            met = sum(is_crash(BucketCounts(n_c, c, n_b, b), CrashRule()) for c, b in drawn)
+            assert met <= 1
+
+
+def test_the_crash_rule_needs_a_baseline_that_is_well_and_many_failures() -> None:
+    crash = BucketCounts(75, 30, 225, 2)
+    assert is_crash(crash, CrashRule())
+    assert not is_crash(crash._replace(x_c=19), CrashRule())
+    assert not is_crash(crash._replace(n_c=150), CrashRule())
+    assert not is_crash(crash._replace(x_b=30), CrashRule())
+    assert not is_crash(crash._replace(n_b=9, x_b=0), CrashRule())
 
 
 def test_evidence_beyond_the_largest_float_stays_a_number() -> None:
     found = harm_from([BucketCounts(10**6, 10**6, 10**6, 0)], ERROR)
-    assert 1e5 < found.log_u < math.inf
-    assert evidence.log_e_ok([BucketCounts(10**9, 0, 10**9, 10**7)], ERROR) < math.inf
+    assert found.log_fast == pytest.approx(evidence.LOG_FAST_CAP)
+    assert ln_ok([BucketCounts(10**9, 0, 10**9, 10**7)], ERROR) < math.inf
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 300), st.data())
 def test_a_single_factor_is_the_likelihood_ratio_of_scipy(n: int, data: st.DataObject) -> None:
     x = data.draw(st.integers(0, n))
-    factor = evidence._absolute_factor(BucketCounts(n, x), 0.02)
+    factor = evidence._absolute_factor(n, x, 0.02)
     assert factor is not None
     rates = np.minimum(0.02 * np.array(evidence.GRID), 0.9)
     expected = stats.binom.logpmf(x, n, rates) - stats.binom.logpmf(x, n, 0.02)
@@ -189,7 +264,7 @@ def test_the_relative_half_is_the_conditional_binomial_of_scipy(
     n_c: int, n_b: int, data: st.DataObject
 ) -> None:
     b = BucketCounts(n_c, data.draw(st.integers(0, n_c)), n_b, data.draw(st.integers(0, n_b)))
-    found = evidence._relative_factor(b, 1.5, "harm")
+    found = evidence._relative_factor(b.n_c, b.x_c, b.n_b, b.x_b, 1.5, "harm")
     assert (found is None) == (not b.x_c + b.x_b)
     if found is None:
         return
@@ -213,11 +288,8 @@ def test_splitting_a_bucket_at_the_same_ratio_changes_no_uncapped_value(
     for b in counts:
         pieces = [BucketCounts(b.n_c, 0, b.n_b, 0)] * (parts - 1)
         split += [BucketCounts(b.n_c, b.x_c, b.n_b, b.x_b), *pieces]
-    assert harm_from(whole, gate).log_u == pytest.approx(
-        harm_from(split, gate).log_u, rel=1e-9, abs=1e-7
-    )
-    assert evidence.log_e_ok(whole, gate) == pytest.approx(
-        evidence.log_e_ok(split, gate), rel=1e-9, abs=1e-7
+    assert log_uncapped(whole, replace(gate, harm=None)) == pytest.approx(
+        log_uncapped(split, replace(gate, harm=None)), rel=1e-9, abs=1e-7
     )
 
 
@@ -227,7 +299,7 @@ def test_an_empty_bucket_changes_nothing(
 ) -> None:
     padded = [*counts[:place], BucketCounts(0, 0), *counts[place:]]
     assert harm_from(padded, gate) == harm_from(counts, gate)
-    assert evidence.log_e_ok(padded, gate) == evidence.log_e_ok(counts, gate)
+    assert ln_ok(padded, gate) == ln_ok(counts, gate)
     assert evidence.early_z(padded, gate) == evidence.early_z(counts, gate)
 
 
@@ -235,21 +307,37 @@ def test_an_empty_bucket_changes_nothing(
 def test_remembering_earlier_looks_changes_no_number(
     counts: list[BucketCounts], gate: Limits, starts: list[int]
 ) -> None:
-    terms, idle = evidence.step_terms(sorted(starts), 4)
-    looks = [evidence.harm(counts[:seen], gate, terms, idle) for seen in range(1, len(counts) + 1)]
-    evidence._walks.clear()
-    assert evidence.harm(counts, gate, terms, idle) == looks[-1]
+    terms = evidence.step_terms(sorted(starts), 4)
+    looks = [evidence.harm(counts[:seen], gate, terms) for seen in range(1, len(counts) + 1)]
+    proofs = [evidence.proof(counts[:seen], gate) for seen in range(1, len(counts) + 1)]
+    fold._folds.clear()
+    assert evidence.harm(counts, gate, terms) == looks[-1]
+    assert evidence.proof(counts, gate) == proofs[-1]
 
 
 @given(buckets(), limits)
-def test_the_cap_only_lowers_evidence(counts: list[BucketCounts], gate: Limits) -> None:
+def test_a_cap_only_lowers_evidence(counts: list[BucketCounts], gate: Limits) -> None:
     """As it does so at every bucket, false rollbacks are limited as they are without the cap."""
     for seen in range(1, len(counts) + 1):
-        found, first = (
-            harm_from(counts[:seen], gate, charge_falls=charge_falls)
-            for charge_falls in (False, True)
-        )
-        assert first.log_e - 1e-9 <= found.log_e <= found.log_u + 1e-9
+        found = harm_from(counts[:seen], gate)
+        halves = [
+            log_uncapped(counts[:seen], replace(gate, ratio=None)),
+            log_uncapped(counts[:seen], replace(gate, harm=None)),
+        ]
+        assert found.log_e - 1e-9 <= found.log_fast <= min(halves) + 1e-9
+
+
+def log_uncapped(counts: Sequence[BucketCounts], half: Limits) -> float:
+    """The logarithm of the evidence of a gate with one alternative, without a cap."""
+    sums = np.zeros(12)
+    for n_c, x_c, n_b, x_b, _, _ in counts:
+        factor = None
+        if half.harm is not None:
+            factor = evidence._absolute_factor(n_c, x_c, half.harm)
+        elif half.ratio is not None:
+            factor = evidence._relative_factor(n_c, x_c, n_b, x_b, half.ratio, "harm")
+        sums += np.array(factor) if factor is not None else 0.0
+    return float(logsumexp(sums)) - math.log(12)
 
 
 def test_a_fall_uses_up_what_the_cap_cut_off_before_it_lowers_the_evidence() -> None:
@@ -257,26 +345,14 @@ def test_a_fall_uses_up_what_the_cap_cut_off_before_it_lowers_the_evidence() -> 
     once = harm_from([bad], ERROR, absolute_only=True)
     assert once.log_e == pytest.approx(math.log(4.0))
     after = harm_from([bad, good], ERROR, absolute_only=True)
-    assert after.log_u < once.log_u
+    assert after.log_fast < once.log_fast
     assert after.log_e == once.log_e
-    assert harm_from([bad, good], ERROR, absolute_only=True, charge_falls=True).log_e < once.log_e
     long = harm_from([bad, *[good] * 8], ERROR, absolute_only=True)
-    assert long.log_e == long.log_u < 0.0
+    assert long.log_e == long.log_fast < 0.0
 
 
 def test_one_burst_multiplies_the_evidence_by_four_at_most() -> None:
     assert harm_from([BucketCounts(30, 30, 570, 2)], ERROR).log_e == pytest.approx(math.log(4.0))
-
-
-def test_the_warning_stays_on_until_evidence_falls_below_two() -> None:
-    rising = [BucketCounts(10, 1, 90, 0)] * 4
-    on = harm_from(rising, ERROR, absolute_only=True)
-    assert on.warned
-    assert on.log_e >= math.log(5.0)
-    between = harm_from([*rising, BucketCounts(100, 0)], ERROR, absolute_only=True)
-    assert between.warned
-    assert math.log(2.0) <= between.log_e < math.log(5.0)
-    assert not harm_from([*rising, BucketCounts(600, 0)], ERROR, absolute_only=True).warned
 
 
 def test_two_bad_answers_never_warn_by_z() -> None:
@@ -297,8 +373,8 @@ def test_pooling_steps_of_different_weight_does_not_warn() -> None:
 @given(st.integers(1, 400), st.integers(0, 2), st.integers(0, 20))
 def test_the_requests_to_proof_are_enough_and_one_less_is_not(n: int, x: int, x_b: int) -> None:
     counts = [BucketCounts(n, min(x, n), 3 * n, min(x_b, 3 * n))]
-    needed = evidence.requests_to_proof(counts, ERROR)
-    logs = np.array(evidence._pass_logs(tuple(counts), ERROR))
+    needed = evidence.requests_to_proof(evidence.proof(counts, ERROR), ERROR)
+    logs = np.array(evidence._pass_logs(counts[0], ERROR))
     if needed is None:
         assert max(logs) <= 1e-12
         return
@@ -306,16 +382,17 @@ def test_the_requests_to_proof_are_enough_and_one_less_is_not(n: int, x: int, x_
     def log_e_after(more: int) -> float:
         return float(logsumexp(logs * (n + more) / n)) - math.log(len(logs))
 
-    assert log_e_after(needed) >= evidence.LOG_PROVEN - 1e-9
+    # The part of the proof over all buckets is six tenths of it.
+    wanted = evidence.LOG_PROVEN - math.log(0.6)
+    assert log_e_after(needed) >= wanted - 1e-9
     if needed:
-        assert log_e_after(needed - 1) < evidence.LOG_PROVEN + 1e-9
+        assert log_e_after(needed - 1) < wanted + 1e-9
 
 
 def test_a_rate_on_the_margin_is_never_called_provable() -> None:
-    assert (
-        evidence.requests_to_proof([BucketCounts(1000, 20, 1000, 10)], Limits(1.5, 0.01, 0.01))
-        is None
-    )
+    gate = Limits(1.5, 0.01, 0.01)
+    proof = evidence.proof([BucketCounts(1000, 20, 1000, 10)], gate)
+    assert evidence.requests_to_proof(proof, gate) is None
 
 
 # The promise of at most 5 % false rollbacks, however often one looks, by an independent vectorised implementation.
@@ -387,8 +464,7 @@ def test_the_vectorised_paths_are_what_the_gates_compute() -> None:
         ]
         for seen in (1, 6, 13, 20):
             begun = [start for start in (0, 5, 10, 15) if start < seen]
-            terms, idle = evidence.step_terms(begun, 4)
-            found = evidence.harm(counts[:seen], ERROR, terms, idle).log_e
+            found = evidence.harm(counts[:seen], ERROR, evidence.step_terms(begun, 4)).log_e
             assert found == pytest.approx(logs[path, seen - 1], rel=1e-9, abs=1e-9)
 
 
@@ -402,5 +478,5 @@ def test_a_candidate_on_the_pass_margin_is_seldom_proven_at_look_twenty() -> Non
             )
             for n in np.repeat([15, 75, 150, 225], 5).tolist()
         ]
-        proven += evidence.log_e_ok(counts, ERROR) >= evidence.LOG_PROVEN
+        proven += ln_ok(counts, ERROR) >= evidence.LOG_PROVEN
     assert proven / 400 <= 0.10

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.unit.gates.drawn import PUBLISHED
 from tests.unit.gates.rollouts import Rollout, Served, Steady, plan_with
-from tuneship.contract.metrics import ErrorRateSeries, MetricSeries
 from tuneship.gates.evidence import Limits
 from tuneship.gates.gate_types import Gate
 from tuneship.gates.kinds import BAD_ANSWERS, GATES, GateKind, is_repetitive
@@ -30,17 +30,20 @@ def _gate_fields() -> dict[str, dict[str, Any]]:
     ):
         for name, field in model.model_fields.items():
             if "Gate" in str(field.annotation):
-                found[name] = {group: {name: LIMITS}}
+                found[name] = {group: {name: {} if name == "typical" else LIMITS}}
     return found
 
 
 def test_every_gate_of_the_plan_has_a_counter_and_reads_its_own_limits() -> None:
     fields = _gate_fields()
     assert fields.keys() == GATES.keys()
+    published = PUBLISHED
     for name, given in fields.items():
         plan = plan_with(**given, traffic=DRIVER)
-        assert limits_of(plan, name) == Limits(**LIMITS)
-        published = MetricSeries(error_rate=ErrorRateSeries(cancelled_count=[], refused_count=[]))
+        farther = (5, 8) if name == "slow" else (9, 13)
+        times = name in ("slow", "typical")
+        shares = {"ratio": None, "harm": None, "ok": None} if name == "typical" else LIMITS
+        assert limits_of(plan, name) == Limits(**shares, farther=farther if times else None)
         gate = next(gate for gate in choose_gates(plan, published) if gate.name == name)
         assert gate.state == "active"
 

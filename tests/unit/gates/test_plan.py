@@ -20,7 +20,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert (plan.min_looks_per_step, plan.max_looks_per_step, plan.max_looks) == (5, 60, 240)
     assert (plan.stale_looks, plan.missing_looks, plan.bake_looks) == (3, 10, 30)
     assert limits_of(plan, "error") == Limits(1.5, 0.01, 0.02)
-    assert limits_of(plan, "slow") == Limits(1.5, 0.075, 0.10)
+    assert limits_of(plan, "slow") == Limits(1.5, 0.075, 0.10, (5, 8))
     assert limits_of(plan, "very_slow") == Limits(2.0, 0.02, 0.04)
     assert limits_of(plan, "empty") == Limits(1.5, 0.01, 0.02)
     assert limits_of(plan, "length") is None
@@ -28,7 +28,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 def test_one_changed_limit_leaves_the_others_at_their_defaults() -> None:
     plan = plan_with(latency_gates={"slow": {"ratio": 3.0}}, quality_gates={"empty": {"ok": 0.1}})
-    assert limits_of(plan, "slow") == Limits(3.0, 0.075, 0.10)
+    assert limits_of(plan, "slow") == Limits(3.0, 0.075, 0.10, (5, 8))
     assert limits_of(plan, "empty") == Limits(1.5, 0.01, 0.1)
 
 
@@ -96,7 +96,10 @@ def test_alpha_is_shared_by_the_gates_that_test() -> None:
     assert {gate.name: gate.state for gate in gates if gate.state != "disabled"} == {
         "error": "not_evaluated",
         "very_slow": "active",
+        "typical": "not_available",
         "empty": "active",
+        "short": "not_available",
+        "long": "not_available",
         "abandoned": "not_available",
         "refused": "not_available",
     }

@@ -15,7 +15,12 @@ from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict, from_line
 
 ORDER = {Verdict.ROLLBACK: 0, Verdict.PAUSE: 0, Verdict.HOLD: 1}
 """Verdicts of a look by rank. Every verdict that goes on has rank 2."""
-NO_GATES: dict[str, Any] = {"error_gate": None, "latency_gates": None, "quality_gates": None}
+NO_GATES: dict[str, Any] = {
+    "crash": None,
+    "error_gate": None,
+    "latency_gates": None,
+    "quality_gates": None,
+}
 
 
 def served(requests: int = 200, **bad: Any) -> Served:

@@ -41,7 +41,7 @@ def later(behaviour: Behaviour, after: int, requests: float = 450.0) -> Days:
 
 def drawn(days: Days, quarters: int, seed: int = 0) -> list[Bucket]:
     service = Service(np.random.default_rng(seed), lambda at, _: days(at), seconds=900)
-    return [service.bucket(number, 100, counts_all=True) for number in range(quarters)]
+    return [service.bucket(number, 100) for number in range(quarters)]
 
 
 def answer(buckets: Sequence[Bucket]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _rivals(kind: Kind, seeds: Iterable[int]) -> list[list[Run]]:
 
 
 def table(
-    names: Sequence[str], runs: int, first_seed: int, fields: dict[str, Any]
+    names: Sequence[str], runs: int, first_seed: int, fields: dict[str, Any], *, alone: bool
 ) -> Iterator[str]:
     """Yield the table in Markdown. A cell has the percentage of wrong ends, their reasons, and @ the median look."""
     seeds = range(first_seed, first_seed + runs)
@@ -56,7 +56,7 @@ def table(
         kind = KINDS[name]
         ours = runs_of(kind, seeds, **fields)
         cells = [_cell(kind, ours)]
-        if kind.seconds == 60:
+        if kind.seconds == 60 and not alone:
             cells += [_cell(kind, runs) for runs in _rivals(kind, seeds)]
         else:
             cells += ["-"] * 3
@@ -70,12 +70,13 @@ def main() -> None:
     parser.add_argument("--row", choices=list(KINDS), action="append")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument(
-        "--plan", default="bake_weight=95", help="fields of the plan as name=value, comma-separated"
+        "--plan", default="", help="fields of the plan as name=value, comma-separated"
     )
+    parser.add_argument("--alone", action="store_true", help="without the rivals")
     given = parser.parse_args()
     pairs = [one.split("=") for one in given.plan.split(",") if one]
     fields = {name: int(value) for name, value in pairs}
-    for line in table(given.row or list(KINDS), given.runs, given.seed, fields):
+    for line in table(given.row or list(KINDS), given.runs, given.seed, fields, alone=given.alone):
         print(line, flush=True)  # noqa: T201 - this is a command's output
 
 

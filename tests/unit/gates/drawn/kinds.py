@@ -1,5 +1,9 @@
-"""The kinds of traffic, and how a rollout must end on each of them."""
+"""The kinds of traffic, and how a rollout must end on each of them.
 
+What happens in a certain minute happens in one that is drawn: a fixed one could be just where the gates look.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +30,8 @@ class Kind:
     lag: int = 0
     """Number of looks until a shift takes effect, although it was read back before."""
     note: str = ""
+    has_past: bool = True
+    """Whether the endpoint had traffic in the hour before."""
     row: int = 0
 
     @property
@@ -61,24 +67,232 @@ def _ramp(number: int) -> float:
     return min(max(number, 0), 120) / 120
 
 
-def _incidents(rng: Random) -> MinuteOf:
-    starts = {int(at) for at in np.nonzero(rng.random(400) < 1 / 60)[0]}
+def _incidents(
+    every: int, minutes: int, baseline: float = 0.005, candidate: float = 0.005
+) -> Callable[[Random], MinuteOf]:
+    """Both fail 15 % and take twice as long for some minutes."""
+
+    def make(rng: Random) -> MinuteOf:
+        starts = np.nonzero(rng.random(900) < 1 / every)[0]
+        bad_minutes = {int(at) + i for at in starts for i in range(minutes)}
+        bad = Behaviour(errors=0.15, time=2.0)
+        usual = Behaviour(errors=baseline), Behaviour(errors=candidate)
+
+        def minute_of(number: int, _: int) -> Minute:
+            return Minute(PER_MINUTE, *((bad, bad) if number in bad_minutes else usual))
+
+        return minute_of
+
+    return make
+
+
+def pair(baseline: Behaviour, candidate: Behaviour) -> Callable[[Random], MinuteOf]:
+    """Return traffic on which both deployments behave in the same way throughout."""
+    minute = Minute(PER_MINUTE, baseline, candidate)
+    return lambda _: lambda _number, _weight: minute
+
+
+def _sticky(number: int, alone: float = 0.0) -> Callable[[Random], MinuteOf]:
+    def make(rng: Random) -> MinuteOf:
+        sites = Sites.of_health(rng, number, alone)
+        return lambda _number, _weight: Minute(sites=sites)
+
+    return make
+
+
+def _large_caller(
+    share: float, *, late: bool = False, **factors: float
+) -> Callable[[Random], MinuteOf]:
+    """One caller among many sends this share of the requests, which end in another way by these factors."""
+
+    def make(rng: Random) -> MinuteOf:
+        plain = Sites(np.array([share]), rng.random(1) * 100, {}, 1 - share, frozenset({0}))
+        plain.sizes = np.array([1.0])
+        other = replace(plain, factors={name: np.array([f]) for name, f in factors.items()})
+        begin = int(rng.integers(1, 20)) if late else -1000
+        return lambda number, _weight: Minute(sites=other if number >= begin else plain)
+
+    return make
+
+
+def _night_job(*, keyed: bool = True, time: float = 1.0) -> Callable[[Random], MinuteOf]:
+    """A job that begins within the first 15 minutes sends as much as all others, and takes three times as long.
+
+    `time`: factor on the candidate's times from the start on.
+    """
+
+    def make(rng: Random) -> MinuteOf:
+        begin = int(rng.integers(0, 15))
+        # While it slows the baseline only, it hides a candidate that is slow.
+        place = np.array([99.9]) if time != 1.0 else rng.random(1) * 100.0
+        slow = {"time": np.array([3.0])}
+        first = Sites(np.array([1.0]), place, slow, 0.5)
+        spread = replace(first, known=frozenset({0}))
+        candidate = Behaviour(time=time)
+
+        def minute_of(number: int, _: int) -> Minute:
+            one = candidate if number >= 0 else Behaviour()
+            if number < begin:
+                return Minute(candidate=one)
+            is_seen = number > begin or not keyed
+            return Minute(2 * PER_MINUTE, candidate=one, sites=spread if is_seen else first)
+
+        return minute_of
+
+    return make
+
+
+def _growing_load(rng: Random) -> MinuteOf:
+    """The load of one replica each grows fourfold in 40 minutes, and time with each replica's load."""
+    begin = int(rng.integers(0, 15))
+
+    def minute_of(number: int, weight: int) -> Minute:
+        requests = PER_MINUTE * (1 + 3 * min(max(number - begin, 0) / 40, 1))
+
+        def one(share: float) -> Behaviour:
+            return Behaviour(time=0.7 + 0.3 * requests * share / PER_MINUTE)
+
+        return Minute(requests, one(1 - weight / 100), one(weight / 100), replicas=(1, 1))
+
+    return minute_of
+
+
+@dataclass
+class _Shifts:
+    """Remembers when the weight changed, and from what."""
+
+    weight: int = 0
+    before: int = 0
+    at: int = 0
+
+    def see(self, number: int, weight: int) -> None:
+        if weight != self.weight:
+            self.before, self.weight, self.at = self.weight, weight, number
+
+
+def _conversations(_: Random) -> MinuteOf:
+    """Conversations that have just moved are three times as slow until the cache knows them, in some three minutes.
+
+    Six of ten requests go on with a conversation; the others are as cold at either deployment.
+    """
+    shifts = _Shifts()
+
+    def minute_of(number: int, weight: int) -> Minute:
+        shifts.see(number, weight)
+        moved = (weight - shifts.before) / weight if weight else 0.0
+        cold = 0.6 * moved * math.exp(-(number - shifts.at) / 3)
+        return Minute(candidate=Behaviour(slow_share=cold, slow_factor=3.0))
+
+    return minute_of
+
+
+def _new_replicas(requests: float) -> Callable[[Random], MinuteOf]:
+    """Each increase brings one more replica, which is three times as slow for two minutes."""
+
+    def make(_: Random) -> MinuteOf:
+        shifts, number_of = _Shifts(), {5: 1, 25: 2, 50: 3, 75: 4, 80: 4, 100: 5}
+
+        def minute_of(number: int, weight: int) -> Minute:
+            shifts.see(number, weight)
+            replicas = number_of.get(weight, 1)
+            is_cold = replicas > 1 and number - shifts.at < 2 and weight != 80
+            share = 1 / replicas if is_cold else 0.0
+            one = Behaviour(slow_share=share, slow_factor=3.0)
+            return Minute(requests, candidate=one, replicas=(5, replicas))
+
+        return minute_of
+
+    return make
+
+
+def _bad_minute(requests: float) -> Callable[[Random], MinuteOf]:
+    def make(rng: Random) -> MinuteOf:
+        at = int(rng.integers(0, 19))
+        bad = Behaviour(errors=0.2)
+        return lambda number, _weight: Minute(
+            requests, candidate=bad if number == at else Behaviour()
+        )
+
+    return make
+
+
+def _restart(rng: Random) -> MinuteOf:
+    at = int(rng.integers(0, 19))
+    bad = Behaviour(errors=0.4, time=2.0)
+    # So many fail for one minute in a rollout that its share of a minute is drawn as well.
+    part = float(rng.uniform(0.1, 0.5))
+    bad = replace(bad, errors=0.4 * part)
+    return lambda number, _weight: Minute(candidate=bad if number == at else Behaviour())
+
+
+def _baseline_fails(rng: Random) -> MinuteOf:
+    begin = int(rng.integers(0, 20))
+    return lambda number, _weight: Minute(
+        baseline=Behaviour(errors=0.08 if number >= begin else 0.005)
+    )
+
+
+def _baseline_slows(rng: Random) -> MinuteOf:
+    begin = int(rng.integers(0, 20))
+    return lambda number, _weight: Minute(baseline=Behaviour(time=1.8 if number >= begin else 1.0))
+
+
+def _outage(rng: Random) -> MinuteOf:
+    begin = int(rng.integers(2, 18))
 
     def minute_of(number: int, _: int) -> Minute:
-        if number in starts or number - 1 in starts:
-            bad = Behaviour(errors=0.15, time=2.0)
+        if begin <= number < begin + 6:
+            bad = Behaviour(errors=0.6)
             return Minute(PER_MINUTE, bad, bad)
+        if begin + 6 <= number < begin + 11:
+            busy = Behaviour(errors=0.03, time=1.6)
+            return Minute(3 * PER_MINUTE, busy, busy)
         return Minute()
 
     return minute_of
 
 
-def _sticky(number: int) -> Callable[[Random], MinuteOf]:
-    def make(rng: Random) -> MinuteOf:
-        sites = Sites(rng, number)
-        return lambda _number, _weight: Minute(sites=sites)
+def _night(number: int) -> float:
+    return 4.0 * 75.0 ** min(max(number, 0) / 240, 1.0)
 
-    return make
+
+def _lost_buckets(rng: Random) -> MinuteOf:
+    lost = rng.random(2000) < 0.1
+    return lambda number, _weight: Minute(
+        lost=("baseline", "candidate") if number > 0 and lost[number] else ()
+    )
+
+
+def _loses_counts(rng: Random) -> MinuteOf:
+    phase = int(rng.integers(0, 10))
+    return lambda number, _weight: Minute(
+        lost=("candidate",) if number >= 0 and number % 10 == phase else ()
+    )
+
+
+def _crashes(rng: Random) -> MinuteOf:
+    crash = rng.random(2000) < 1 / 15
+    return lambda number, _weight: Minute(
+        candidate=Behaviour(errors=0.4 if number >= 0 and crash[number] else 0.005)
+    )
+
+
+def _slow_morning(_: Random) -> MinuteOf:
+    """Both become six times slower in an hour."""
+
+    def minute_of(number: int, _: int) -> Minute:
+        time = 1 + 5 * min(max(number, 0) / 60, 1)
+        worse = 1.6 if number >= 0 else 1.0
+        return Minute(PER_MINUTE, Behaviour(time=time), Behaviour(time=worse * time))
+
+    return minute_of
+
+
+def _flapping_usual(rng: Random) -> MinuteOf:
+    phase = int(rng.integers(0, 2))
+    return lambda number, _weight: Minute(
+        candidate=Behaviour(errors=0.08 if number >= 0 and number % 2 == phase else 0.005)
+    )
 
 
 def _prompts(number: int, _: int, arm: Arm) -> Behaviour:
@@ -111,12 +325,15 @@ def _retries(_number: int, _weight: int, _arm: Arm) -> Behaviour:
     return Behaviour(repeats=3.0)
 
 
-def _hourly(number: int) -> float:
-    return PER_MINUTE * (5 if number % 60 < 3 else 1)
+def _hourly(rng: Random) -> MinuteOf:
+    phase = int(rng.integers(0, 60))
 
+    def minute_of(number: int, _: int) -> Minute:
+        is_busy = (number + phase) % 60 < 3
+        one = Behaviour(time=1.5 if is_busy else 1.0)
+        return Minute(PER_MINUTE * (5 if is_busy else 1), one, one)
 
-def _busy(number: int, _: int, __: Arm) -> Behaviour:
-    return Behaviour(time=1.5 if number % 60 < 3 else 1.0)
+    return minute_of
 
 
 def _stale(rng: Random, errors: float = 0.005) -> MinuteOf:
@@ -126,10 +343,11 @@ def _stale(rng: Random, errors: float = 0.005) -> MinuteOf:
     )
 
 
-def _flapping(_: Random) -> MinuteOf:
+def _flapping(rng: Random) -> MinuteOf:
     fine, bad = Behaviour(errors=0.003), Behaviour(errors=0.08)
+    phase = int(rng.integers(0, 2))
     return lambda number, _weight: Minute(
-        baseline=fine, candidate=bad if number > 0 and number % 2 else fine
+        baseline=fine, candidate=bad if number >= 0 and number % 2 == phase else fine
     )
 
 
@@ -139,9 +357,10 @@ def _stalled(_: Random) -> MinuteOf:
     return lambda number, _weight: slow if number >= 0 else stall if number >= -2 else Minute()
 
 
-def _clocks(_: Random) -> MinuteOf:
+def _clocks(rng: Random) -> MinuteOf:
     """Stop the service's clock for two minutes in twenty. Three buckets come at once after that."""
-    return lambda number, _weight: Minute(unseen=number % 20 in (7, 8))
+    phase = int(rng.integers(0, 20))
+    return lambda number, _weight: Minute(unseen=number > 0 and (number + phase) % 20 in (7, 8))
 
 
 DEMO = {
@@ -159,7 +378,11 @@ def _demo_hang(_: Random) -> MinuteOf:
 
 
 STOPPED = "be stopped"
+ONE_LENGTH = {"spread": math.log(1.12) / 1.645}
+PER_TOKEN = {"latency_gates": {"per_output_token": True}}
+
 _ALL = (
+    # What must be promoted.
     Kind("equal", steady()),
     Kind("load: time grows with a deployment's share", both(_loaded, constant)),
     Kind("heavy tail in both", both(lambda *_: Behaviour(tail=0.08), constant)),
@@ -171,25 +394,15 @@ _ALL = (
             lambda number: PER_MINUTE * (1 + 3 * _ramp(number)),
         ),
     ),
-    Kind("shared incident once an hour", _incidents),
+    Kind("shared incidents of 2 min, once an hour", _incidents(60, 2)),
     Kind("errors in runs of 15", both(lambda *_: Behaviour(repeats=15.0), constant)),
-    Kind(
-        "12 sticky sites of different health",
-        _sticky(12),
-        most=None,
-        note="bound 5 % not met: a key is not a request",
-    ),
-    Kind(
-        "twice as many long prompts at the candidate",
-        both(_prompts, constant),
-        most=None,
-        note="bound 10 % not met: slower by its own prompts",
-    ),
+    Kind("12 sticky sites of different health", _sticky(12)),
+    Kind("twice as many long prompts at the candidate", both(_prompts, constant), most=0.10),
     Kind("cold start: x2.5 and 3 % errors for 3 min", both(_cold, constant), most=0.10),
     Kind("two machines: the candidate's is 10 % slower", steady(time=1.1)),
     Kind("retries by a gateway", both(_retries, constant)),
     Kind("streams and whole answers mixed", both(_streams, constant), most=0.10),
-    Kind("bursts at the hour: traffic x5, time x1.5", both(_busy, _hourly)),
+    Kind("bursts at the hour: traffic x5, time x1.5", _hourly),
     Kind("a third deployment takes 30 %", lambda _: lambda *_: Minute(PER_MINUTE * 0.7)),
     Kind("every fourth look reads an old answer", _stale),
     Kind("the service's clock stands for two minutes in 20", _clocks),
@@ -207,11 +420,85 @@ _ALL = (
         both(lambda *_: Behaviour(), lambda _: 10.0),
         most=None,
         plan={"steps": [50, 75, 100]},
-        note="not promised: too few requests, as the forecast says",
     ),
     Kind("requests split one by one, none lost", steady(), plan={"split_check": True}),
-    Kind("5 % errors", steady(errors=0.05), STOPPED, 0.02),
-    Kind("1.5 x slower", steady(time=1.5), STOPPED, 0.02),
+    Kind(
+        "answers of one length: 4 % slower",
+        pair(Behaviour(**ONE_LENGTH), Behaviour(time=1.04, **ONE_LENGTH)),
+    ),
+    Kind("answers of one length: equal", pair(Behaviour(**ONE_LENGTH), Behaviour(**ONE_LENGTH))),
+    Kind(
+        "answers of one length, other edges: 4 % slower",
+        pair(Behaviour(time=1.35, **ONE_LENGTH), Behaviour(time=1.404, **ONE_LENGTH)),
+    ),
+    Kind("nothing below 520 ms, p95 unchanged", steady(least_ms=520.0)),
+    Kind("one replica each, load x4 during the rollout", _growing_load),
+    Kind("20 % slower, `per_output_token`", steady(time=1.2), plan=PER_TOKEN),
+    Kind("moved conversations meet a cold prefix cache", _conversations, most=0.10),
+    Kind(
+        "x1.4 at first, warms in an hour",
+        _by_minute(lambda n: Behaviour(time=1 + 0.4 * max(0.0, 1 - n / 60))),
+        most=0.10,
+    ),
+    Kind("a keyed night job, half of the requests, x3 time", _night_job()),
+    Kind("a keyed caller of 9 % is always refused", _large_caller(0.09, refused=300.0)),
+    Kind("a keyed caller of 9 % always disconnects", _large_caller(0.09, cancelled=200.0)),
+    Kind("a keyed caller of 20 % turns to long prompts", _large_caller(0.2, late=True, time=2.5)),
+    Kind("a driver beside 20 keyed callers", _sticky(20, alone=0.67), plan={"split_check": True}),
+    Kind("the baseline begins to fail 8 %", _baseline_fails),
+    Kind(
+        "the baseline failed 8 % before: a fix",
+        pair(Behaviour(errors=0.08), Behaviour()),
+    ),
+    Kind("shared outage of 6 min, then a herd of retries", _outage),
+    Kind("0.8 v 0.2 % errors, shared incidents of 6 min", _incidents(40, 6, 0.002, 0.008)),
+    Kind("equal, shared incidents of 6 min", _incidents(40, 6)),
+    Kind("0.8 v 0.2 % errors", pair(Behaviour(errors=0.002), Behaviour(errors=0.008))),
+    Kind("one bad minute (20 % errors) at 3,000 a minute", _bad_minute(3000.0)),
+    Kind("one bad minute (20 % errors) at 300 a minute", _bad_minute(300.0)),
+    Kind(
+        "begun at 3 h: 4 a minute, 300 at 7 h; steps 50, 75",
+        both(lambda *_: Behaviour(), _night),
+        most=0.10,
+        plan={"steps": [50, 75, 100]},
+    ),
+    Kind("begun at 3 h, default steps", both(lambda *_: Behaviour(), _night), most=0.10),
+    Kind("both fail 3 %", both(lambda *_: Behaviour(errors=0.03), constant)),
+    Kind("both 4 % blank", both(lambda *_: Behaviour(blank=0.04), constant)),
+    Kind("a new replica after each increase", _new_replicas(300.0)),
+    Kind("a new replica after each increase, 3,000 a minute", _new_replicas(3000.0)),
+    Kind("a tenth of the buckets lost in both", _lost_buckets),
+    Kind(
+        "two time zones: traffic and time go up and down",
+        both(
+            lambda number, *_: Behaviour(time=1.25 + 0.25 * math.sin(number / 25)),
+            lambda number: PER_MINUTE * (1.5 + 0.8 * math.sin(number / 25)),
+        ),
+    ),
+    Kind("the baseline becomes slow", _baseline_slows),
+    Kind("1.3 x as long answers", steady(words=1.3)),
+    Kind(
+        "lengths drift in both",
+        both(lambda number, *_: Behaviour(words=1 + 0.5 * _ramp(number)), constant),
+    ),
+    Kind(
+        "traffic fades to a third in an hour",
+        both(
+            lambda *_: Behaviour(),
+            lambda number: PER_MINUTE * (1 - 2 / 3 * min(max(number, 0) / 60, 1)),
+        ),
+    ),
+    Kind("the candidate restarts: 40 % errors, x2 for a minute", _restart),
+    Kind("a new endpoint", steady(), has_past=False),
+    Kind(
+        "a new endpoint, heavy tail",
+        both(lambda *_: Behaviour(tail=0.08), constant),
+        has_past=False,
+    ),
+    Kind("a job without a key, half of the requests, x3 time", _night_job(keyed=False)),
+    # What must be stopped.
+    Kind("5 % errors", steady(errors=0.05), STOPPED, 0.02, by=12),
+    Kind("1.5 x slower", steady(time=1.5), STOPPED, 0.02, by=20),
     Kind(
         "4 % of the answers 20 x slower", steady(slow_share=0.04, slow_factor=20.0), STOPPED, 0.02
     ),
@@ -221,19 +508,14 @@ _ALL = (
         STOPPED,
         0.02,
     ),
-    Kind(
-        "crash minute (40 % errors) every 15 min",
-        _by_minute(lambda n: Behaviour(errors=0.4 if n % 15 == 14 else 0.005)),
-        STOPPED,
-        0.02,
-    ),
+    Kind("crash minutes (40 % errors), 1 in 15 at random", _crashes, STOPPED, 0.10),
     Kind("a slice of 5 % in which half fails", steady(errors=0.03), STOPPED, 0.02),
     Kind(
         "a slice of 2 % in which half fails",
         steady(errors=0.015),
         STOPPED,
         None,
-        note="bound 2 % not met: hardly above the margin",
+        note="no bound: hardly above the margin",
     ),
     Kind(
         "a slice of 1 % in which half fails",
@@ -242,9 +524,23 @@ _ALL = (
         None,
         note="not promised: on the margin",
     ),
-    Kind("30 % hang, callers wait 10 s", steady(hang=0.3), STOPPED, 0.02),
+    Kind("2 points more errors", steady(errors=0.025), STOPPED, 0.02),
+    Kind(
+        "1 point more of four faults each",
+        pair(
+            Behaviour(),
+            Behaviour(errors=0.015, blank=0.012, cancelled=0.015, refused=0.013),
+        ),
+        STOPPED,
+        0.10,
+    ),
+    Kind("30 % hang, callers wait 10 s", steady(hang=0.3), STOPPED, 0.02, by=5),
     Kind("smaller context: the longest 10 % refused", steady(refused=0.1), STOPPED, 0.02),
-    Kind("answers of a fifth of the words", steady(words=0.2), STOPPED, 0.02),
+    Kind("answers of a fifth of the words", steady(words=0.2), STOPPED, 0.02, by=5),
+    Kind("30 % are a full stop", steady(full_stops=0.3), STOPPED, 0.02, by=5),
+    Kind("all are a full stop", steady(full_stops=1.0), STOPPED, 0.02, by=5),
+    Kind("3 % loop to the token limit", steady(loops=0.03), STOPPED, 0.10),
+    Kind("6 % loop, `per_output_token`", steady(loops=0.06), STOPPED, 0.02, plan=PER_TOKEN),
     Kind(
         "wrong answers (nothing counts them)",
         steady(),
@@ -260,14 +556,8 @@ _ALL = (
         note="not promised: after the bake",
     ),
     Kind("one replica of three stuck", steady(hang=1 / 3, patience_s=30.0), STOPPED, 0.02),
-    Kind(
-        "flapping: 8 % errors every second minute v 0.3 %",
-        _flapping,
-        STOPPED,
-        0.02,
-        by=12,
-    ),
-    Kind("two minutes at x3 before the start, then 1.5 x slower", _stalled, STOPPED, 0.02),
+    Kind("flapping: 8 % errors every second minute v 0.3 %", _flapping, STOPPED, 0.02, by=15),
+    Kind("two minutes at x3 before the start, then 1.5 x slower", _stalled, STOPPED, 0.02, by=20),
     Kind(
         "5 % errors, every fourth look reads an old answer",
         lambda rng: _stale(rng, errors=0.05),
@@ -287,6 +577,7 @@ _ALL = (
         0.02,
         plan={"split_check": True},
     ),
+    Kind("the candidate's counts of each tenth minute are lost", _loses_counts, STOPPED, 0.02),
     Kind(
         "20 % hang, time-out 120 s, the demo's plan",
         _demo_hang,
@@ -295,6 +586,29 @@ _ALL = (
         plan=DEMO,
         seconds=1,
     ),
+    Kind(
+        "answers of one length: 1.4 x slower",
+        pair(Behaviour(**ONE_LENGTH), Behaviour(time=1.4, **ONE_LENGTH)),
+        STOPPED,
+        0.02,
+        by=15,
+    ),
+    Kind("both x6 in the morning, candidate x1.6", _slow_morning, STOPPED, 0.02, by=15),
+    Kind(
+        "candidate x1.5, a keyed job hides it at the baseline",
+        _night_job(time=1.5),
+        STOPPED,
+        0.02,
+    ),
+    Kind(
+        "the median doubles, p95 stays",
+        steady(time=2.0, spread=math.log(900 / 800) / 1.645),
+        STOPPED,
+        0.02,
+    ),
+    Kind("1.5 x slower from minute 30 on", _late(30, time=1.5), STOPPED, 0.02, by=50),
+    Kind("3 % errors from minute 30 on", _late(30, errors=0.03), STOPPED, 0.02, by=50),
+    Kind("8 % errors every second minute", _flapping_usual, STOPPED, 0.02, by=15),
 )
 KINDS = {kind.name: replace(kind, row=row) for row, kind in enumerate(_ALL)}
 """All kinds by name. They are numbered, so that every kind draws from seeds of its own."""

@@ -8,16 +8,17 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
 from tests.unit.gates.drawn.kinds import Kind
 from tests.unit.gates.drawn.worlds import EDGES, HOUR_BEFORE, Service
 from tests.unit.gates.rollouts import RUNNING, START, plan_with
-from tuneship.contract.metrics import ErrorRateSeries, MetricSeries, TokenUsageSeries
+from tuneship.contract.metrics import MetricSeries
 from tuneship.gates.canary import judge
-from tuneship.gates.latency import freeze_first_limits, freeze_limits
+from tuneship.gates.latency import usual_hour
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
@@ -58,55 +59,64 @@ def series_of(
     )
 
 
-BARE = MetricSeries(token_usage=TokenUsageSeries(empty_count=[]))
-PUBLISHED = MetricSeries(
-    token_usage=TokenUsageSeries(empty_count=[]),
-    error_rate=ErrorRateSeries(cancelled_count=[], refused_count=[], error_callers=[]),
+PUBLISHED = cast(
+    "MetricSeries",
+    SimpleNamespace(
+        latency=SimpleNamespace(cells={}),
+        token_usage=SimpleNamespace(empty_count=[], cells={}),
+        error_rate=SimpleNamespace(cancelled_count=[], refused_count=[], error_callers=[]),
+    ),
 )
+"""The counts that the service publishes."""
 
 
-def roll_out(kind: Kind, seed: int, *, before: bool = False, **fields: Any) -> Run:
-    """Run one rollout by our gates; with `before` by formula version 1, on the metrics that services then published."""
+def begin(plan: CanaryPlan, hour: Sequence[Bucket], seed: int) -> RolloutRecord:
+    """Begin a record as the flow does."""
+    begun = Begun(
+        f"ro_{seed}",
+        "cep_1",
+        {},
+        plan.digest(),
+        choose_gates(plan, PUBLISHED),
+        usual_hour(series_of(hour), plan),
+    )
+    return RolloutRecord((begun, SplitConfirmed(plan.known_steps[0], START)))
+
+
+def roll_out(kind: Kind, seed: int, **fields: Any) -> Run:
+    """Run one rollout by our gates."""
     rng = np.random.default_rng([seed, kind.row])
     service = Service(rng, kind.make(rng), kind.seconds)
-    plan = plan_with(**{"interval": f"{kind.seconds}s", **kind.plan, **fields})
-    counts_all = not before
-    hour = [service.bucket(i, 0, counts_all=counts_all) for i in range(-HOUR_BEFORE, 0)]
-    freeze = freeze_first_limits if before else freeze_limits
-    record = RolloutRecord(
-        (
-            Begun(
-                "ro_1",
-                "cep_1",
-                {},
-                plan.digest(),
-                choose_gates(plan, BARE if before else PUBLISHED),
-                freeze(series_of(hour), tuple(reversed(hour))),
-                formula_version="1" if before else "",
-            ),
-            SplitConfirmed(plan.known_steps[0], START),
-        )
+    plan = plan_with(
+        **{
+            "bake_weight": 80,
+            "wait_for_traffic": "12h",
+            "interval": f"{kind.seconds}s",
+            **kind.plan,
+            **fields,
+        }
     )
-    return _looks(service, plan, record, counts_all=counts_all, lag=kind.lag)
+    hour = [service.bucket(i, 0) for i in range(-HOUR_BEFORE if kind.has_past else 0, 0)]
+    return _looks(service, plan, begin(plan, hour, seed), hour[-10:], lag=kind.lag)
 
 
 ENDS = (Verdict.ROLLBACK, Verdict.PAUSE, Verdict.ABORT, Verdict.BAKED)
 
 
 def _looks(
-    service: Service, plan: CanaryPlan, record: RolloutRecord, *, counts_all: bool, lag: int
+    service: Service, plan: CanaryPlan, record: RolloutRecord, before: Sequence[Bucket], *, lag: int
 ) -> Run:
-    buckets: list[Bucket] = []
-    seen = 0
-    promoted_at = 0
+    buckets: list[Bucket] = list(before)
+    minute = seen = promoted_at = 0
     weights: list[int] = [0] * lag
     while True:
-        minute = len(buckets)
         weights.append(record.weight)
-        buckets.append(service.bucket(minute, weights[minute], counts_all=counts_all))
-        seen = seen if service.minute_of(minute, record.weight).unseen else len(buckets)
-        snapshot = service if counts_all else None
-        look = judge(series_of(buckets[:seen], snapshot, minute), RUNNING, RUNNING, plan, record)
+        buckets.append(service.bucket(minute, weights[minute]))
+        unseen = service.minute_of(minute, weights[minute]).unseen
+        minute += 1
+        seen = seen if unseen else len(buckets)
+        series = series_of(buckets[:seen], service, minute - 1)
+        look = judge(series, RUNNING, RUNNING, plan, record)
         record = record.plus(look)
         if look.verdict is Verdict.PROMOTE:
             promoted_at = look.number
@@ -119,7 +129,8 @@ def _looks(
 def _run(look: Look, promoted_at: int) -> Run:
     if look.verdict is Verdict.BAKED:
         return Run(True, promoted_at)
-    return Run(False, look.number, "inconclusive" if "max_looks" in look.reasons else look.reason)
+    is_inconclusive = "max_looks" in look.reasons
+    return Run(False, look.number, "inconclusive" if is_inconclusive else look.reason)
 
 
 STEPS = (5, 25, 50, 75)
@@ -129,9 +140,9 @@ def watched(kind: Kind, seed: int) -> tuple[list[Bucket], list[Bucket]]:
     """Return the traffic that the rivals look at: the hour before, and a rollout that is never stopped."""
     rng = np.random.default_rng([seed, kind.row])
     service = Service(rng, kind.make(rng), kind.seconds)
-    hour = [service.bucket(i, 0, counts_all=True) for i in range(-HOUR_BEFORE, 0)]
+    hour = [service.bucket(i, 0) for i in range(-HOUR_BEFORE, 0)]
     weights = [step for step in STEPS for _ in range(5)] + [100] * WATCHED
-    return hour, [service.bucket(i, w, counts_all=True) for i, w in enumerate(weights)]
+    return hour, [service.bucket(i, w) for i, w in enumerate(weights)]
 
 
 def _p95(traffic: ArmTraffic) -> float | None:

@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 
 from tests.unit.gates.rollouts import START
+from tuneship.gates.cells import PER_DOUBLING, Cells
 from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges
 
 Random = np.random.Generator
 EDGES = (*(float(2**power) for power in range(18)), math.inf)
 """Edges of the histogram, as the service publishes them."""
 PER_MINUTE, HOUR_BEFORE = 300.0, 60
+TOKENS, LENGTHS_SPREAD, TOKEN_LIMIT = 40.0, 0.6, 512
+LARGE_KEY, SMALL_KEY_CAP = 0.02, 0.05
+"""The service draws a larger key's requests one by one, and counts at most this share of an arm from a smaller one."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +32,26 @@ class Behaviour:
     blank: float = 0.002
     time: Any = 1.0
     """Factor on log-normal times with p50 400 and p95 900 ms."""
+    spread: float = 0.493
+    """Standard deviation of the logarithm of the times."""
+    least_ms: float = 0.0
     tail: float = 0.0
     """Share of answers whose time is multiplied by a Pareto(1.1) factor."""
-    slow_share: float = 0.0
+    slow_share: Any = 0.0
     slow_factor: float = 1.0
-    cancelled: float = 0.005
+    cancelled: Any = 0.005
     """Share of requests whose callers disconnect out of habit."""
-    refused: float = 0.003
+    refused: Any = 0.003
     hang: float = 0.0
     patience_s: float = 10.0
     """Seconds that a caller waits for a request that hangs."""
     times_out: bool = False
     """Whether a hanging request ends by the server's time-out, as an error, and not by its caller."""
     words: float = 1.0
+    full_stops: float = 0.0
+    """Share of the answers that are a full stop."""
+    loops: float = 0.0
+    """Share of the answers that go on to the token limit, and take as much longer."""
     vanish: float = 0.0
     """Share of requests that nobody counts."""
     clustered: float = 0.0
@@ -59,28 +70,79 @@ class Minute:
     sites: "Sites | None" = None
     unseen: bool = False
     """Whether the look of this minute gets an old answer."""
+    lost: tuple[Arm, ...] = ()
+    """Deployments whose counts of this minute are lost."""
+    replicas: tuple[int, int] | None = None
+    """Running replicas of the baseline and the candidate."""
 
 
 MinuteOf = Callable[[int, int], Minute]
 """Function of (minute since the start, candidate's weight). Minutes before the start are negative."""
 
 
+@dataclass
 class Sites:
-    """Callers with routing keys. Each has one draw that decides at every weight which deployment it belongs to."""
+    """Callers with routing keys. Each has one draw that decides at every weight which deployment it belongs to.
 
-    def __init__(self, rng: Random, number: int) -> None:
-        self.sizes = rng.dirichlet(np.full(number, 2.0))
-        self.place = rng.permutation((np.arange(number) + rng.random(number)) / number) * 100.0
-        if number < 50:
-            self.place = rng.random(number) * 100.0
-        self.errors = np.minimum(0.005 * rng.lognormal(0.0, 0.8, number), 0.2)
-        self.time = rng.lognormal(0.0, 0.3, number)
+    What a caller sends fails, takes time or is refused by its own factor. `alone`: requests beside them that are drawn
+    one by one, as a share of all.
+    """
 
-    def split(self, rng: Random, requests: int, weight: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the sites of the baseline's requests, and those of the candidate's."""
-        site = rng.choice(len(self.sizes), size=requests, p=self.sizes)
-        at_candidate = self.place[site] < weight
-        return site[~at_candidate], site[at_candidate]
+    sizes: np.ndarray
+    place: np.ndarray
+    factors: dict[str, np.ndarray]
+    alone: float = 0.0
+    known: frozenset[int] = frozenset()
+    """Large keys that the service has seen for a minute."""
+
+    @classmethod
+    def of_health(cls, rng: Random, number: int, alone: float = 0.0) -> "Sites":
+        """Callers of different sizes and health."""
+        factors = {
+            "errors": np.minimum(rng.lognormal(0.0, 0.8, number), 40.0),
+            "time": rng.lognormal(0.0, 0.3, number),
+        }
+        sizes = rng.dirichlet(np.full(number, 2.0))
+        sites = cls(sizes, rng.random(number) * 100.0, factors, alone)
+        return replace(sites, known=frozenset(np.nonzero(sites.shares > LARGE_KEY)[0].tolist()))
+
+    @property
+    def shares(self) -> np.ndarray:
+        return self.sizes * (1.0 - self.alone)
+
+    def split(self, rng: Random, requests: int, weight: int) -> dict[Arm, np.ndarray]:
+        """Draw the site of each of the baseline's and of the candidate's requests; -1 is nobody's."""
+        chances = np.append(self.shares, self.alone)
+        site = rng.choice(len(chances), size=requests, p=chances / chances.sum())
+        place = np.append(self.place, 0.0)[site]
+        one_by_one = np.isin(site, [*self.known, len(self.sizes)])
+        place = np.where(one_by_one, rng.random(requests) * 100.0, place)
+        site = np.where(site == len(self.sizes), -1, site)
+        found: dict[Arm, np.ndarray] = {}
+        for arm, chosen in (("baseline", place >= weight), ("candidate", place < weight)):
+            found[arm] = self._capped(site[chosen])
+        return found
+
+    def _capped(self, site: np.ndarray) -> np.ndarray:
+        most = max(1, int(SMALL_KEY_CAP * len(site)))
+        kept = np.ones(len(site), dtype=bool)
+        for one in np.unique(site):
+            if one >= 0 and one not in self.known:
+                kept[np.nonzero(site == one)[0][most:]] = False
+        return site[kept]
+
+    def apply(self, behaviour: Behaviour, site: np.ndarray) -> Behaviour:
+        """What these callers' requests meet."""
+        values = {
+            name: getattr(behaviour, name) * np.append(factor, 1.0)[site]
+            for name, factor in self.factors.items()
+        }
+        return replace(behaviour, **values)
+
+    def callers_of_half(self, sites: np.ndarray) -> int:
+        counts = np.unique(sites[sites >= 0], return_counts=True)[1].tolist()
+        counts = sorted([*counts, *[1] * int((sites < 0).sum())], reverse=True)
+        return int(np.searchsorted(np.cumsum(counts), len(sites) / 2)) + 1 if counts else 0
 
 
 @dataclass
@@ -95,84 +157,118 @@ class Service:
     )
     """Hanging requests by arm: when they came, when they will end, and whether the server's time-out ends them."""
 
-    def bucket(self, number: int, weight: int, *, counts_all: bool) -> Bucket:
+    def bucket(self, number: int, weight: int) -> Bucket:
         minute = self.minute_of(number, weight)
         total = int(self.rng.poisson(minute.requests))
         behaviour = {"baseline": minute.baseline, "candidate": minute.candidate}
         requests: dict[Arm, int] = {}
+        sites: dict[Arm, np.ndarray] = {}
+        of_half = None
         if minute.sites is not None:
-            drawn = minute.sites.split(self.rng, total, weight)
-            for arm, site in zip(ARMS, drawn, strict=True):
-                one = behaviour[arm]
-                behaviour[arm] = replace(
-                    one,
-                    errors=one.errors * minute.sites.errors[site] / 0.005,
-                    time=one.time * minute.sites.time[site],
-                )
-                requests[arm] = len(site)
+            sites = minute.sites.split(self.rng, total, weight)
+            requests = {arm: len(sites[arm]) for arm in ARMS}
+            behaviour = {arm: minute.sites.apply(behaviour[arm], sites[arm]) for arm in ARMS}
+            of_half = minute.sites.callers_of_half(np.concatenate([sites[arm] for arm in ARMS]))
         else:
             n_c = int(self.rng.binomial(total, weight / 100.0))
             requests = {"baseline": total - n_c, "candidate": n_c}
         end = START + timedelta(seconds=self.seconds * (number + 1))
-        traffic = {
-            arm: self._serve(arm, requests[arm], behaviour[arm], number, counts_all=counts_all)
-            for arm in ARMS
-        }
+        traffic: dict[Arm, ArmTraffic] = {}
+        for i, arm in enumerate(ARMS):
+            served = self._serve(arm, requests[arm], behaviour[arm], number, sites.get(arm))
+            replicas = minute.replicas[i] if minute.replicas else None
+            served = replace(served, callers_of_half=of_half, replicas=replicas)
+            traffic[arm] = ArmTraffic() if arm in minute.lost else served
         return Bucket(end, traffic["baseline"], traffic["candidate"])
 
     def _serve(
-        self, arm: Arm, n: int, b: Behaviour, number: int, *, counts_all: bool
+        self, arm: Arm, n: int, b: Behaviour, number: int, sites: np.ndarray | None
     ) -> ArmTraffic:
         rng = self.rng
-        vanished = int(rng.binomial(n, b.vanish)) if b.vanish else 0
-        hung = int(rng.binomial(n - vanished, b.hang)) if b.hang else 0
-        cancelled, timed_out = self._hang(arm, hung, b, number)
-        left = n - vanished - hung
-        disconnected = int(rng.binomial(left, b.cancelled))
-        refused = int(rng.binomial(left - disconnected, b.refused))
-        left -= disconnected + refused
-        errors, callers, left = self._fail(left, b)
-        below = np.searchsorted(np.sort(self._times(left, b)), EDGES, side="right")
+        left = np.arange(n)
+
+        def take(share: Any) -> np.ndarray:
+            """Draw which of the requests that are left end in this way."""
+            nonlocal left
+            chance = share if np.ndim(share) == 0 else share[left]
+            hit = rng.random(len(left)) < chance
+            taken, left = left[hit], left[~hit]
+            return taken
+
+        if b.vanish:
+            take(b.vanish)
+        hung = take(b.hang) if b.hang else left[:0]
+        cancelled, timed_out = self._hang(arm, len(hung), b, number)
+        disconnected, refused = take(b.cancelled), take(b.refused)
+        if b.repeats > 1.0:
+            runs = min(int(rng.poisson(len(left) * b.errors / b.repeats)), len(left))
+            errors = int(rng.geometric(1.0 / b.repeats, runs).sum()) if runs else 0
+            left, callers = left[runs:], runs
+        else:
+            share = b.errors
+            if b.clustered:
+                size = 1.0 / b.clustered - 1.0
+                share = rng.beta(b.errors * size, (1.0 - b.errors) * size)
+            failed = take(share)
+            errors, callers = len(failed), self._callers(failed, sites)
+        tokens, factor = self._answers(len(left), b)
+        times = self._times(left, b) * factor
+        below = np.searchsorted(np.sort(times), EDGES, side="right")
+        blank = int(rng.binomial(len(left), b.blank))
+        # A blank answer has no token.
+        lengths = tokens[blank:]
         return ArmTraffic(
-            requests=left + errors + timed_out,
+            requests=len(left) + errors + timed_out,
             errors=errors + timed_out,
-            empty=int(rng.binomial(left, b.blank)),
-            output_tokens=float(rng.poisson(40.0 * b.words * left)),
-            histogram=tuple(map(int, below)) if left else None,
-            cancelled=disconnected + cancelled if counts_all else None,
-            refused=refused if counts_all else None,
-            error_callers=callers + timed_out if counts_all else None,
+            empty=blank,
+            output_tokens=float(lengths.sum()),
+            histogram=tuple(map(int, below)) if len(left) else None,
+            cancelled=len(disconnected) + cancelled,
+            refused=len(refused),
+            error_callers=callers + timed_out,
+            cells=cells_of(times),
+            cells_per_token=cells_of(times / tokens),
+            token_cells=cells_of(np.append(lengths, np.ones(blank))),
+            cancelled_callers=self._callers(disconnected, sites) + cancelled,
+            refused_callers=self._callers(refused, sites),
         )
 
-    def _times(self, left: int, b: Behaviour) -> np.ndarray:
-        rng = self.rng
-        factor = b.time if np.ndim(b.time) == 0 else np.resize(b.time, left)
-        times = 400.0 * factor * np.exp(rng.standard_normal(left) * 0.493)
-        if b.tail:
-            times = np.where(rng.random(left) < b.tail, times * (rng.pareto(1.1, left) + 1), times)
-        if b.slow_share:
-            times = np.where(rng.random(left) < b.slow_share, times * b.slow_factor, times)
-        return times
+    @staticmethod
+    def _callers(requests: np.ndarray, sites: np.ndarray | None) -> int:
+        if sites is None:
+            return len(requests)
+        of = sites[requests]
+        return len(np.unique(of[of >= 0])) + int((of < 0).sum())
 
-    def _fail(self, left: int, b: Behaviour) -> tuple[int, int, int]:
-        """Return the errors, the number of their callers, and the requests that are left."""
+    def _answers(self, left: int, b: Behaviour) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the tokens of each answer, and the factor on its time that comes from them."""
         rng = self.rng
-        if b.repeats > 1.0:
-            runs = int(rng.poisson(left * b.errors / b.repeats))
-            errors = int(rng.geometric(1.0 / b.repeats, runs).sum()) if runs else 0
-            return errors, runs, max(0, left - runs)
-        if b.clustered:
-            size = 1.0 / b.clustered - 1.0
-            errors = int(rng.binomial(left, rng.beta(b.errors * size, (1.0 - b.errors) * size)))
-            return errors, errors, left - errors
-        if np.ndim(b.errors) == 0:
-            errors = int(rng.binomial(left, b.errors))
-        else:
-            errors = int((rng.random(left) < np.resize(b.errors, left)).sum())
-        return errors, errors, left - errors
+        median = TOKENS * b.words / math.exp(LENGTHS_SPREAD**2 / 2)
+        tokens = np.maximum(np.rint(median * rng.lognormal(0.0, LENGTHS_SPREAD, left)), 1.0)
+        tokens = np.minimum(tokens, TOKEN_LIMIT)
+        factor = np.ones(left)
+        for share, length in ((b.full_stops, 1.0), (b.loops, float(TOKEN_LIMIT))):
+            if share:
+                hit = rng.random(left) < share
+                factor = np.where(hit, factor * np.maximum(length / median, 0.2), factor)
+                tokens = np.where(hit, length, tokens)
+        return tokens, factor
+
+    def _times(self, left: np.ndarray, b: Behaviour) -> np.ndarray:
+        rng, n = self.rng, len(left)
+        factor = b.time if np.ndim(b.time) == 0 else b.time[left]
+        times = 400.0 * factor * np.exp(rng.standard_normal(n) * b.spread)
+        if b.tail:
+            times = np.where(rng.random(n) < b.tail, times * (rng.pareto(1.1, n) + 1), times)
+        if np.ndim(b.slow_share) or b.slow_share:
+            share = b.slow_share if np.ndim(b.slow_share) == 0 else b.slow_share[left]
+            times = np.where(rng.random(n) < share, times * b.slow_factor, times)
+        return np.maximum(times, b.least_ms) if b.least_ms else times
 
     def _hang(self, arm: Arm, hung: int, b: Behaviour, number: int) -> tuple[int, int]:
         """Return how many hanging requests their callers ended in this bucket, and how many timed out."""
+        if not hung and not self.waiting[arm]:
+            return 0, 0
         begin = float(number * self.seconds)
         came = begin + self.rng.random(hung) * self.seconds
         self.waiting[arm] += [(at, at + b.patience_s, b.times_out) for at in came]
@@ -186,3 +282,10 @@ class Service:
         now = float((number + 1) * self.seconds)
         ages = sorted((now - at) * 1000.0 for at, _, _ in self.waiting[arm])
         return InFlightAges(EDGES, tuple(map(int, np.searchsorted(ages, EDGES, side="right"))))
+
+
+def cells_of(values: np.ndarray) -> Cells:
+    """Count values by cell, as the service does."""
+    places = np.ceil(PER_DOUBLING * np.log2(np.maximum(values, 1e-6)) - 1e-9).astype(int)
+    index, count = np.unique(places, return_counts=True)
+    return Cells(tuple(index.tolist()), tuple(count.tolist()))
