@@ -87,9 +87,14 @@ def began(record: RolloutRecord) -> datetime | None:
 
 
 def _read_from(split: RolloutSplit) -> datetime | None:
-    """Ten buckets before the start: what the baseline served then says how slow the first answers may be."""
-    start = began(split.file.record)
+    """Ten buckets before the start: what the baseline served then says how slow the first answers may be.
+
+    Later from the newest bucket that a look has counted.
+    """
     length = timedelta(seconds=split.plan.bucket_seconds)
+    if counted := split.file.record.kept.buckets:
+        return counted[-1].end - length
+    start = began(split.file.record)
     return start - RECENT_BUCKETS * length if start else None
 
 

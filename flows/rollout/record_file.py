@@ -25,11 +25,13 @@ from tasks.api import (
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import (
     Begun,
+    ChangedLine,
     Ended,
     Fact,
     RolloutRecord,
     SplitIntended,
     from_lines,
+    linked,
     readable_facts,
     to_line,
 )
@@ -44,7 +46,7 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         """Read the file; its folder is created with the first line. Raises OSError, and ValueError for damage."""
-        self._journal = Journal(path)
+        self._journal = Journal(path, linked)
         self.record: RolloutRecord = from_lines(line.decode() for line in self._journal.lines)
 
     @property
@@ -255,15 +257,18 @@ def read_record(path: Path) -> RecordFile | Damaged:
         file = RecordFile(path)
         if not file.record.facts or CanaryPlan.model_validate(file.record.begun.plan):
             return file
+        fault: ValueError | None = None
     except OSError as error:
         return Damaged(path, f"the record {path} cannot be read ({error.strerror})", None, False)
-    except ValueError:  # a line, a character, the first fact or the plan in it
-        pass
+    except ValueError as error:  # a line, a character, the first fact or the plan in it
+        fault = error
     facts, numbers = Journal(path).read(_fact)
     begun = next((fact for fact in facts if isinstance(fact, Begun)), None)
     last = facts[-1] if facts else None
     is_over = isinstance(last, Ended) and last.outcome not in NOT_THE_END
-    return Damaged(path, damage_of(path, numbers or [1]), begun, is_over)
+    is_changed = isinstance(fault, ChangedLine)
+    why = f"the record {path}: {fault}" if is_changed else damage_of(path, numbers or [1])
+    return Damaged(path, why, begun, is_over and not is_changed)
 
 
 def _fact(line: bytes) -> Fact | None:

@@ -1,8 +1,8 @@
 """An append-only file of lines, and a lock that dies with its process: the storage of every record of the pipeline.
 
 A line counts once its line break is on the disk. Half a line, left by a crash or a full disk, was never acted on and
-is cut off by the next append. The meaning of a line is defined in `flows/rollout/record_file.py` and
-`flows/release/record_file.py`.
+is cut off by the next append. Lines may be linked, each to the one before it. The meaning of a line is defined in
+`flows/rollout/record_file.py` and `flows/release/record_file.py`.
 """
 
 import errno
@@ -27,16 +27,21 @@ class NotWritten(OSError):
 class Journal:
     """One append-only file. `lines` are those that were on the disk when it was read."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the file; one that does not exist has no lines. Raises OSError for one that cannot be read."""
+    def __init__(self, path: Path, link: Callable[[str, str], str] | None = None) -> None:
+        """Read the file; one that does not exist has no lines. Raises OSError for one that cannot be read.
+
+        `link`: makes the line to be written from the last one of the file (empty: none) and a new one.
+        """
         self.path = path
+        self._link = link
         content = b""
         with suppress(FileNotFoundError):
             content = path.read_bytes()
         # A half line is cut off by the next append, not here: its writer may be another process, and alive.
         self._length = content.rfind(b"\n") + 1
         self.lines = content[: self._length].split(b"\n")[:-1]
-        self._waiting = b""
+        self._last = self.lines[-1] if self.lines else b""
+        self._waiting: list[str] = []
         self._fault: NotWritten | None = None
 
     def read(self, reader: Callable[[bytes], Fact | None]) -> tuple[list[Fact], list[int]]:
@@ -53,13 +58,12 @@ class Journal:
 
     def append(self, *lines: str) -> None:
         """Add lines, and return when the disk has them. Raises `NotWritten`; then the file is as it was before."""
-        text = self._waiting + "".join(f"{line}\n" for line in lines).encode()
         try:
-            self._write(text)
+            self._write([*self._waiting, *lines])
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise NotWritten(error.errno, why, str(self.path)) from error
-        self._waiting = b""
+        self._waiting = []
         self._fault = None
 
     def append_if_possible(self, *lines: str) -> None:
@@ -67,7 +71,7 @@ class Journal:
         try:
             self.append(*lines)
         except NotWritten as error:
-            self._waiting += "".join(f"{line}\n" for line in lines).encode()
+            self._waiting += lines
             self._fault = error
 
     @property
@@ -77,7 +81,7 @@ class Journal:
             return ""
         return f"the record {self.path} could not be written ({self._fault.strerror})"
 
-    def _write(self, text: bytes) -> None:
+    def _write(self, lines: Sequence[str]) -> None:
         is_new = not self.path.exists()
         # The file was moved away since it was read: a new one would hold the end of the record without its beginning.
         if is_new and self._length:
@@ -92,7 +96,9 @@ class Journal:
                 raise OSError(errno.ESTALE, _LOST)
             # Another process may have added lines since this one read the file; only half a line is cut off.
             file.seek(self._length)
-            end = self._length + file.read().rfind(b"\n") + 1
+            added = file.read()
+            end = self._length + added.rfind(b"\n") + 1
+            text = self._as_written([self._last, *added.split(b"\n")[:-1]][-1], lines)
             try:
                 file.truncate(end)
                 _write_through(file, text)
@@ -104,6 +110,14 @@ class Journal:
         if is_new:
             flush(self.path.parent)
         self._length = end + len(text)
+        self._last = text.split(b"\n")[-2]
+
+    def _as_written(self, before: bytes, lines: Sequence[str]) -> bytes:
+        last, text = before.decode(errors="replace"), ""
+        for line in lines:
+            last = self._link(last, line) if self._link else line
+            text += f"{last}\n"
+        return text.encode()
 
 
 def _write_through(file: FileIO, text: bytes) -> None:

@@ -5,8 +5,12 @@ the same bit by bit. Knows no HTTP and moves nothing: the flow acts on the `Look
 is known at a look, `rules.py` decides.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import zip_longest
+from typing import cast
 
+from tuneship.gates.kept_buckets import pack
 from tuneship.gates.metrics_reader import Metrics, read_series
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict
@@ -31,12 +35,20 @@ class Observed:
 
 
 def decide(observed: Observed, plan: CanaryPlan, record: RolloutRecord) -> Look:
-    """Read both answers and judge them; an answer that cannot be counted is a missing look, never an exception."""
+    """Read both answers and judge them; an answer that cannot be counted is a missing look, never an exception.
+
+    The answers need not reach back further than the newest bucket that a look before has counted: the record has those.
+    """
     try:
-        series = read_series(observed.baseline_metrics, observed.candidate_metrics, plan.interval)
+        answer = read_series(observed.baseline_metrics, observed.candidate_metrics, plan.interval)
+        series, new = record.kept.with_new(answer)
     except Unusable as unusable:
         return judge(str(unusable), observed.baseline, observed.candidate, plan, record)
-    return judge(series, observed.baseline, observed.candidate, plan, record)
+    last = record.looks[-1].newest if record.looks else dict.fromkeys(ARMS)
+    newest = {arm: max(filter(None, (answer.newest[arm], last[arm])), default=None) for arm in ARMS}
+    series = replace(series, newest=newest)
+    look = judge(series, observed.baseline, observed.candidate, plan, record)
+    return look if look.missing else replace(look, kept=pack(new))
 
 
 def judge(
@@ -58,27 +70,44 @@ def judge(
     return _look(view, rule_on(view))
 
 
-def replay(record: RolloutRecord, series: RolloutSeries, plan: CanaryPlan) -> list[Look]:
-    """Decide every look of the record again from the final series, cut at each look's horizon."""
-    looks: list[Look] = []
-    for i, fact in enumerate(record.facts):
-        if not isinstance(fact, Look):
+def replay(record: RolloutRecord) -> Iterator[tuple[Look, Look]]:
+    """Decide every look of a record again, from the buckets that it keeps. Yields each as recorded and as decided.
+
+    Raises ValueError for a record whose plan or buckets cannot be read.
+    """
+    plan = CanaryPlan.model_validate(record.begun.plan)
+    for i, look in enumerate(record.facts):
+        if not isinstance(look, Look):
             continue
-        # How fresh the data were, and the service's time, cannot be seen in the final series.
-        cut = replace(
-            series, buckets=series.until(fact.horizon), at=fact.at or series.at, newest=fact.newest
+        before = RolloutRecord(record.facts[:i])
+        kept = RolloutRecord(record.facts[: i + 1]).kept
+        series = None
+        if not look.missing and look.at is not None:
+            series = RolloutSeries(kept.buckets, look.at, look.newest, kept.edges_ms)
+        states = (
+            DeploymentState(look.baseline_status),
+            DeploymentState(look.candidate_status, look.candidate_replicas),
         )
-        looks.append(
-            judge(
-                fact.missing or cut,
-                DeploymentState(fact.baseline_status),
-                DeploymentState(fact.candidate_status, fact.candidate_replicas),
-                plan,
-                RolloutRecord(record.facts[:i]),
-                fact,
-            )
-        )
-    return looks
+        decided = judge(series or str(look.missing), *states, plan, before, look)
+        yield look, replace(decided, kept=look.kept)
+
+
+def first_difference(one: object, other: object) -> str | None:
+    """Name the first field in which two looks differ, and both values; None for equal ones."""
+    if one == other:
+        return None
+    found: tuple[object, object]
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        pairs = zip_longest(cast("tuple[object, ...]", one), cast("tuple[object, ...]", other))
+        name, found = next((str(i), pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    elif is_dataclass(one) and type(one) is type(other):
+        names = [field.name for field in fields(one)]
+        pairs = ((name, (getattr(one, name), getattr(other, name))) for name in names)
+        name, found = next((name, pair) for name, pair in pairs if pair[0] != pair[1])
+    else:
+        return f": recorded {one}, decided {other}"
+    inner = first_difference(*found)
+    return f".{name}{inner}"
 
 
 def _look(view: View, ruling: Ruling) -> Look:
@@ -88,10 +117,8 @@ def _look(view: View, ruling: Ruling) -> Look:
     # the horizon where it was: it never moves back.
     horizon = last.horizon if last else None
     newest = last.newest if last else dict.fromkeys(ARMS)
-    unvalued = last.unvalued if last else dict.fromkeys(ARMS, 0)
     if series is not None:
         horizon, newest = series.horizon or horizon, series.newest
-        unvalued = {arm: series.unvalued(arm, horizon) for arm in ARMS}
     return Look(
         number=len(view.record.looks) + 1,
         phase=view.phase,
@@ -105,8 +132,6 @@ def _look(view: View, ruling: Ruling) -> Look:
         brought_data=view.brought_data,
         newest_baseline=newest["baseline"],
         newest_candidate=newest["candidate"],
-        unvalued_baseline=unvalued["baseline"],
-        unvalued_candidate=unvalued["candidate"],
         limits=view.limits,
         hanging_baseline=view.hanging.get("baseline", ()),
         hanging_candidate=view.hanging.get("candidate", ()),
@@ -122,7 +147,6 @@ def _look(view: View, ruling: Ruling) -> Look:
         thresholds=view.thresholds,
         warnings=_warnings(view),
         plan_digest=view.plan.digest(),
-        series_digest=series.digest() if series else None,
         unequal_load=sum(
             not one.is_equal_load
             for one in view.measured[len(view.measured) - len(view.step_buckets) :]

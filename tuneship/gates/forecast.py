@@ -162,7 +162,7 @@ def _draw(
         baseline = _serve(dice, total - n_c, today, today.errors)
         buckets.append(Bucket(end, baseline, _serve(dice, n_c, today, errors)))
         series = RolloutSeries(
-            tuple(buckets), end, dict.fromkeys(ARMS, end), dict.fromkeys(ARMS, None), True
+            tuple(buckets), end, dict.fromkeys(ARMS, end), dict.fromkeys(ARMS, None)
         )
         look = judge(series, _RUNNING, _RUNNING, plan, record)
         record = record.plus(look)

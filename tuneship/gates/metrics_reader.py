@@ -107,11 +107,6 @@ def read_series(
         at=max(counts.end_time for counts in arms.values()),
         newest={arm: start + length if (start := arms[arm].newest) else None for arm in ARMS},
         edges_ms={arm: arms[arm].edges_ms for arm in ARMS},
-        counts_empty=not any(
-            traffic.answered > 0 and traffic.empty is None
-            for bucket in buckets
-            for traffic in (bucket.baseline, bucket.candidate)
-        ),
         in_flight={arm: arms[arm].in_flight for arm in ARMS},
     )
 
@@ -368,7 +363,6 @@ def _numbers(values: Sequence[float | None], name: str) -> list[float | None]:
     highest = 100.0 if name == "percentage" else _MAX_NUMBER
     if any(value is not None and not 0 <= value <= highest for value in values):
         raise Unusable(f"{name} holds a number out of range")
-    # The digest is made of floats, whether the server wrote 900 or 900.0.
     return [None if value is None else float(value) for value in values]
 
 

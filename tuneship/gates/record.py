@@ -4,12 +4,14 @@ With the metric series and the plan it is all that a decision depends on; who wr
 matter. Times are the service's. Next: `canary.py` reads it and makes the next `Look`.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -22,8 +24,13 @@ from tuneship.gates.gate_types import (
     ThresholdReading,
     UsualHour,
 )
+from tuneship.gates.kept_buckets import KeptBuckets, unpack
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.series import Arm
+
+
+class ChangedLine(ValueError):
+    """A line of a record does not have the hash that it was written with."""
 
 
 class Verdict(StrEnum):
@@ -141,8 +148,6 @@ class Look:
     brought_data: bool
     newest_baseline: datetime | None
     newest_candidate: datetime | None
-    unvalued_baseline: int
-    unvalued_candidate: int
     # Latency limits of the next bucket.
     limits: LatencyLimits | None
     baseline_status: str | None
@@ -150,7 +155,7 @@ class Look:
     candidate_replicas: int | None
 
     # Requests that had been open for too long at this look, by the bucket of their arrival, the newest
-    # first. They are inputs of a replay, because the final series no longer shows them.
+    # first. They are inputs of a replay, because no bucket shows them.
     hanging_baseline: tuple[int, ...] = ()
     hanging_candidate: tuple[int, ...] = ()
 
@@ -163,21 +168,17 @@ class Look:
     thresholds: tuple[ThresholdReading, ...] = ()
     warnings: tuple[str, ...] = ()
     plan_digest: str = ""
-    series_digest: str | None = None
     formula_version: str = FORMULA_VERSION
     # Buckets of this step in which latency was not compared, because the candidate's replicas carried more.
     unequal_load: int = 0
+    # The buckets that it counted and no look before it had, packed (`kept_buckets.py`).
+    kept: str = ""
     kind: Literal["look"] = "look"
 
     @property
     def newest(self) -> Mapping[Arm, datetime | None]:
         """Per arm the end of its newest bucket with a throughput value, as far as this look knew."""
         return {"baseline": self.newest_baseline, "candidate": self.newest_candidate}
-
-    @property
-    def unvalued(self) -> Mapping[Arm, int]:
-        """Per arm the number of null throughput entries up to the horizon."""
-        return {"baseline": self.unvalued_baseline, "candidate": self.unvalued_candidate}
 
     @property
     def hanging(self) -> Mapping[Arm, tuple[int, ...]]:
@@ -242,6 +243,8 @@ Fact = (
     | Resumed
     | Ended
 )
+# What stands before the hash at the end of a line.
+_LINK = ',"link":"'
 _FACT: TypeAdapter[Fact] = TypeAdapter(Annotated[Fact, Field(discriminator="kind")])
 
 
@@ -270,6 +273,13 @@ class RolloutRecord:
             if isinstance(fact, Begun):
                 return fact
         raise ValueError("the record does not say how the rollout began")
+
+    @cached_property
+    def kept(self) -> KeptBuckets:
+        """The buckets that the looks have counted. Raises ValueError for some that cannot be unpacked."""
+        pieces = [unpack(look.kept) for look in self.looks if look.kept]
+        buckets = tuple(bucket for piece in pieces for bucket in piece.buckets)
+        return KeptBuckets(buckets, pieces[-1].edges_ms) if pieces else KeptBuckets()
 
     @cached_property
     def looks(self) -> list[Look]:
@@ -373,6 +383,19 @@ def to_line(fact: Fact) -> str:
     return _FACT.dump_json(fact).decode()
 
 
+def linked(last: str, line: str) -> str:
+    """The line with the SHA-256 of its facts and of the line before, so that a later change is found and named."""
+    before = last.rpartition(_LINK)[2]
+    digest = hashlib.sha256(f"{before}{line}".encode()).hexdigest()
+    return f'{line[:-1]}{_LINK}{digest}"}}'
+
+
+def _is_as_written(last: str, line: str) -> bool:
+    facts, found, _ = line.rpartition(_LINK)
+    # Behind a line with a hash there is none without.
+    return line == linked(last, facts + "}") if found else _LINK not in last
+
+
 def to_mapping(fact: Fact) -> Mapping[str, Any]:
     """The fact as plain JSON values, for results and artifacts."""
     return _FACT.dump_python(fact, mode="json")
@@ -381,17 +404,20 @@ def to_mapping(fact: Fact) -> Mapping[str, Any]:
 def from_lines(lines: Iterable[str]) -> RolloutRecord:
     """The record from its lines. A torn last line (killed while writing) is left out.
 
-    Raises ValueError for any other damaged line.
+    Raises ValueError for any other damaged line, and `ChangedLine` for one that is not as it was written.
     """
-    texts = [line for line in lines if line.strip()]
+    texts = [line.strip() for line in lines if line.strip()]
     facts: list[Fact] = []
-    for number, text in enumerate(texts, start=1):
+    for number, (last, text) in enumerate(pairwise(["", *texts]), start=1):
         try:
             facts.append(_FACT.validate_json(text))
         except ValidationError as error:
             # The writer was killed within the last line, so nothing has been built on it.
             if number < len(texts):
                 raise ValueError(f"line {number} of the record is damaged") from error
+        else:
+            if not _is_as_written(last, text):
+                raise ChangedLine(f"line {number}, or the one before it, was changed afterwards")
     return RolloutRecord(tuple(facts))
 
 

@@ -4,15 +4,13 @@ Knows no gate and no rollout. Next: `metrics_reader.py` reads a series from two 
 it for the gates, `frames.py` shows it as a pandas frame.
 """
 
-import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
 from tuneship.gates.cells import Cells
-from tuneship.gates.fold import fold
 
 Arm = Literal["baseline", "candidate"]
 ARMS: Final[tuple[Arm, Arm]] = ("baseline", "candidate")
@@ -110,8 +108,6 @@ class RolloutSeries:
     # Per arm the end of the newest bucket with a throughput value, finished or not.
     newest: Mapping[Arm, datetime | None]
     edges_ms: Mapping[Arm, tuple[float, ...] | None]
-    # Whether every arm that had requests publishes its `empty_count`.
-    counts_empty: bool
     # Requests that each arm is still answering; None: not published.
     in_flight: Mapping[Arm, InFlightAges | None] = field(
         default_factory=dict[Arm, InFlightAges | None]
@@ -121,25 +117,6 @@ class RolloutSeries:
     def horizon(self) -> datetime | None:
         """End of the newest finished bucket."""
         return self.buckets[-1].end if self.buckets else None
-
-    def unvalued(self, arm: Arm, until: datetime | None) -> int:
-        """Number of null throughput entries among the buckets that ended by `until`."""
-        return sum(bucket[arm].unvalued for bucket in self.until(until))
-
-    def until(self, horizon: datetime | None) -> tuple[Bucket, ...]:
-        """The buckets that ended by `horizon`."""
-        return self.buckets[: first_after(self.buckets, horizon)] if horizon else ()
-
-    def digest(self) -> str:
-        """SHA-256 of the finished buckets: equal digests, equal numbers."""
-        edges = repr(sorted(self.edges_ms.items()))
-        key = ("digest", edges, self.buckets[:1])
-        return fold(key, self.buckets, hashlib.sha256(edges.encode()).hexdigest(), _and_bucket)
-
-
-def _and_bucket(digest: str, bucket: Bucket) -> str:
-    arms = [astuple(bucket.baseline), astuple(bucket.candidate)]
-    return hashlib.sha256(f"{digest}{bucket.end}{arms}".encode()).hexdigest()
 
 
 def first_after(buckets: Sequence[Bucket], moment: datetime | None) -> int:

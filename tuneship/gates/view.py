@@ -300,7 +300,7 @@ def make_view(
         plan=plan,
         record=record,
         series=known,
-        missing=series if isinstance(series, str) else _lost_data(series, record),
+        missing=series if isinstance(series, str) else _lost_data(record),
         standing=False,
         baseline=baseline,
         candidate=candidate,
@@ -430,14 +430,9 @@ def _with_hanging(
     return rows
 
 
-def _lost_data(series: RolloutSeries, record: RolloutRecord) -> str | None:
-    """Say which data are gone: a null where there was a value before, or a traffic driver that fell silent."""
+def _lost_data(record: RolloutRecord) -> str | None:
+    """Say that the traffic driver fell silent, where its counts are needed."""
     last = record.looks[-1] if record.looks else None
-    # A server that forgets what it has published would change the evidence of the looks before.
-    if last is not None:
-        for arm in ARMS:
-            if series.unvalued(arm, last.horizon) > last.unvalued[arm]:
-                return f"throughput of the {arm} turned null"
     needs_probes = any(g.source == "probes" and g.state == "active" for g in record.begun.gates)
     since = record.facts[record.facts.index(last) + 1 :] if last else record.facts
     if needs_probes and not any(isinstance(fact, Probed) for fact in since):

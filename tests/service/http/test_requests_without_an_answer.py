@@ -60,7 +60,13 @@ def traffic_of(service: Service, deployment: str, **query: str) -> ArmTraffic:
 
 
 def counts_of(traffic: ArmTraffic) -> Counts:
-    return Counts(traffic.requests, traffic.errors, *traffic.of_callers)
+    return Counts(
+        traffic.requests,
+        traffic.errors,
+        traffic.cancelled,
+        traffic.refused,
+        traffic.error_callers,
+    )
 
 
 def counted(service: Service, deployment: str, **query: str) -> Counts:

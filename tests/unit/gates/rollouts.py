@@ -160,7 +160,7 @@ class Rollout:
         begun = Begun(
             "ro_1",
             "cep_1",
-            {},
+            self.plan.model_dump(mode="json"),
             self.plan.digest(),
             choose_gates(self.plan, read_answer(first).metrics),
         )

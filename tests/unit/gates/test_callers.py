@@ -141,17 +141,12 @@ def test_a_caller_who_waits_too_long_counts_as_slow_before_the_request_ends() ->
     assert gate(third, "slow").candidate_requests <= 95, "the same request is not counted twice"
 
 
-def test_replay_knows_who_hung_at_each_look_though_the_series_forgot_it() -> None:
+def test_replay_knows_who_hung_at_each_look_though_no_bucket_shows_it() -> None:
     rollout = Rollout(plan_with(), counted(), counts_callers=True, answers=hangs_from(3)).begin()
     for _ in range(6):
         rollout.look()
-    observed = rollout.observe()
-    series = read_series(observed.baseline_metrics, observed.candidate_metrics, "1m")
     assert rollout.record.looks[-1].hanging_candidate == (1, 1, 1, 1, 1)
-    assert replay(rollout.record, series, rollout.plan) == rollout.record.looks
-    assert replay(rollout.record, replace(series, in_flight={}), rollout.plan) == (
-        rollout.record.looks
-    )
+    assert all(recorded == decided for recorded, decided in replay(rollout.record))
 
 
 def test_only_what_is_certainly_older_counts() -> None:
@@ -181,7 +176,6 @@ def test_counts_of_callers_are_read_where_they_are_published() -> None:
     assert list(map(of_callers, series.buckets)) == [(3, 2, 1), (3, 2, 0)]
     bare = read(lambda _: None)
     assert list(map(of_callers, bare.buckets)) == [(None, None, None)] * 2
-    assert bare.digest() != series.digest()
 
 
 def test_a_bucket_without_a_row_had_none_and_a_null_is_not_known() -> None:

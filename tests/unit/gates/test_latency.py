@@ -32,9 +32,7 @@ def series_of(
     buckets = tuple(
         Bucket(START + timedelta(minutes=i + 1), one, one) for i, one in enumerate(baseline)
     )
-    return RolloutSeries(
-        buckets, START, {}, {"baseline": edges, "candidate": edges}, counts_empty=False
-    )
+    return RolloutSeries(buckets, START, {}, {"baseline": edges, "candidate": edges})
 
 
 def test_the_line_meets_the_three_quantiles() -> None:

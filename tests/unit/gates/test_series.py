@@ -200,7 +200,6 @@ def test_the_contract_s_model_reads_the_same() -> None:
     one, other = (DeploymentMetrics.model_validate(json) for json in copy.deepcopy(raw))
     found, expected = read_series(one, other, "1m"), read_series(*raw, "1m")
     assert found == expected
-    assert found.digest() == expected.digest()
 
 
 def test_the_frame_shows_every_bucket_by_its_end() -> None:
@@ -215,4 +214,3 @@ def test_a_deployment_unknown_to_one_metric_has_no_traffic_there() -> None:
     del raw["metrics"]["token_usage"]
     series = read_series(raw, raw, "1m")
     assert series.buckets[2].candidate == ArmTraffic()
-    assert not series.counts_empty

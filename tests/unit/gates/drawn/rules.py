@@ -54,7 +54,6 @@ def series_of(
         at=newest or START,
         newest=dict.fromkeys(ARMS, newest),
         edges_ms=dict.fromkeys(ARMS, EDGES),
-        counts_empty=True,
         in_flight=snapshots,
     )
 
