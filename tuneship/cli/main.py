@@ -41,10 +41,12 @@ def _module(name: str) -> str:
 
 
 def _pipeline() -> Builders:
-    return {
+    alone = {
         name: lambda name=name: _in_panel(_single(name, name), FLOWS)
         for name in ("init", "release")
     }
+    app = _module("rollouts")
+    return alone | {"rollouts": lambda: _in_panel(group_of(import_module(app).app), FLOWS)}
 
 
 def _api() -> Builders:

@@ -229,32 +229,38 @@ def count(
     return scan(("counts", key, tuple(gates)), measured, (), of)
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The first bucket of this phase, where its terms begin, and the buckets of unequal load."""
+
+    first: int
+    starts: tuple[int, ...]
+    unequal: frozenset[int]
+
+
 def tally(
     gate: Gate,
     record: RolloutRecord,
     counted: Sequence[BucketCounts],
     by_caller: Sequence[BucketCounts],
-    first: int,
-    starts: tuple[int, ...],
-    unequal: frozenset[int],
+    bounds: Bounds,
 ) -> Tally:
-    """Tally one gate.
-
-    `first`: the first bucket of this phase; `starts`: where its terms begin; `unequal`: buckets of unequal load.
-    """
+    """Tally one gate."""
+    first = bounds.first
     counts = tuple(counted[first:])
     distinct, wider = counts, None
-    if gate.name in LATENCY_GATES and unequal:
+    if gate.name in LATENCY_GATES and bounds.unequal:
         wider = counts
         counts = distinct = tuple(
-            BucketCounts(0, 0) if i in unequal else c for i, c in enumerate(counts, start=first)
+            BucketCounts(0, 0) if i in bounds.unequal else c
+            for i, c in enumerate(counts, start=first)
         )
     elif gate.name in _CALLERS:
         distinct = tuple(by_caller[first:])
         # Weighed once where no caller repeats.
         distinct = counts if distinct == counts else distinct
     live = tuple(counted[:first]) if record.weight == 100 else None
-    return Tally(counts, distinct, starts, wider, live)
+    return Tally(counts, distinct, bounds.starts, wider, live)
 
 
 def one_per_caller(callers: int | None, counts: BucketCounts) -> BucketCounts:

@@ -384,6 +384,7 @@ def _readings(view: View, measured: Sequence[Measured]) -> tuple[GateReading, ..
         bisect_right(ends, mark.at) if mark.at else 0 for mark in tallies.term_marks(view.record)
     )
     unequal = frozenset(i for i, one in enumerate(measured) if not one.is_equal_load)
+    bounds = tallies.Bounds(first, starts, unequal)
     found: list[GateReading] = []
     for gate in begun.gates:
         limits = known[gate.name]
@@ -405,7 +406,7 @@ def _readings(view: View, measured: Sequence[Measured]) -> tuple[GateReading, ..
             if gate.name in tallies.LATENCY_GATES:
                 rows = _with_hanging(rows, view.hanging, measured)
             distinct = by_caller.get(gate.name, ())
-            tally = tallies.tally(gate, view.record, rows, distinct, first, starts, unequal)
+            tally = tallies.tally(gate, view.record, rows, distinct, bounds)
         found.append(readings.read_gate(gate, limits, tally, stage))
     return tuple(found)
 
