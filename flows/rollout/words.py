@@ -15,6 +15,7 @@ REASONS: Mapping[str, str] = {
     "candidate_failed": "the candidate's deployment failed or is gone",
     "baseline_missing": "the old deployment is gone, so there is nothing to return to",
     "error_rate": "the candidate fails more requests than the plan allows",
+    "crash": "far more of the candidate's requests failed in one bucket than chance and the plan allow",
     "latency": "the candidate is slower than the plan allows",
     "quality": "the candidate's answers are worse, or of another length, than the plan allows",
     "abandoned_requests": "more callers disconnect from the candidate than the plan allows",
@@ -26,6 +27,7 @@ REASONS: Mapping[str, str] = {
     "approval_timeout": "nobody answered in time",
     "human_rejected": "a person said no",
     # why a look holds, or what it goes by
+    "few_callers": "half of the traffic is of so few callers that their own health would be taken for the candidate's",
     "max_looks": "the plan's looks are used up",
     "metrics_missing": "this look had no usable metrics",
     "metrics_stale": "the metrics have stood still for too long",
@@ -63,9 +65,12 @@ OF_A_GATE: Mapping[str, str] = {
 # What a gate's bad requests did.
 BAD: Mapping[str, str] = {
     "error": "failed",
+    "typical": "took longer than the baseline's median",
     "slow": "took longer than the baseline's p95",
     "very_slow": "took longer than 1.5 x the baseline's p99",
     "empty": "had a blank answer",
+    "short": "had an answer shorter than nearly all of the baseline's",
+    "long": "had an answer longer than nearly all of the baseline's",
     "length": "had an answer that was cut off at the token limit",
     "repetition": "had an answer that repeats itself",
     "invalid_json": "had an answer that is no JSON",
