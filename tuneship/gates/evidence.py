@@ -103,10 +103,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """Natural logs of E (capped at 4 a bucket) and of the fast tier's (10^3.5) after the last bucket."""
+    """Natural logs of E after the last bucket: capped at 4 a bucket, at 10^3.5 (the fast tier), and without a cap."""
 
     log_e: float
     log_fast: float
+    log_uncapped: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,11 @@ def harm(
     rest = [math.log(terms.idle)] if terms.idle > 0.0 else []
     # The margin is the largest of the alternatives, so harm is shown only where all of them show it.
     pairs = list(zip(weights, walk, strict=True))
-    log_e = log_sum_exp([w + min(h.capped for h in halves) for w, halves in pairs] + rest)
-    return Harm(log_e, log_sum_exp([w + min(h.fast for h in halves) for w, halves in pairs] + rest))
+    return Harm(
+        log_sum_exp([w + min(h.capped for h in halves) for w, halves in pairs] + rest),
+        log_sum_exp([w + min(h.fast for h in halves) for w, halves in pairs] + rest),
+        log_sum_exp([w + min(h.log_e for h in halves) for w, halves in pairs] + rest),
+    )
 
 
 def _with_starts(

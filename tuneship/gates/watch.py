@@ -215,7 +215,7 @@ def _read(
         first_bad=sum(one.x_b for one in counts),
         log_e=weighed.log_e,
         log_e_limit=stretch.log_limit,
-        log_u=alone.log_fast,
+        log_u=alone.log_uncapped,
         log_u_limit=stretch.log_burst_limit,
     )
 
