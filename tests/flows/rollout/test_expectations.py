@@ -47,7 +47,6 @@ def hour(per_minute: int, minutes: int = 60, *, failed: int = 0, ages: bool = Fa
         NOW,
         dict.fromkeys(ARMS, NOW),
         dict.fromkeys(ARMS),
-        True,
         in_flight={"baseline": snapshot},
     )
     return Before(answer(), series)
@@ -211,11 +210,10 @@ def test_steps_as_long_as_the_time_out_and_servers_that_do_not_tell_it_are_fine(
     assert expected.warnings == ()
 
 
-def test_plans_bake_beside_the_baseline_unless_they_or_an_older_record_say_otherwise() -> None:
-    fields = plan_with().model_dump(mode="json")
+@pytest.mark.parametrize(("last", "weight"), [(75, 80), (80, 95), (97, None)])
+def test_plans_bake_beside_the_baseline_where_their_steps_leave_it_traffic(
+    last: int, weight: int | None
+) -> None:
+    fields = plan_with(steps=[50, last, 100]).model_dump(mode="json")
     del fields["bake_weight"]
-    now = CanaryPlan.model_validate(fields)
-    before = CanaryPlan.model_validate(fields)
-    assert (now.bake_weight, before.bake_weight) == (95, None)
-    assert before.is_resumed_by(now, "of another time")
-    assert CanaryPlan.model_validate(fields | {"steps": [50, 97, 100]}).bake_weight is None
+    assert CanaryPlan.model_validate(fields).bake_weight == weight

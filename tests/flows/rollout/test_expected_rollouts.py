@@ -91,7 +91,7 @@ def test_auto_steps_are_taken_by_plan_file_and_release() -> None:
     wanted = release(canary={"steps": "auto"})
     assert wanted.plan("cep_1", "dep_a", "dep_b").steps == "auto"
     assert ReleaseParameters.model_validate_json(wanted.model_dump_json()).canary.steps == "auto"
-    assert release().plan("cep_1", "dep_a", "dep_b").bake_weight == 95
+    assert release().plan("cep_1", "dep_a", "dep_b").bake_weight == 80
 
 
 @pytest.mark.parametrize("steps", ["often", ["auto"], [50], 5])
