@@ -181,7 +181,8 @@ class Engine:
             self._guides.pop(identifier, None)
             return
         if sequence.is_prefilling:
-            self._clear(sequence.slot)  # it has no logits yet that would show whether it is finite
+            # It has no logits yet that would show whether it is finite.
+            self._slots.invalidate(sequence.slot)
         else:
             self._slots.register(sequence)
         self._end(sequence)
@@ -285,7 +286,7 @@ class Engine:
         result = StepResult()
         for row, (sequence, token, top) in enumerate(zip(sequences, tokens, highest, strict=True)):
             if self._has_failed(sequence, top, result):
-                self._clear(sequence.slot)
+                self._slots.invalidate(sequence.slot)
                 self._end(sequence)
                 continue
             if not sequence.generated:
@@ -353,10 +354,6 @@ class Engine:
         self._slots.release(sequence)
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
-
-    def _clear(self, slot: int) -> None:
-        self._cache.clear(slot)
-        self._slots.invalidate(slot)
 
     def _refuse_while_used(self, adapter: str) -> None:
         users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())

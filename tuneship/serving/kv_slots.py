@@ -132,7 +132,7 @@ class KvSlots:
             self._free.insert(0, sequence.slot)
 
     def invalidate(self, slot: int) -> None:
-        """Forget the tokens of a slot whose row was cleared."""
+        """Forget the tokens of a slot whose keys and values may not be finite."""
         self._cached.pop(slot, None)
 
     def invalidate_adapter(self, adapter: str) -> None:
