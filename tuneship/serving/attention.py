@@ -64,13 +64,12 @@ def attend_decode(
     keys: Tensor,
     values: Tensor,
     indices: DecodeIndices,
-    hidden: Tensor,
+    mask: Tensor,
     plan: AttentionPlan,
 ) -> Tensor:
     """Attend from one query token per decoding sequence: [sequences, heads, dim] -> the same.
 
-    keys [slot, kv head, dim, position], values [slot, kv head, position, dim], hidden [sequences, 1, position]. What
-    hidden positions hold is of other sequences, and changes nothing: keys may be anything, values must be finite.
+    keys [slot, kv head, dim, position], values [slot, kv head, position, dim].
 
     Scores are sums of key rows weighted by the query, outputs are sums of value rows weighted by the scores. Every
     number is read once, in the order in which it lies in memory. Matrix products of so few queries with the keys of
@@ -79,9 +78,8 @@ def attend_decode(
     sequences, heads, dim = queries.shape
     weights = (queries * plan.scale).reshape(-1)
     scores = weighted_sums(keys, indices.keys, indices.key_starts, weights)
-    scores = scores.view(sequences, heads, -1)[:, :, : hidden.shape[-1]]
-    # Nothing added hides a score that is infinite or no number.
-    weights = _softcapped(scores, plan).masked_fill(hidden, float("-inf")).softmax(-1).view(-1)
+    scores = scores.view(sequences, heads, -1)[:, :, : mask.shape[-1]]
+    weights = (_softcapped(scores, plan) + mask).softmax(-1).view(-1)
     outputs = weighted_sums(values, indices.values, indices.value_starts, weights)
     return outputs.view(sequences, heads, dim)
 

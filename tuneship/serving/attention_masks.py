@@ -1,6 +1,6 @@
-"""The masks of the attention over the KV cache, each made once for all layers of a step.
+"""The additive masks of the attention over the KV cache, each made once for all layers of a step.
 
-Knows positions and windows, no keys and no values; `kv_cache` keeps the masks, `attention` hides scores by them.
+Knows positions and windows, no keys and no values; `kv_cache` keeps the masks, `attention` adds them to its scores.
 """
 
 import math
@@ -35,7 +35,7 @@ class AttentionMasks:
         self._prefill_masks.clear()
 
     def for_decode(self, batch: FlatBatch, window: int | None) -> Tensor:
-        """Return which positions are hidden from the decoding sequences: [sequences, 1, positions]."""
+        """Return the mask [sequences, 1, positions] of the decoding sequences."""
         if window in self._decode_masks:
             return self._decode_masks[window]
         size = self._length
@@ -43,7 +43,7 @@ class AttentionMasks:
             # The mask of each position is that of the next one shifted by one, so all are overlapping views of one
             # row: a square of this size would take more memory than the cache.
             hidden = hidden_positions(torch.tensor([size - 1]), 2 * size - 1, window)
-            self._position_masks[window] = hidden.as_strided((size, size), (1, 1))
+            self._position_masks[window] = self._additive(hidden).as_strided((size, size), (1, 1))
         own = batch.positions[: batch.decode_count]
         needed = math.ceil((int(own.max()) + 1) / POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
         masks = self._position_masks[window].index_select(0, size - 1 - own)
@@ -51,7 +51,7 @@ class AttentionMasks:
         return self._decode_masks[window]
 
     def for_prefill(self, prefill: PrefillChunk, window: int | None) -> Tensor | None:
-        """Return the additive mask [chunk, cached + chunk]; None where causal attention in the chunk is the same."""
+        """Return the mask [chunk, cached + chunk]; None where causal attention within the chunk is the same."""
         key = (prefill, window)
         if key not in self._prefill_masks:
             stop = prefill.cached + prefill.stop - prefill.start

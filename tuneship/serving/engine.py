@@ -247,12 +247,12 @@ class Engine:
             if sequence.request.adapter is not None:
                 self._lora.acquire(sequence.request.adapter)
             prefix = self._slots.assign(sequence)
-            if prefix is None:
-                continue
-            if prefix.source != prefix.target:
-                self._cache.copy(prefix)
-            sequence.cached = prefix.length
-            self._reused += prefix.length
+            if prefix is not None:
+                if prefix.source != prefix.target:
+                    self._cache.copy(prefix)
+                sequence.cached = prefix.length
+                self._reused += prefix.length
+            self._clear(sequence.slot, sequence.cached)
         # A cached prefix may leave less to prefill than the scheduler knew of.
         prefilling = running[len(running) - len(chunks) :]
         return [min(n, sequence.uncached) for n, sequence in zip(chunks, prefilling, strict=True)]
@@ -260,6 +260,7 @@ class Engine:
     def _resize(self, slots: int, length: int) -> None:
         for copy in self._slots.resize(slots, length):
             self._cache.copy(copy)
+            self._clear(copy.target, copy.length)
         self._cache.resize(slots, length)
 
     def _postprocess(self, logits: Tensor) -> StepResult:
@@ -354,6 +355,10 @@ class Engine:
         self._slots.release(sequence)
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
+
+    def _clear(self, slot: int, start: int) -> None:
+        """Clear what earlier sequences have left in a slot from this position on."""
+        self._cache.clear(slot, start, self._slots.take_left(slot))
 
     def _refuse_while_used(self, adapter: str) -> None:
         users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())

@@ -98,8 +98,7 @@ class SlotCache:
         positions = batch.slots[left], batch.positions[left]
         if len(positions[0]):
             stored.keys_by_position.index_put_(positions, keys[left])
-            # The next sequence of the slot weighs what is left in it with 0, and 0 x infinity is no number.
-            stored.values_by_position.index_put_(positions, values[left].nan_to_num())
+            stored.values_by_position.index_put_(positions, values[left])
         window = plan.window
         if window is not None and window >= batch.length:
             window = None
@@ -108,11 +107,11 @@ class SlotCache:
         if batch.decode_count and decode is not None:
             outputs.append(decode((stored.keys, stored.values)))
         elif batch.decode_count:
-            hidden = self._masks.for_decode(batch, window)
-            indices = self._decode_indices(batch.decode_slots, queries.shape[1], hidden.shape[-1])
+            mask = self._masks.for_decode(batch, window)
+            indices = self._decode_indices(batch.decode_slots, queries.shape[1], mask.shape[-1])
             outputs.append(
                 attend_decode(
-                    queries[: batch.decode_count], stored.keys, stored.values, indices, hidden, plan
+                    queries[: batch.decode_count], stored.keys, stored.values, indices, mask, plan
                 )
             )
         for prefill in batch.prefills:
@@ -135,6 +134,13 @@ class SlotCache:
         for layer in self._layers:
             for view in (layer.keys_by_position, layer.values_by_position):
                 view[target, :length] = view[source, :length]
+
+    def clear(self, slot: int, start: int, stop: int) -> None:
+        """Zero the positions [start, stop) of a slot: a mask hides small numbers, but neither infinity nor NaN."""
+        if start < stop:
+            for layer in self._layers:
+                layer.keys[slot, :, :, start:stop].zero_()
+                layer.values[slot, :, start:stop].zero_()
 
     def size_for(self, slots: int, length: int) -> tuple[int, int]:
         """Choose the number and length of slots that hold at least these; the present ones if they do."""
@@ -166,7 +172,7 @@ class SlotCache:
         self._indices, self._masks = {}, AttentionMasks(length, self.shape.dtype)
 
     def _allocate(self, slots: int, length: int) -> _CacheLayer:
-        # Zeros, because `attend_decode` weighs values that were never written with 0, too.
+        # Zeros, because an unwritten position that holds NaN would pass through a mask.
         heads, dim, dtype = self.shape.kv_heads, self.shape.head_dim, self.shape.dtype
         # Compiled kernels read a few keys beyond the last.
         numbers = slots * heads * dim * length
