@@ -189,7 +189,7 @@ class _OperationEndpoint:
 
     async def _run(self, request: Request, context: Context) -> Response:
         operation, threads = self._operation, self._parts.threads
-        async with content_of(operation, request, self._parts, context.client_id) as content:
+        async with content_of(operation, request, context) as content:
             if profiles.HEADER in operation.headers:
                 sent = request.headers.getlist(profiles.HEADER)
                 context.profile = profiles.chosen(sent, context.client_id, self._parts.settings)
@@ -267,6 +267,8 @@ class _OperationEndpoint:
         if isinstance(hold, Response):
             return hold
         try:
+            if call.refusal is not None:
+                raise call.refusal
             reply = self._bound.handler(context, **call.arguments)
             response = self._response(reply, context)
             if self._operation.is_creating:
@@ -351,6 +353,7 @@ class _Call:
 
     arguments: dict[str, Any]
     key: idempotency.Key | None
+    refusal: ApiError | None = None
 
 
 def _call(operation: Operation[..., Any], request: Request, content: Content) -> _Call:
@@ -378,7 +381,7 @@ def _call(operation: Operation[..., Any], request: Request, content: Content) ->
         arguments[name] = validated(model, content.fields)
     if operation.file_parameter is not None:
         arguments[operation.file_parameter] = content.file
-    return _Call(arguments, key)
+    return _Call(arguments, key, content.refusal)
 
 
 def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold | None:
