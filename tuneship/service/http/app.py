@@ -261,15 +261,18 @@ class _OperationEndpoint:
             return DownloadResponse(context, reply, key_end)
         return reply_response(self._operation, reply, context)
 
+    def _handled(self, context: Context, call: "_Call") -> Any:
+        if call.refusal is not None:
+            raise call.refusal
+        return self._bound.handler(context, **call.arguments)
+
     def _in_transaction(self, context: Context, call: "_Call") -> Response:
         """Run the handler in one transaction with its idempotency row and its audit entry."""
         hold = None if call.key is None else _hold_key(context, call.key)
         if isinstance(hold, Response):
             return hold
         try:
-            if call.refusal is not None:
-                raise call.refusal
-            reply = self._bound.handler(context, **call.arguments)
+            reply = self._handled(context, call)
             response = self._response(reply, context)
             if self._operation.is_creating:
                 context.audit_facts.created_id = reply.id

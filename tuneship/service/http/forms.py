@@ -55,13 +55,22 @@ class Upload:
 
     staged: StagedFile
     context: Context
-    is_repeated: Callable[[], bool]
-    """Whether an answer may be stored for the request, which is given although the room for its file is used up."""
+    request: Request
+    operation: Operation[..., Any]
 
     async def run(self, work: Callable[..., R], *arguments: Any) -> R:
         """Do work in a thread, since the event loop has other requests to serve."""
         threads = self.context.parts.threads.uploads
         return await threads.run(self.context.client_id, work, *arguments)
+
+    def is_repeated(self) -> bool:
+        """Whether an answer may be stored for the request: it is given although the room for its file is used up."""
+        if not self.operation.takes_idempotency_key:
+            return False
+        if key := self.request.headers.get("idempotency-key"):
+            with self.context.read() as connection:
+                return idempotency.is_known(connection, self.context.client_id, key)
+        return bool(openai_form.retry_count(self.request))
 
 
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
@@ -87,20 +96,9 @@ def _too_large(what: str, limit: int) -> InvalidRequestError:
     return InvalidRequestError(f"the {what} is larger than {limit >> 20} MiB", status=413)
 
 
-async def read_form(
-    operation: Operation[..., Any], request: Request, staged: StagedFile, context: Context
-) -> Content:
-    """The fields of a form; its file is then in the staged file."""
-
-    def is_repeated() -> bool:
-        if not operation.takes_idempotency_key:
-            return False
-        if key := request.headers.get("idempotency-key"):
-            with context.read() as connection:
-                return idempotency.is_known(connection, context.client_id, key)
-        return bool(openai_form.retry_count(request))
-
-    upload = Upload(staged, context, is_repeated)
+async def read_form(upload: Upload) -> Content:
+    """The fields of a form; its file is then in the staged file of the upload."""
+    operation, request = upload.operation, upload.request
     announced = check_length(request, MAX_FORM_BYTES)
     media, options = parse_options_header(request.headers.get("content-type", ""))
     if media != b"multipart/form-data" or "content-encoding" in request.headers:
@@ -206,9 +204,12 @@ class _FormReader:
             self.attempt(lambda: parser.write(block))
 
     def reserve(self, *, announced: int = 0, arrived: int = 0) -> None:
-        """Count bytes of the file against the client's quota. Raises `QuotaExceeded`, but not for a repeated request."""
+        """Count bytes of the file against the quota. Raises `QuotaExceeded`, but not for a repeated request."""
         context = self._upload.context
         if self.no_room is not None:
+            return
+        if 0 < arrived <= context.staged.announced:  # counted already
+            context.staged.arrived = arrived
             return
         if self._room is None:
             self._room = own_room(context)

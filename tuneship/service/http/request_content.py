@@ -15,7 +15,7 @@ from tuneship.contract.operation import Operation
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import staging
 from tuneship.service.http.arguments import check_json_media, json_object
-from tuneship.service.http.forms import Content, check_length, limited, read_form
+from tuneship.service.http.forms import Content, Upload, check_length, limited, read_form
 
 JSON_BODY_BYTES = 1 << 20
 # A body up to this size is parsed within a millisecond; handing it to a thread would take longer.
@@ -29,7 +29,7 @@ async def content_of(
     """The body or form of a request. An uploaded file is removed after the block unless it was kept."""
     if operation.is_form:
         with staging(context) as staged:
-            yield await read_form(operation, request, staged, context)
+            yield await read_form(Upload(staged, context, request, operation))
         return
     headers, body_parameter = request.headers, operation.body_parameter
     is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
