@@ -16,6 +16,7 @@ from tests.service.models.test_imports import send
 from tests.support.conversion import ARCHIVE
 from tests.support.in_process import LINES, Service, jsonl
 from tuneship.host import disk_space
+from tuneship.service.context.context import Context
 from tuneship.service.http import forms
 from tuneship.store.blobs import STAGED
 
@@ -102,11 +103,12 @@ def upload(
 
 @contextlib.contextmanager
 def opened(
-    service: Service, content: bytes, door: Door = DATASETS, client: str = "alice", **headers: str
+    service: Service, content: bytes, door: Door = DATASETS, length: int | None = None
 ) -> Iterator[tuple[Body, Future[httpx.Response]]]:
     """An upload that has brought its whole file and does not end."""
     body = Body(door, content)
-    task = ask(service, door, body, client, **headers)
+    headers = {} if length is None else {"Content-Length": str(length)}
+    task = ask(service, door, body, **headers)
     service.until(lambda: body.waits)
     try:
         yield body, task
@@ -196,7 +198,7 @@ def test_bytes_that_are_announced_count_before_they_come(
 ) -> None:
     monkeypatch.setattr(forms, "FORM_BYTES", 1000)
     service = start(maximum_dataset_bytes=QUOTA)
-    with opened(service, b"", door, **{"Content-Length": "61000"}):
+    with opened(service, b"", door, 61_000):
         assert is_quota(upload(service, DATASETS, lines_of(60_000)))
         assert upload(service, DATASETS, lines_of(30_000)).status_code == 201
     service.until(lambda: staged(service) == [])
@@ -205,14 +207,28 @@ def test_bytes_that_are_announced_count_before_they_come(
 
 def test_uploads_that_fill_the_quota_together_all_fit(start: Start) -> None:
     service = start(maximum_dataset_bytes=QUOTA)
-    for _ in range(2):
-        bodies = [Body(DATASETS, lines_of(QUOTA // 4)) for _ in range(4)]
-        tasks = [ask(service, DATASETS, body) for body in bodies]
-        end(service, *bodies)
-        made = [task.result(60) for task in tasks]
-        assert [one.status_code for one in made] == [201] * 4
-        for one in made:
-            service.call("DELETE", f"/v1/datasets/{one.json()['id']}")
+    bodies = [Body(DATASETS, lines_of(QUOTA // 4)) for _ in range(4)]
+    tasks = [ask(service, DATASETS, body) for body in bodies]
+    end(service, *bodies)
+    assert [task.result(60).status_code for task in tasks] == [201] * 4
+
+
+@pytest.mark.parametrize("path", ["datasets", "files"])
+def test_an_upload_that_was_just_stored_is_not_counted_twice(
+    start: Start, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    service = start(maximum_dataset_bytes=QUOTA)
+    commit, second = Context.commit, list[httpx.Response]()
+
+    def commit_and_go_on(context: Context) -> None:
+        commit(context)
+        monkeypatch.setattr(Context, "commit", commit)
+        # The threads of uploads that are stored are all the first one's: a validation has others.
+        second.append(upload(service, DOORS["validations"], lines_of(40_000)))
+
+    monkeypatch.setattr(Context, "commit", commit_and_go_on)
+    first = upload(service, DOORS[path], lines_of(40_000))
+    assert (first.status_code, second[0].status_code) == (DOORS[path].status, 200)
 
 
 def test_an_open_upload_sees_what_was_stored_since_it_began(start: Start) -> None:
@@ -311,9 +327,8 @@ def test_the_disk_keeps_room_for_what_open_uploads_have_announced(
     disk: tuple[Service, Disk],
 ) -> None:
     service, _ = disk
-    length = {"Content-Length": str(60 << 20)}
-    with opened(service, b"", **length):
-        refused = Body(DATASETS, endless=True)
+    with opened(service, b"", length=60 << 20):
+        refused, length = Body(DATASETS, endless=True), {"Content-Length": str(60 << 20)}
         answer = ask(service, DATASETS, refused, "bob", **length).result(60)
         assert (answer.status_code, answer.json()["error"]["message"]) == (
             503,
@@ -328,7 +343,7 @@ def test_an_announcement_alone_takes_no_more_of_the_disk_than_arrives_between_tw
 ) -> None:
     service, room = disk
     room.free += 2 << 30
-    with opened(service, b"", **{"Content-Length": str(2 << 30)}):
+    with opened(service, b"", length=2 << 30):
         room.free -= 2 << 30
         assert upload(service, DATASETS, jsonl(*LINES), "bob").status_code == 201
 
