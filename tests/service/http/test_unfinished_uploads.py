@@ -177,7 +177,7 @@ def test_a_file_that_fills_the_quota_exactly_is_stored(start: Start, is_announce
 
 
 @any_door
-def test_of_two_open_uploads_that_fit_only_singly_the_second_is_refused(
+def test_the_second_of_two_open_uploads_that_fit_only_singly_is_refused(
     start: Start, door: Door
 ) -> None:
     service = start(maximum_dataset_bytes=QUOTA)

@@ -44,7 +44,6 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
         base, known = catalogue.get(tokenizer) or catalogue.default, UNCOUNTED
 
     with staging(context) as staged:
-        # A line end may be added to each.
         size = sum(source["bytes"] for source in sources)
         reserve(context, own_room(context), announced=size)
         check_disk(context)

@@ -152,7 +152,7 @@ class _FormReader:
         """The refusal of the file; from then on it is only hashed, to find the stored answer."""
         self._upload = upload
         self._room: int | None = None
-        """What the client's files may take, read once a block."""
+        """The bytes that the client's files may take, read once a block."""
         self.file_media: str | None = None
         self.file_name = ""
         self._refusal: Exception | None = None
