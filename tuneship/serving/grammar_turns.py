@@ -12,7 +12,7 @@ from tuneship.serving.guides import GrammarCompiler, GrammarRefused, Guide
 from tuneship.serving.sequence import GenerateRequest
 
 
-class _Turn(NamedTuple):
+class _GrammarTurn(NamedTuple):
     """Those who share a turn: the requests of an owner, and apart from them those in its background."""
 
     is_background: bool
@@ -27,7 +27,7 @@ class GrammarTurns:
         self._compiler = compiler
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, "grammars")
-        self._waiting: OrderedDict[_Turn, dict[str, GenerateRequest]] = OrderedDict()
+        self._waiting: OrderedDict[_GrammarTurn, dict[str, GenerateRequest]] = OrderedDict()
         """By id, in the order of their turns."""
         self._compiling: tuple[GenerateRequest, Future[Guide]] | None = None
 
@@ -38,7 +38,7 @@ class GrammarTurns:
 
     def add(self, identifier: str, request: GenerateRequest) -> None:
         """Let a request with a grammar wait."""
-        turn = _Turn(request.is_background, request.owner)
+        turn = _GrammarTurn(request.is_background, request.owner)
         self._waiting.setdefault(turn, {})[identifier] = request
 
     def cancel(self, identifier: str) -> None:

@@ -1,4 +1,4 @@
-"""Whose grammar is compiled next in a replica, and that nobody waits for a grammar that is kept."""
+"""Owners take turns at the thread that compiles grammars, and nobody waits for a grammar that is kept."""
 
 import json
 import threading
