@@ -416,7 +416,7 @@ def test_a_request_whose_numbers_explode_fails_alone_and_leaves_nothing_in_its_r
 @pytest.mark.parametrize("left", [float("nan"), float("inf"), 3e38])
 @pytest.mark.parametrize("ends", ["done", "cancelled"])
 @torch.inference_mode()
-def test_whatever_a_request_leaves_in_its_row_reaches_no_other(
+def test_numbers_that_a_request_leaves_in_its_row_reach_no_other(
     base: Path, references: Mapping[str | None, Any], left: float, ends: str
 ) -> None:
     """An adapter can be made so that its own answer is finite, and keys or values of its prompt are not."""
@@ -439,7 +439,7 @@ def test_whatever_a_request_leaves_in_its_row_reaches_no_other(
 
 
 @torch.inference_mode()
-def test_nor_does_it_reach_a_request_that_moves_into_the_row(
+def test_they_reach_no_request_that_moves_into_the_row_either(
     base: Path, references: Mapping[str | None, Any]
 ) -> None:
     engine = build(base, {}, rows=2)
