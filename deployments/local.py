@@ -286,7 +286,9 @@ def main() -> NoReturn:
         local = Local(LocalSettings(), ServiceSettings())
         {"up": local.up, "down": local.down, "status": local.status}[chosen]()
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; `python -m deployments.local down` ends what runs\n")
+        sys.stderr.write(
+            "interrupted; `make down` ends what runs, as does `python -m deployments.local down`\n"
+        )
         sys.exit(130)
     except ValidationError as fault:
         names = ", ".join(
