@@ -237,6 +237,9 @@ class Local:
         )
 
     def _start_worker(self, environment: dict[str, str]) -> None:
+        failed = "runs of an earlier worker could not be ended"
+        for line in run_module(failed, environment, "deployments.left_runs").splitlines():
+            say(line)
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL]
         # A worker has no address to ask; only its log says that it has started.
         log = self._processes.log("worker")
