@@ -123,7 +123,9 @@ def main() -> NoReturn:
         if chosen.command != "down":
             cluster.status()
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; `python -m deployments.cluster down` ends what runs\n")
+        sys.stderr.write(
+            "interrupted; `make down-cluster` ends what runs, as does `python -m deployments.cluster down`\n"
+        )
         sys.exit(130)
     except (NotStarted, AtWork) as failure:
         sys.exit(str(failure))

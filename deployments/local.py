@@ -237,6 +237,9 @@ class Local:
         )
 
     def _start_worker(self, environment: dict[str, str]) -> None:
+        failed = "runs of an earlier worker could not be ended"
+        for line in run_module(failed, environment, "deployments.left_runs").splitlines():
+            say(line)
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL]
         # A worker has no address to ask; only its log says that it has started.
         log = self._processes.log("worker")
@@ -286,7 +289,9 @@ def main() -> NoReturn:
         local = Local(LocalSettings(), ServiceSettings())
         {"up": local.up, "down": local.down, "status": local.status}[chosen]()
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; `python -m deployments.local down` ends what runs\n")
+        sys.stderr.write(
+            "interrupted; `make down` ends what runs, as does `python -m deployments.local down`\n"
+        )
         sys.exit(130)
     except ValidationError as fault:
         names = ", ".join(

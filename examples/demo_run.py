@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.script.local_processes import embedded_service, prefect_server
+from flows.script.local_processes import closed_server, embedded_service, prefect_server
 from tuneship.client import Client
 from tuneship.host.durable import write_private
 from tuneship.settings import (
@@ -189,12 +189,19 @@ def summary(results: Mapping[str, Result], folder: Path, seconds: float, memory:
         say(f"{name}: {result.get('outcome', 'no result')}{why}, {result['seconds']:.0f} s")
         say(f"   report: {shown(Path(result.get('report') or folder))}")
     say(f"{seconds:.0f} s, peak memory {memory.peak_kib / 1024:.0f} MiB\n")
-    say("See the service and the Prefect UI again:")
-    tools = Path(sys.executable).parent
+    say("See the service and the Prefect UI again, each in a terminal of its own:")
+    python = shown(Path(sys.executable))
     if (folder / "data").exists():  # else it was a cluster
-        say(f"  {shown(tools / 'tuneship')} serve --data-dir {shown(folder / 'data')}")
-    say(f'  export PREFECT_SERVER_API_AUTH_STRING="$(cat {shown(folder / AUTH_FILE)})"')
-    say(f"  PREFECT_HOME={folder / 'prefect'} {shown(tools / 'prefect')} server start")
+        say(f"  {python} -m tuneship.cli.main serve --data-dir {shown(folder / 'data')}")
+    page = "http://127.0.0.1:4200"
+    kept = closed_server(f"{page}/api", f'"$(cat {shown(folder / AUTH_FILE)})"')
+    variables = {"PREFECT_HOME": str(folder / "prefect")} | kept
+    # Those that only make a script's runs faster are left out.
+    values = " ".join(
+        f"{name}={value}" for name, value in variables.items() if "_SERVICES_" not in name
+    )
+    program = "uvicorn --factory flows.script.prefect_server:for_this_machine"
+    say(f"  {values} {python} -m {program} --port 4200   # {page}")
 
 
 def say(text: str) -> None:

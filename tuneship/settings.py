@@ -164,7 +164,10 @@ class ServiceSettings(BaseSettings):
     maximum_endpoints: Annotated[int, Field(ge=1, description="Canary endpoints included.")] = 500
     maximum_datasets: Annotated[int, Field(ge=1)] = 1000
     maximum_dataset_bytes: Annotated[
-        int, Field(ge=1, description="Files of batches and imported models included.")
+        int,
+        Field(
+            ge=1, description="Files of batches, imported models and unfinished uploads included."
+        ),
     ] = 50 << 30
     inline_dataset_bytes: Annotated[
         int, Field(ge=0, description="Bigger files are checked after their upload is answered.")

@@ -4,6 +4,7 @@ When a flow's process dies unnoticed there, its heartbeats stop, the run is mark
 """
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -329,6 +330,36 @@ def with_heartbeat(machine: Machine) -> set[str]:
     wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}}
     events = machine.ask("POST", "/events/filter", wanted)["events"]
     return {one["resource"]["prefect.resource.id"] for one in events}
+
+
+def test_runs_whose_processes_ended_with_the_worker_are_marked_crashed(machine: Machine) -> None:
+    worker = machine.records["worker"]["pid"]
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{worker}/cmdline").exists() or is_zombie(worker), LONG_S)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    flow = machine.ask("GET", "/deployments/name/shift-traffic/shift-traffic")
+    states: dict[str, str] = {}
+    for name, pid in (("left", ended.pid), ("alive", os.getpid())):
+        run = machine.ask("POST", f"/deployments/{flow['id']}/create_flow_run", {})["id"]
+        machine.ask("PATCH", f"/flow_runs/{run}", {"infrastructure_pid": str(pid)})
+        state = {"state": {"type": "RUNNING"}, "force": True}
+        machine.ask("POST", f"/flow_runs/{run}/set_state", state)
+        states[name] = run
+
+    said = machine.run("up")
+
+    found = {name: machine.ask("GET", f"/flow_runs/{run}") for name, run in states.items()}
+    assert "its process ended with the worker" in said
+    assert {name: one["state_type"] for name, one in found.items()} == {
+        "left": "CRASHED",
+        "alive": "RUNNING",
+    }
+    machine.ask("DELETE", f"/flow_runs/{states['alive']}")
+
+
+def is_zombie(pid: int) -> bool:
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
 def test_a_run_that_falls_silent_is_marked_crashed_and_the_guard_starts(

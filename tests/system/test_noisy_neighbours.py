@@ -242,6 +242,30 @@ def a_slow_template(tenant: Tenant, _serve: Serve) -> Load:
     return Load([_generation(tenant, made, prompt=word) for word in SLOW_WORDS])
 
 
+def an_endless_schema(tenant: Tenant, _serve: Serve) -> Load:
+    """Ask for one of four multiples. Their automaton has more states than a compiler can ever visit."""
+    made = tenant.deployment("endless")
+    until(lambda: tenant.is_running(made))
+    multiples = [{"type": "number", "multipleOf": one} for one in (997, 991, 983, 977)]
+    form = {"type": "json_schema", "schema": {"type": "array", "items": {"anyOf": multiples}}}
+    return Load([_generation(tenant, made, prompt="Fracture", response_format=form)])
+
+
+def many_large_schemas(tenant: Tenant, _serve: Serve) -> Load:
+    """Ask again and again for other schemas that are as costly as the limits allow, so that none is kept."""
+    made = tenant.deployment("schemas")
+    until(lambda: tenant.is_running(made))
+    forms = [
+        {
+            "type": "json_schema",
+            "schema": {"enum": [{f"k{one}": [one, {"a": number}]} for one in range(1_000)]},
+        }
+        for number in range(100)
+    ]
+    asked = [_generation(tenant, made, prompt="Fracture", response_format=form) for form in forms]
+    return Load(asked)
+
+
 def batches(tenant: Tenant, _serve: Serve) -> Load:
     made = tenant.deployment("night")
     until(lambda: tenant.is_running(made))
@@ -274,7 +298,10 @@ LOADS: list[Callable[[Tenant, Serve], Load]] = [
     merge, upload, validate, large_json, crowded_json, deep_json, long_prompt, long_lists,
     metrics_of_a_job, a_hundred_deployments, streams_that_nobody_reads,
 ]  # fmt: skip
-ATTACKS = [log_probabilities, a_slow_template, batches, *map(_imports, ARCHIVES)]
+ATTACKS = [
+    log_probabilities, a_slow_template, an_endless_schema, many_large_schemas, batches,
+    *map(_imports, ARCHIVES),
+]  # fmt: skip
 # Work in a thread, long answers, connections that stay.
 PER_COMMIT = (merge, long_prompt, streams_that_nobody_reads)
 SLOW_MODEL = "slow-template"

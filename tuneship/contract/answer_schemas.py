@@ -2,10 +2,11 @@
 
 Whatever is not known is refused by its place, so that no keyword is silently without effect. A place names keywords and
 numbers: `properties[2]` is the third property, whose name is the caller's own word. The limits keep the compiler of the
-grammar (`tuneship/serving/grammar.py`) within its stack and within about a second. Next: `schema_keywords.py`.
+grammar (`tuneship/serving/grammar.py`) within its stack and some tenths of a second. Next: `schema_keywords.py`.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, LiteralString, cast
@@ -31,7 +32,9 @@ MAX_SUBSCHEMAS = 500
 MAX_OPTIONAL_PROPERTIES = 250
 # Values of all `enum` lists together.
 MAX_ENUM_VALUES = 1_000
-MAX_MULTIPLES = 10_000
+# The least common multiple of all `multipleOf`: those that stand in one `anyOf` have one automaton, whose states are
+# the combinations of their remainders. No limit of the compiler ends its search in it.
+MAX_COMMON_MULTIPLE = 100_000
 DEFINITIONS = {"$defs", "definitions"}
 # Stand alone in their schema: with others beside them, the compiler would have to multiply schemas.
 COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
@@ -91,8 +94,8 @@ class _Reader:
     """The schemas that paths lead to, for those followed so far."""
     values: int = 0
     """Values of all `enum` lists so far."""
-    multiples: float = 0
-    """Sum of all multiples so far, without their decimal points."""
+    multiple: int = 1
+    """The least common multiple of all multiples so far, without their decimal points."""
 
     def read(self, schema: object, place: str, pointer: Pointer, depth: int) -> Any:
         """The schema without annotations."""
@@ -127,13 +130,15 @@ class _Reader:
             elif name == "enum":
                 self.values += len(value)
             elif name == "multipleOf":
-                self.multiples += digits_of(value)
+                self.multiple = math.lcm(self.multiple, int(digits_of(value)))
             # Both are limited over the whole schema.
             if self.values > MAX_ENUM_VALUES:
                 text = f"brings the values of all lists above {MAX_ENUM_VALUES}"
                 raise SchemaRefused(place, text)
-            if self.multiples > MAX_MULTIPLES:
-                text = f"brings the sum of all multiples above {MAX_MULTIPLES}"
+            if self.multiple > MAX_COMMON_MULTIPLE:
+                text = (
+                    f"brings the least common multiple of all of them above {MAX_COMMON_MULTIPLE}"
+                )
                 raise SchemaRefused(place, text)
             return value
 

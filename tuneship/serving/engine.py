@@ -181,7 +181,8 @@ class Engine:
             self._guides.pop(identifier, None)
             return
         if sequence.is_prefilling:
-            self._clear(sequence.slot)  # it has no logits yet that would show whether it is finite
+            # It has no logits yet that would show whether it is finite.
+            self._slots.invalidate(sequence.slot)
         else:
             self._slots.register(sequence)
         self._end(sequence)
@@ -246,12 +247,12 @@ class Engine:
             if sequence.request.adapter is not None:
                 self._lora.acquire(sequence.request.adapter)
             prefix = self._slots.assign(sequence)
-            if prefix is None:
-                continue
-            if prefix.source != prefix.target:
-                self._cache.copy(prefix)
-            sequence.cached = prefix.length
-            self._reused += prefix.length
+            if prefix is not None:
+                if prefix.source != prefix.target:
+                    self._cache.copy(prefix)
+                sequence.cached = prefix.length
+                self._reused += prefix.length
+            self._clear(sequence.slot, sequence.cached)
         # A cached prefix may leave less to prefill than the scheduler knew of.
         prefilling = running[len(running) - len(chunks) :]
         return [min(n, sequence.uncached) for n, sequence in zip(chunks, prefilling, strict=True)]
@@ -259,6 +260,7 @@ class Engine:
     def _resize(self, slots: int, length: int) -> None:
         for copy in self._slots.resize(slots, length):
             self._cache.copy(copy)
+            self._clear(copy.target, copy.length)
         self._cache.resize(slots, length)
 
     def _postprocess(self, logits: Tensor) -> StepResult:
@@ -285,7 +287,7 @@ class Engine:
         result = StepResult()
         for row, (sequence, token, top) in enumerate(zip(sequences, tokens, highest, strict=True)):
             if self._has_failed(sequence, top, result):
-                self._clear(sequence.slot)
+                self._slots.invalidate(sequence.slot)
                 self._end(sequence)
                 continue
             if not sequence.generated:
@@ -354,9 +356,9 @@ class Engine:
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
 
-    def _clear(self, slot: int) -> None:
-        self._cache.clear(slot)
-        self._slots.invalidate(slot)
+    def _clear(self, slot: int, start: int) -> None:
+        """Clear what earlier sequences have left in a slot from this position on."""
+        self._cache.clear(slot, start, self._slots.take_left(slot))
 
     def _refuse_while_used(self, adapter: str) -> None:
         users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())

@@ -22,9 +22,15 @@ SPACED: Separators = (", ", ": ")
 # A space, or a new line with its indentation: up to 4 spaces for each of the 12 levels of a schema, and one more. With
 # any number of them, a model that has seen little JSON would write whitespace until its tokens are used up.
 _FLEXIBLE: Any = {"whitespace_pattern": r"\x20|\n(\x20{0,52}|\t{0,13})"}
-# A step of one grammar stays below a few milliseconds; errors do not quote the schema.
+# A step of one grammar stays below a few milliseconds, and compiling it below some tenths of a second: the size and the
+# first fuel are several times what the largest schemas of programs need. Errors do not quote the schema.
 LIMITS = LLParserLimits(
-    step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=20_000, verbose_errors=False
+    initial_lexer_fuel=300_000,
+    max_grammar_size=20_000,
+    step_lexer_fuel=50_000,
+    step_max_items=20_000,
+    max_lexer_states=20_000,
+    verbose_errors=False,
 )
 # Any tokenizer shows whether a grammar can be followed; this one has the 256 bytes and some special tokens.
 _BYTES = LLTokenizer("byte")

@@ -1,12 +1,13 @@
 """Guides the answers that have to follow a grammar: compiles it, masks logits, and follows the chosen tokens.
 
-`replica` compiles in a thread of its own while the engine goes on; `engine` masks each guided row before a token is
-chosen.
+`grammar_turns` compiles in a thread of its own while the engine goes on; `engine` masks each guided row before a token
+is chosen.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -75,7 +76,7 @@ class Guide:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, and keeps the last ones. Used by one thread at a time."""
+    """Compiles grammars for one model, and keeps the last ones. Used by one thread at a time, but for `kept`."""
 
     def __init__(self, base: Path, vocabulary: int) -> None:
         """`base` is the model's directory, whose tokenizer is read at the first grammar."""
@@ -83,18 +84,28 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
         self._compiled: OrderedDict[tuple[str, tuple[int, ...]], list[LLMatcher]] = OrderedDict()
+        self._lock = Lock()
+
+    def kept(self, grammar: str, stop_tokens: tuple[int, ...]) -> Guide | None:
+        """A guide at the start of an answer, if the grammar is kept. Any thread may ask."""
+        key = (grammar, stop_tokens)
+        with self._lock:
+            if key not in self._compiled:
+                return None
+            self._compiled.move_to_end(key)
+            matchers = [one.deep_copy() for one in self._compiled[key]]
+        return Guide(matchers, self._vocabulary)
 
     def guide(self, grammar: str, stop_tokens: tuple[int, ...]) -> Guide:
         """A guide at the start of an answer. Raises `GrammarRefused`."""
-        key = (grammar, stop_tokens)
-        if key not in self._compiled:
-            forms = spellings(grammar)
-            self._compiled[key] = [self._compile(form, stop_tokens) for form in forms]
+        if (kept := self.kept(grammar, stop_tokens)) is not None:
+            return kept
+        matchers = [self._compile(form, stop_tokens) for form in spellings(grammar)]
+        with self._lock:
+            self._compiled[grammar, stop_tokens] = matchers
             if len(self._compiled) > KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
-        matchers = [one.deep_copy() for one in self._compiled[key]]
-        return Guide(matchers, self._vocabulary)
+        return Guide([one.deep_copy() for one in matchers], self._vocabulary)
 
     def _compile(self, grammar: str, stop_tokens: tuple[int, ...]) -> LLMatcher:
         if stop_tokens not in self._tokenizers:

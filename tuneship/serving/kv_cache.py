@@ -135,11 +135,12 @@ class SlotCache:
             for view in (layer.keys_by_position, layer.values_by_position):
                 view[target, :length] = view[source, :length]
 
-    def clear(self, slot: int) -> None:
-        """Zero a slot whose values may not be finite: a mask hides numbers, but not NaN."""
-        for layer in self._layers:
-            layer.keys[slot].zero_()
-            layer.values[slot].zero_()
+    def clear(self, slot: int, start: int, stop: int) -> None:
+        """Zero the positions [start, stop) of a slot: a mask hides small numbers, but neither infinity nor NaN."""
+        if start < stop:
+            for layer in self._layers:
+                layer.keys[slot, :, :, start:stop].zero_()
+                layer.values[slot, :, start:stop].zero_()
 
     def size_for(self, slots: int, length: int) -> tuple[int, int]:
         """Choose the number and length of slots that hold at least these; the present ones if they do."""

@@ -51,6 +51,8 @@ class KvSlots:
         self._running: dict[int, Sequence] = {}
         self._free: list[int] = []
         """Free slots, least recently used first: that is the order in which they are given away."""
+        self._left: dict[int, int] = {}
+        """Number of tokens up to which earlier sequences have written in a slot."""
 
     def resize(self, slots: int, length: int) -> list[Copy]:
         """Change the number and the length of the slots, before the cache does; return what it must copy before.
@@ -72,6 +74,7 @@ class KvSlots:
             length_used = sequence.cached + len(sequence.answered)
             copies.append(Copy(slot, sequence.slot, length_used))
 
+        self._left = {slot: left for slot, left in self._left.items() if slot < slots}
         # New slots are given away before those that may hold a prefix.
         self._free[:0] = range(self._size[0], slots)
         self._cached = {
@@ -126,13 +129,18 @@ class KvSlots:
     def release(self, sequence: Sequence) -> None:
         """Free the slot of a sequence that has ended; its prefix stays available."""
         del self._running[sequence.slot]
+        self._left[sequence.slot] = max(sequence.length, self._left.get(sequence.slot, 0))
         if sequence.slot in self._cached:
             self._free.append(sequence.slot)
         else:
             self._free.insert(0, sequence.slot)
 
+    def take_left(self, slot: int) -> int:
+        """Number of tokens up to which earlier sequences have written in a slot, for the caller to clear."""
+        return self._left.pop(slot, 0)
+
     def invalidate(self, slot: int) -> None:
-        """Forget the tokens of a slot whose row was cleared."""
+        """Forget the tokens of a slot, whose keys and values may not be finite."""
         self._cached.pop(slot, None)
 
     def invalidate_adapter(self, adapter: str) -> None:

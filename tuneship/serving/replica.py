@@ -9,9 +9,7 @@ import os
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,8 @@ from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.embed_request import EmbedRequest, Pooling, texts_of
 from tuneship.serving.embeddings import Embedder
 from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
-from tuneship.serving.guides import GrammarCompiler, GrammarRefused, Guide
+from tuneship.serving.grammar_turns import GrammarTurns
+from tuneship.serving.guides import GrammarCompiler, GrammarRefused
 from tuneship.serving.linear import AS_MEASURED, Packing
 from tuneship.serving.malloc import release_free_memory
 from tuneship.serving.model import CausalModel, ModelRefused, read_config
@@ -97,11 +96,7 @@ class ReplicaServer:
         compiler: GrammarCompiler | None = None,
     ) -> None:
         """`run` does the work; without `compiler`, requests with a grammar are refused."""
-        self._compiler = compiler
-        # One thread: a large schema delays other schemas, and no step.
-        self._compiling = ThreadPoolExecutor(1, "grammars")
-        self._uncompiled: dict[str, GenerateRequest] = {}
-        self._compiled: deque[tuple[str, GenerateRequest, Future[Guide]]] = deque()
+        self._grammars = None if compiler is None else GrammarTurns(compiler, frames.wake)
         self._engine = engine
         self._embedder = Embedder(engine)
         self._frames = frames
@@ -140,12 +135,14 @@ class ReplicaServer:
                     release_free_memory()
         except Exception as error:
             message = f"the engine failed: {type(error).__name__}"
-            waiting = (*self._engine.requests, *self._uncompiled, *self._embedder.requests)
+            uncompiled = () if self._grammars is None else self._grammars.requests
+            waiting = (*self._engine.requests, *uncompiled, *self._embedder.requests)
             for identifier in waiting:
                 self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
         finally:
-            self._compiling.shutdown(cancel_futures=True)
+            if self._grammars is not None:
+                self._grammars.close()
             self._frames.close()
 
     @property
@@ -236,32 +233,26 @@ class ReplicaServer:
         if request.grammar is None:
             self._engine.submit(identifier, request)
             return
-        if self._compiler is None:
+        if self._grammars is None:
             raise GrammarRefused("is not supported by this replica")
-
-        def hand_over(guide: "Future[Guide]") -> None:
-            self._compiled.append((identifier, request, guide))
-            self._frames.wake()
-
-        self._uncompiled[identifier] = request
-        future = self._compiling.submit(self._compiler.guide, request.grammar, request.stop_tokens)
-        future.add_done_callback(hand_over)
+        self._grammars.add(identifier, request)
 
     def _submit_compiled(self) -> None:
-        """Queue the requests whose grammars were compiled since the last step, unless they were cancelled."""
-        while self._compiled:
-            identifier, request, guide = self._compiled.popleft()
-            if self._uncompiled.get(identifier) is not request:
-                continue
-            del self._uncompiled[identifier]
+        """Queue the requests whose grammars are compiled by now."""
+        if self._grammars is None:
+            return
+        for identifier, request, guide in self._grammars.compiled():
             try:
-                self._engine.submit(identifier, request, guide.result())
+                if isinstance(guide, GrammarRefused):
+                    raise guide
+                self._engine.submit(identifier, request, guide)
             except (GrammarRefused, RequestRefused) as refusal:
                 self._refuse(identifier, refusal)
 
     def _cancel(self, frame: Frame) -> None:
         identifier = str(frame["id"])
-        self._uncompiled.pop(identifier, None)
+        if self._grammars is not None:
+            self._grammars.cancel(identifier)
         self._engine.cancel(identifier)
         self._embedder.cancel(identifier)
 

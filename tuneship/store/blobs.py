@@ -154,12 +154,22 @@ class StagedFile:
         self._content = hashlib.sha256()
         self._file = HashedFile(descriptor, "wb")
         self._writer = SealingWriter(self._file, self.key, DATA_FILE)
+        self._is_dropped = False
 
     def write(self, block: "bytes | memoryview") -> None:
         """Append plain bytes. Raises `OSError`."""
         self._content.update(block)
         self.size += len(block)
-        self._writer.write(block)
+        if not self._is_dropped:
+            self._writer.write(block)
+
+    def drop(self) -> None:
+        """Remove what was written. The rest is only hashed, and the file can no longer be kept."""
+        self._is_dropped = True
+        # The file is removed next, so a failure to finish it does not matter.
+        with suppress(OSError):
+            self.finish()
+        self.path.unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Write the end of the file and close it; a second call does nothing. Raises `OSError`."""
@@ -201,10 +211,7 @@ def staged_in(folder: Path) -> Generator[StagedFile]:
     try:
         yield file
     finally:
-        # The file is removed next, so a failure to finish it does not matter.
-        with suppress(OSError):
-            file.finish()
-        file.path.unlink(missing_ok=True)
+        file.drop()
 
 
 def check_digest(path: Path, sha256: str) -> None:

@@ -67,6 +67,14 @@ def _held(hold: Hold) -> sa.ColumnElement[bool]:
     )
 
 
+def is_known(connection: sa.Connection, client_id: str, key: str) -> bool:
+    """Whether a request with this key was begun, and perhaps answered."""
+    query = sa.select(idempotency.c.key).where(
+        (idempotency.c.client_id == client_id) & (idempotency.c.key == key)
+    )
+    return connection.execute(query).first() is not None
+
+
 def begin(
     connection: sa.Connection, key: Key, now: datetime, member: int = ALONE
 ) -> StoredAnswer | Hold:

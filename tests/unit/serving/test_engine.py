@@ -413,6 +413,49 @@ def test_a_request_whose_numbers_explode_fails_alone_and_leaves_nothing_in_its_r
     }
 
 
+@pytest.mark.parametrize("left", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("ends", ["done", "cancelled"])
+@torch.inference_mode()
+def test_numbers_that_a_request_leaves_in_its_row_reach_no_other(
+    base: Path, references: Mapping[str | None, Any], left: float, ends: str
+) -> None:
+    """An adapter can be made so that its own answer is finite, and keys or values of its prompt are not."""
+    engine = build(base, {}, rows=2)
+    long = GenerateRequest((8,) * 60, max_tokens=3, queue="theirs")
+    first, second = (GenerateRequest(PROMPT, max_tokens=n, queue="ours") for n in (30, 40))
+    for name in ("one", "two"):
+        engine.submit(name, long)
+    engine.step()
+    for layer in engine._cache._layers:
+        layer.keys[..., :60] = left
+        layer.values[:, :, :60] = left
+    if ends == "cancelled":
+        engine.cancel("one")
+        engine.cancel("two")
+    while not engine.idle:
+        engine.step()
+    requests = [first] if ends == "done" else [first, second]
+    assert run(engine, requests) == [expected(references[None], one) for one in requests]
+
+
+@torch.inference_mode()
+def test_they_reach_no_request_that_moves_into_the_row_either(
+    base: Path, references: Mapping[str | None, Any]
+) -> None:
+    engine = build(base, {}, rows=2)
+    moved = GenerateRequest(PROMPT, max_tokens=30)
+    engine.submit("theirs", GenerateRequest((8,) * 60, max_tokens=1))
+    engine.submit("moved", moved)
+    tokens = [token for identifier, token in engine.step().tokens if identifier == "moved"]
+    assert engine._sequences["moved"].slot == 1
+    for layer in engine._cache._layers:
+        layer.keys[0, ..., :60] = layer.values[0, :, :60] = float("inf")
+    engine._resize(1, 80)
+    while not engine.idle:
+        tokens += [token for _, token in engine.step().tokens]
+    assert tokens == expected(references[None], moved)
+
+
 def test_fifty_adapters_share_a_few_rows(base: Path, adapters: Mapping[str, Path]) -> None:
     engine = build(
         base, {f"{name}-{n}": path for n in range(25) for name, path in adapters.items()}, rows=5

@@ -32,6 +32,7 @@ from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.log_recorder import LogRecorder
 from tuneship.service.common.request_counts import RequestCounts
 from tuneship.service.common.signed_audit import SignedAudit
+from tuneship.service.common.staged_bytes import StagedBytes, StagedCount
 from tuneship.service.common.streaming import Notifier
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.common.tracing import SpanNotes, Tracing
@@ -86,6 +87,7 @@ class Parts:
     """The number of this process among the members of a cluster: its shard of stored metrics, its idempotency keys."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
     signed_audit: SignedAudit = field(default_factory=SignedAudit)
+    staged_bytes: StagedBytes = field(default_factory=StagedBytes)
     training_agents: TrainingAgents | None = None
     """Starts agents that train; None where trainings are processes of the service."""
     gpus: GpuLeases = field(default_factory=GpuLeases)
@@ -161,6 +163,8 @@ class Context:
 
     A commit that failed may have succeeded, so an action must check the rows before it removes anything.
     """
+    staged: StagedCount = field(default_factory=StagedCount)
+    """The bytes of the file that is staged for the request (`quotas.staging`)."""
     left: threading.Event = field(default_factory=threading.Event)
     """Set when the caller of an operation with threads of its own has disconnected, so that nobody waits for it."""
     _transaction: sa.Connection | None = None

@@ -1,11 +1,19 @@
-"""Checks across the rows of one client: how many resources it may have, and whether a name is free."""
+"""Checks across the rows of one client: how many resources it may have, and whether a name is free.
+
+Files count from their first byte: while they are staged in the memory of this process, then by their rows.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import sqlalchemy as sa
 
 from tuneship.contract.errors import QuotaExceeded
+from tuneship.host.disk_space import check_room
 from tuneship.service.context.context import Context, Parts
 from tuneship.store import dataset_records
 from tuneship.store import queries as rows
+from tuneship.store.blobs import StagedFile
 
 
 def check_quota(
@@ -27,8 +35,41 @@ def room_left(parts: Parts, connection: sa.Connection, client_id: str) -> int:
 def check_bytes(context: Context, more: int) -> None:
     """Raises `QuotaExceeded` when `more` bytes would be too many for the client's files together."""
     if room_left(context.parts, context.transaction, context.client_id) < more:
-        most = context.parts.settings.maximum_dataset_bytes
-        raise QuotaExceeded(f"the files of this client may hold {most} bytes in all")
+        raise _no_bytes_left(context)
+    # The row counts from the commit on. Until then nothing does, lest another upload find the file counted twice.
+    context.parts.staged_bytes.close(context.staged)
+
+
+def _no_bytes_left(context: Context) -> QuotaExceeded:
+    most = context.parts.settings.maximum_dataset_bytes
+    return QuotaExceeded(f"the files of this client may hold {most} bytes in all")
+
+
+@contextmanager
+def staging(context: Context) -> Generator[StagedFile]:
+    """Yield the staged file of a request. What `reserve` counts for it ends with the block, or when it is stored."""
+    counting = context.parts.staged_bytes.counting(context.client_id, context.staged)
+    with counting, context.parts.blobs.staged() as file:
+        yield file
+
+
+def own_room(context: Context) -> int:
+    """The bytes that the client's files may grow by, those included that are staged now."""
+    with context.read() as connection:
+        return room_left(context.parts, connection, context.client_id)
+
+
+def reserve(context: Context, room: int, *, announced: int = 0, arrived: int = 0) -> None:
+    """Count the bytes of the request's staged file. Raises `QuotaExceeded` where the client's have no such `room`."""
+    count = context.staged
+    announced = max(announced, count.announced)
+    if not context.parts.staged_bytes.raise_to(count, room, announced=announced, arrived=arrived):
+        raise _no_bytes_left(context)
+
+
+def check_disk(context: Context) -> None:
+    """Raises `DiskNearlyFull` where the disk has no room for what open uploads are still going to bring."""
+    check_room(context.parts.settings, context.parts.staged_bytes.coming(context.staged))
 
 
 def is_name_taken(

@@ -156,10 +156,9 @@ def verdict(reading: DatasetReading) -> str:
     """Describe a bad file in one sentence: the number of problems, and the first one."""
     first = reading.errors[0]
     where = "the file" if first.line is None else f"line {first.line}"
-    return (
-        f"the dataset has {reading.error_count} problems; the first: {where}: "
-        f"{first.field or 'it'} {first.message}"
-    )
+    number = reading.error_count
+    problems = "1 problem" if number == 1 else f"{number} problems; the first"
+    return f"the dataset has {problems}: {where}: {first.field or 'it'} {first.message}"
 
 
 def counts(reading: DatasetReading) -> dict[str, int]:

@@ -6,11 +6,11 @@ from tuneship.contract import datasets as contract
 from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
 from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStatus
 from tuneship.contract.errors import DatasetError, ResourceNotFound
-from tuneship.host.disk_space import check_room
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.context.quotas import check_disk, own_room, reserve, staging
 from tuneship.service.datasets.handlers import (
     COUNTS,
     UNCOUNTED,
@@ -35,7 +35,6 @@ BLOCK_BYTES = 1 << 20
 def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
     """Copy the datasets in the given order, so that they may be deleted, and count repeated examples."""
     sources = _sources(context, merge.dataset_ids)
-    check_room(context.parts.settings, sum(source["bytes"] for source in sources))
 
     # The counts are the sums of the sources' where one tokenizer counted them all; else the new file is counted.
     catalogue, tokenizer = context.parts.catalogue, sources[0]["tokenizer"]
@@ -44,7 +43,10 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
     if any(source["tokenizer"] != tokenizer for source in sources):
         base, known = catalogue.get(tokenizer) or catalogue.default, UNCOUNTED
 
-    with context.parts.blobs.staged() as staged:
+    with staging(context) as staged:
+        size = sum(source["bytes"] for source in sources)
+        reserve(context, own_room(context), announced=size)
+        check_disk(context)
         for source in sources:
             _append(context, source, staged)
         staged.finish()

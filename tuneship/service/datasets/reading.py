@@ -167,7 +167,7 @@ def read_dataset(file: BinaryIO, size: int, plan: Plan) -> DatasetReading:
         finally:
             seen.close()
     if reading.num_examples == 0 and reading.error_count == 0:
-        reading.refuse(None, ExampleProblem("no_examples", None, "the file holds no example"))
+        reading.refuse(None, ExampleProblem("no_examples", None, "holds no example"))
     reading.warnings.sort(key=lambda one: one.line or 0)
     return reading
 

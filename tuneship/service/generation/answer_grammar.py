@@ -1,6 +1,6 @@
 """Makes the grammar of a structured answer, and refuses a schema that cannot be followed.
 
-It takes a few milliseconds, and about a second for the largest schemas, so it runs in a thread.
+It takes a few milliseconds, and some tenths of a second for the largest schemas, so it runs in a thread.
 """
 
 from functools import lru_cache
@@ -12,7 +12,7 @@ from tuneship.service.common.refusals import refused
 from tuneship.serving.grammar import grammar_of, is_usable
 
 FIELD = "response_format.schema"
-UNUSABLE = "cannot be followed: nothing fits it, options of a oneOf overlap, or a pattern or number is too complex"
+UNUSABLE = "cannot be followed: nothing fits it, options of a oneOf overlap, or it is too large or too complex"
 # Grammars whose check is remembered; a program asks with the same schema again and again.
 REMEMBERED = 256
 _is_usable = lru_cache(REMEMBERED)(is_usable)

@@ -189,7 +189,7 @@ class _OperationEndpoint:
 
     async def _run(self, request: Request, context: Context) -> Response:
         operation, threads = self._operation, self._parts.threads
-        async with content_of(operation, request, self._parts, context.client_id) as content:
+        async with content_of(operation, request, context) as content:
             if profiles.HEADER in operation.headers:
                 sent = request.headers.getlist(profiles.HEADER)
                 context.profile = profiles.chosen(sent, context.client_id, self._parts.settings)
@@ -261,13 +261,18 @@ class _OperationEndpoint:
             return DownloadResponse(context, reply, key_end)
         return reply_response(self._operation, reply, context)
 
+    def _handled(self, context: Context, call: "_Call") -> Any:
+        if call.refusal is not None:
+            raise call.refusal
+        return self._bound.handler(context, **call.arguments)
+
     def _in_transaction(self, context: Context, call: "_Call") -> Response:
         """Run the handler in one transaction with its idempotency row and its audit entry."""
         hold = None if call.key is None else _hold_key(context, call.key)
         if isinstance(hold, Response):
             return hold
         try:
-            reply = self._bound.handler(context, **call.arguments)
+            reply = self._handled(context, call)
             response = self._response(reply, context)
             if self._operation.is_creating:
                 context.audit_facts.created_id = reply.id
@@ -351,6 +356,7 @@ class _Call:
 
     arguments: dict[str, Any]
     key: idempotency.Key | None
+    refusal: ApiError | None = None
 
 
 def _call(operation: Operation[..., Any], request: Request, content: Content) -> _Call:
@@ -378,7 +384,7 @@ def _call(operation: Operation[..., Any], request: Request, content: Content) ->
         arguments[name] = validated(model, content.fields)
     if operation.file_parameter is not None:
         arguments[operation.file_parameter] = content.file
-    return _Call(arguments, key)
+    return _Call(arguments, key, content.refusal)
 
 
 def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold | None:

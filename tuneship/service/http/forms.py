@@ -1,7 +1,8 @@
 """Reads a multipart form as it arrives: its text parts, and its one file straight into a staged file.
 
-The file is hashed while it is written, the parts may come in any order, and after a refusal the rest of the body is
-read and thrown away, so that the caller gets to see the answer.
+The file is hashed while it is written, the parts may come in any order, and after the refusal of a wrong form the rest
+of the body is read and thrown away, so that the caller gets to see the answer. Where there is no room for the file, the
+answer does not wait for the body.
 """
 
 import hashlib
@@ -13,24 +14,26 @@ from typing import Any, TypeVar, cast
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from tuneship.contract.errors import ApiError, InvalidRequestError
+from tuneship.contract.errors import ApiError, InvalidRequestError, QuotaExceeded
 from tuneship.contract.operation import Operation
-from tuneship.host.disk_space import check_room
-from tuneship.service.context.context import Parts
+from tuneship.service.common.staged_bytes import SPACE_CHECK_BYTES
+from tuneship.service.context.context import Context
+from tuneship.service.context.quotas import check_disk, own_room, reserve
 from tuneship.service.datasets.reading import FILE_LIMIT
+from tuneship.service.http import openai as openai_form
 from tuneship.service.http.arguments import check_file_media, form_tags
+from tuneship.store import idempotency
 from tuneship.store.blobs import StagedFile
 
 R = TypeVar("R")
 
-# The largest file and the other parts of the form around it.
-MAX_FORM_BYTES = FILE_LIMIT + (1 << 20)
+# The parts of a form around its file take less.
+FORM_BYTES = 1 << 20
+MAX_FORM_BYTES = FILE_LIMIT + FORM_BYTES
 MAX_TEXT_PARTS = 16
 MAX_TEXT_BYTES = 64 << 10
 # Bytes that are collected before a thread parses and writes them.
 BLOCK_BYTES = 512 << 10
-# Bytes between two checks of the free space on the disk.
-SPACE_CHECK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -42,19 +45,32 @@ class Content:
     file: StagedFile | None = None
     body: bytes | None = None
     """JSON that is not parsed yet."""
+    refusal: QuotaExceeded | None = None
+    """There was no room for the file: only the stored answer to an earlier request can still be given."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """The staged file that receives a form's file, and the client that it belongs to."""
+    """The staged file that receives a form's file, and the request that it belongs to."""
 
     staged: StagedFile
-    parts: Parts
-    client_id: str
+    context: Context
+    request: Request
+    operation: Operation[..., Any]
 
     async def run(self, work: Callable[..., R], *arguments: Any) -> R:
         """Do work in a thread, since the event loop has other requests to serve."""
-        return await self.parts.threads.uploads.run(self.client_id, work, *arguments)
+        threads = self.context.parts.threads.uploads
+        return await threads.run(self.context.client_id, work, *arguments)
+
+    def is_repeated(self) -> bool:
+        """Whether an answer may be stored for the request: it is given although the room for its file is used up."""
+        if not self.operation.takes_idempotency_key:
+            return False
+        if key := self.request.headers.get("idempotency-key"):
+            with self.context.read() as connection:
+                return idempotency.is_known(connection, self.context.client_id, key)
+        return bool(openai_form.retry_count(self.request))
 
 
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
@@ -80,14 +96,20 @@ def _too_large(what: str, limit: int) -> InvalidRequestError:
     return InvalidRequestError(f"the {what} is larger than {limit >> 20} MiB", status=413)
 
 
-async def read_form(operation: Operation[..., Any], request: Request, upload: Upload) -> Content:
+async def read_form(upload: Upload) -> Content:
     """The fields of a form; its file is then in the staged file of the upload."""
+    operation, request = upload.operation, upload.request
     announced = check_length(request, MAX_FORM_BYTES)
     media, options = parse_options_header(request.headers.get("content-type", ""))
     if media != b"multipart/form-data" or "content-encoding" in request.headers:
         raise InvalidRequestError("the body must be multipart/form-data", status=415)
-    check_room(upload.parts.settings, announced)
-    form = _FormReader(options.get(b"boundary", b""), upload.staged)
+    form = _FormReader(options.get(b"boundary", b""), upload)
+
+    def begin() -> None:
+        form.reserve(announced=max(0, announced - FORM_BYTES))
+        check_disk(upload.context)
+
+    await upload.run(begin)
 
     pending: list[bytes] = []
     size = read = 0
@@ -97,7 +119,7 @@ async def read_form(operation: Operation[..., Any], request: Request, upload: Up
         if size < BLOCK_BYTES:
             continue
         if (read + size) // SPACE_CHECK_BYTES > read // SPACE_CHECK_BYTES:
-            form.attempt(lambda: check_room(upload.parts.settings))
+            check_disk(upload.context)
         await upload.run(form.write, b"".join(pending))
         read += size
         pending, size = [], 0
@@ -114,7 +136,8 @@ async def read_form(operation: Operation[..., Any], request: Request, upload: Up
             fields["filename"] = form.file_name
         # The raw body holds a boundary that changes with every retry, so its digest would too.
         text = json.dumps([fields, form.file.content_sha256], sort_keys=True, default=str)
-        return Content(fields, hashlib.sha256(text.encode()).hexdigest(), form.file)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Content(fields, digest, form.file, refusal=form.no_room)
 
     return await upload.run(finished)
 
@@ -122,9 +145,14 @@ async def read_form(operation: Operation[..., Any], request: Request, upload: Up
 class _FormReader:
     """Parses one body as it arrives. The first refusal is kept, and nothing is stored after it."""
 
-    def __init__(self, boundary: bytes, staged: StagedFile) -> None:
+    def __init__(self, boundary: bytes, upload: Upload) -> None:
         self.texts: dict[str, str] = {}
-        self.file = staged
+        self.file = upload.staged
+        self.no_room: QuotaExceeded | None = None
+        """The refusal of the file; from then on it is only hashed, to find the stored answer."""
+        self._upload = upload
+        self._room: int | None = None
+        """The bytes that the client's files may take, read once a block."""
         self.file_media: str | None = None
         self.file_name = ""
         self._refusal: Exception | None = None
@@ -162,6 +190,8 @@ class _FormReader:
             return
         try:
             work()
+        except QuotaExceeded:
+            raise
         except (ApiError, OSError) as refusal:
             self._refusal = refusal
         except ValueError:  # the parser's errors are of this kind
@@ -169,9 +199,27 @@ class _FormReader:
 
     def write(self, block: bytes) -> None:
         """Parse the next bytes of the body."""
-        parser = self._parser
+        parser, self._room = self._parser, None
         if parser is not None:
             self.attempt(lambda: parser.write(block))
+
+    def reserve(self, *, announced: int = 0, arrived: int = 0) -> None:
+        """Count bytes of the file against the quota. Raises `QuotaExceeded`, but not for a repeated request."""
+        context = self._upload.context
+        if self.no_room is not None:
+            return
+        if 0 < arrived <= context.staged.announced:  # counted already
+            context.staged.arrived = arrived
+            return
+        if self._room is None:
+            self._room = own_room(context)
+        try:
+            reserve(context, self._room, announced=announced, arrived=arrived)
+        except QuotaExceeded as refusal:
+            if not self._upload.is_repeated():
+                raise
+            self.no_room = refusal
+            self.file.drop()
 
     def finish(self) -> None:
         """End the form after the last byte of the body. Raises the first refusal."""
@@ -218,6 +266,7 @@ class _FormReader:
         if self._part_text is None:
             if self.file.size + len(part) > FILE_LIMIT:
                 raise _too_large("file", FILE_LIMIT)
+            self.reserve(arrived=self.file.size + len(part))
             self.file.write(part)
         elif len(self._part_text) + len(part) > MAX_TEXT_BYTES:
             raise InvalidRequestError(f"a form part is larger than {MAX_TEXT_BYTES >> 10} KiB")

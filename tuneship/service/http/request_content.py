@@ -12,7 +12,8 @@ from starlette.requests import Request
 
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.contract.operation import Operation
-from tuneship.service.context.context import Parts
+from tuneship.service.context.context import Context
+from tuneship.service.context.quotas import staging
 from tuneship.service.http.arguments import check_json_media, json_object
 from tuneship.service.http.forms import Content, Upload, check_length, limited, read_form
 
@@ -23,12 +24,12 @@ SHORT_BODY_BYTES = 4 << 10
 
 @asynccontextmanager
 async def content_of(
-    operation: Operation[..., Any], request: Request, parts: Parts, client_id: str
+    operation: Operation[..., Any], request: Request, context: Context
 ) -> AsyncGenerator[Content]:
     """The body or form of a request. An uploaded file is removed after the block unless it was kept."""
     if operation.is_form:
-        with parts.blobs.staged() as staged:
-            yield await read_form(operation, request, Upload(staged, parts, client_id))
+        with staging(context) as staged:
+            yield await read_form(Upload(staged, context, request, operation))
         return
     headers, body_parameter = request.headers, operation.body_parameter
     is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers

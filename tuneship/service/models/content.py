@@ -142,7 +142,7 @@ def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
         text = f"the adapter is larger than one of rank {MAX_LORA_RANK} can be with its files: {most >> 20} MiB"
         raise InvalidRequestError(text, param="file", status=413)
     # The archive in plain, then its files, their plain copies, and the sealed ones.
-    check_room(parts.settings, 4 * file.size)
+    check_room(parts.settings, 4 * file.size + parts.staged_bytes.coming(context.staged))
     with _work(parts, IMPORTING) as stage:
         archive, adapter = stage / "archive.tar", stage / "adapter"
         adapter.mkdir(mode=0o700)
