@@ -338,7 +338,7 @@ def test_runs_whose_processes_ended_with_the_worker_are_marked_crashed(machine: 
     until(lambda: not Path(f"/proc/{worker}/cmdline").exists() or is_zombie(worker), LONG_S)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    flow = machine.ask("GET", "/deployments/name/shift-traffic/shift-traffic")
+    flow = machine.ask("GET", "/deployments/name/guard/guard")
     states: dict[str, str] = {}
     for name, pid in (("left", ended.pid), ("alive", os.getpid())):
         run = machine.ask("POST", f"/deployments/{flow['id']}/create_flow_run", {})["id"]
