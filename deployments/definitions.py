@@ -17,6 +17,8 @@ from deployments.commands import PROJECT
 
 PREFECT_YAML = PROJECT / "prefect.yaml"
 WORK_POOL = "tuneship"
+# The name of the worker that `make up` starts.
+WORKER = "local"
 # Fields that define when a schedule starts a run, both on the server and in the file.
 TIMES = ("cron", "interval", "rrule", "anchor_date", "timezone", "day_or")
 Definition = dict[str, Any]

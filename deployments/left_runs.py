@@ -7,7 +7,7 @@ see these, because it knows only heartbeats since the start of the server.
 import os
 from contextlib import suppress
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterParentFlowRunId,
@@ -19,10 +19,8 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType, WorkerStatus
 from prefect.states import Crashed
 
-from deployments.definitions import WORK_POOL
+from deployments.definitions import WORK_POOL, WORKER
 
-# The name of the worker that `make up` starts.
-WORKER = "local"
 MESSAGE = "its process ended with the worker"
 _Types, _Parents, _Names = FlowRunFilterStateType, FlowRunFilterParentFlowRunId, WorkPoolFilterName
 
@@ -37,26 +35,29 @@ def crash_left_runs() -> list[FlowRun]:
         if any(one.name != WORKER and one.status is WorkerStatus.ONLINE for one in workers):
             return []
         pool = WorkPoolFilter(name=_Names(any_=[WORK_POOL]))
-        running = client.read_flow_runs(flow_run_filter=_running(), work_pool_filter=pool)
-        left = [run for run in running if run.infrastructure_pid and not _is_alive(run)]
+        begun = client.read_flow_runs(flow_run_filter=_begun(), work_pool_filter=pool)
+        left = [run for run in begun if not _is_alive(run)]
         generation = left
         while generation:
             parents = _Parents(any_=[run.id for run in generation])
-            generation = client.read_flow_runs(flow_run_filter=_running(parents))
+            generation = client.read_flow_runs(flow_run_filter=_begun(parents))
             left += generation
         # The subflows first: the guard, which the crash of a release starts, must not take them for living ones.
         for run in reversed(left):
-            _crash(client, run)
+            client.set_flow_run_state(run.id, Crashed(message=MESSAGE))
     return left
 
 
-def _running(parents: FlowRunFilterParentFlowRunId | None = None) -> FlowRunFilter:
-    types = _Types(any_=[StateType.RUNNING, StateType.CANCELLING])
+def _begun(parents: FlowRunFilterParentFlowRunId | None = None) -> FlowRunFilter:
+    types = _Types(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
     state = FlowRunFilterState(type=types)
     return FlowRunFilter(state=state, parent_flow_run_id=parents)
 
 
 def _is_alive(run: FlowRun) -> bool:
+    if not run.infrastructure_pid:
+        # A worker took it and had started no process yet. Any other such run was started by a person.
+        return run.state_type is not StateType.PENDING
     with suppress(ValueError, OverflowError):
         try:
             os.kill(int(str(run.infrastructure_pid).rpartition(":")[2]), 0)
@@ -65,10 +66,6 @@ def _is_alive(run: FlowRun) -> bool:
         except PermissionError:
             pass
     return True
-
-
-def _crash(client: SyncPrefectClient, run: FlowRun) -> None:
-    client.set_flow_run_state(run.id, Crashed(message=MESSAGE))
 
 
 if __name__ == "__main__":

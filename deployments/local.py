@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from deployments.background_processes import AtWork, NotStarted, ProcessFolder, answers, say
 from deployments.commands import PROJECT, CommandFailed, run_module
-from deployments.definitions import WORK_POOL
+from deployments.definitions import WORK_POOL, WORKER
 from deployments.flows_key import FlowsKey
 from deployments.webhook import ensure_webhook
 from flows.script.local_processes import (
@@ -247,7 +247,7 @@ class Local:
         own = BY_THE_BLOCK | self._pipeline_path | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
         self._processes.start(
             "worker",
-            [*command, "--name", "local"],
+            [*command, "--name", WORKER],
             environment | own,
             lambda: b"started" in log.read_bytes()[before:].lower(),
         )

@@ -338,12 +338,17 @@ def test_runs_whose_processes_ended_with_the_worker_are_marked_crashed(machine: 
     until(lambda: not Path(f"/proc/{worker}/cmdline").exists() or is_zombie(worker), LONG_S)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    flow = machine.ask("GET", "/deployments/name/shift-traffic/shift-traffic")
+    flow = machine.ask("GET", "/deployments/name/guard/guard")
     states: dict[str, str] = {}
-    for name, pid in (("left", ended.pid), ("alive", os.getpid())):
+    for name, kind, pid in (
+        ("left", "RUNNING", ended.pid),
+        ("taken", "PENDING", None),
+        ("alive", "RUNNING", os.getpid()),
+    ):
         run = machine.ask("POST", f"/deployments/{flow['id']}/create_flow_run", {})["id"]
-        machine.ask("PATCH", f"/flow_runs/{run}", {"infrastructure_pid": str(pid)})
-        state = {"state": {"type": "RUNNING"}, "force": True}
+        if pid is not None:
+            machine.ask("PATCH", f"/flow_runs/{run}", {"infrastructure_pid": str(pid)})
+        state = {"state": {"type": kind}, "force": True}
         machine.ask("POST", f"/flow_runs/{run}/set_state", state)
         states[name] = run
 
@@ -353,6 +358,7 @@ def test_runs_whose_processes_ended_with_the_worker_are_marked_crashed(machine: 
     assert "its process ended with the worker" in said
     assert {name: one["state_type"] for name, one in found.items()} == {
         "left": "CRASHED",
+        "taken": "CRASHED",
         "alive": "RUNNING",
     }
     machine.ask("DELETE", f"/flow_runs/{states['alive']}")

@@ -242,11 +242,12 @@ class ReplicaServer:
         if self._grammars is None:
             return
         for identifier, request, guide in self._grammars.compiled():
+            if isinstance(guide, GrammarRefused):
+                self._refuse(identifier, guide)
+                continue
             try:
-                if isinstance(guide, GrammarRefused):
-                    raise guide
                 self._engine.submit(identifier, request, guide)
-            except (GrammarRefused, RequestRefused) as refusal:
+            except RequestRefused as refusal:
                 self._refuse(identifier, refusal)
 
     def _cancel(self, frame: Frame) -> None:
