@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 # A look changes the newest buckets where requests still hang, so a few states back are kept.
 _STATES_KEPT, _FOLDS_KEPT = 32, 512
-_S, _T = TypeVar("_S"), TypeVar("_T")
+_S = TypeVar("_S")
+_T = TypeVar("_T")
 _folds: dict[Hashable, tuple[list[Any], list[Any]]] = {}
 
 

@@ -110,7 +110,7 @@ class CrashRule(StrictModel):
 
     failures: int = Field(default=20, ge=5, description="Failures of different callers, at least.")
     share: float = Field(
-        default=0.25, gt=0, le=1, description="Share of the candidate's requests, at least."
+        default=0.3, gt=0, le=1, description="Share of the candidate's requests, at least."
     )
 
 

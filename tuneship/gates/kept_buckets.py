@@ -38,7 +38,9 @@ class KeptBuckets:
         for arm in ARMS:
             if self.edges_ms[arm] and series.edges_ms[arm] not in (None, self.edges_ms[arm]):
                 raise Unusable(f"the edges of the {arm}'s histogram have changed")
-        edges = {arm: series.edges_ms[arm] or self.edges_ms[arm] for arm in ARMS}
+        edges: dict[Arm, tuple[float, ...] | None] = {
+            arm: series.edges_ms[arm] or self.edges_ms[arm] for arm in ARMS
+        }
         joined = replace(series, buckets=self.buckets + new, edges_ms=edges)
         return joined, KeptBuckets(new, edges)
 

@@ -193,7 +193,7 @@ class CanaryRules(StrictModel):
         default=5, ge=1, description="Looks with new data before a step may end."
     )
     max_looks_per_step: int = Field(
-        default=60,
+        default=90,
         ge=1,
         description="Looks at one step before it is inconclusive; those with few requests count in part.",
     )

@@ -17,7 +17,7 @@ COUNTS_EMPTY = MetricSeries(token_usage=TokenUsageSeries(empty_count=[0]))
 def test_the_defaults_are_those_of_the_design() -> None:
     plan = plan_with()
     assert plan.steps == [5, 25, 50, 75, 100]
-    assert (plan.min_looks_per_step, plan.max_looks_per_step, plan.max_looks) == (5, 60, 240)
+    assert (plan.min_looks_per_step, plan.max_looks_per_step, plan.max_looks) == (5, 90, 240)
     assert (plan.stale_looks, plan.missing_looks, plan.bake_looks) == (3, 10, 30)
     assert limits_of(plan, "error") == Limits(1.5, 0.01, 0.02)
     assert limits_of(plan, "slow") == Limits(1.5, 0.075, 0.10, (5, 8))
