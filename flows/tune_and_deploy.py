@@ -30,6 +30,7 @@ from flows.release.release_run import ReleaseRun, begin, finish, result_when_sto
 from flows.release.result import ReleaseResult
 from flows.release.tracked import chosen_trackers
 from flows.release.training import judge, train
+from flows.rollout.opening import foresee
 from flows.rollout.result import RolloutResult
 from flows.shift_traffic import ready, shift_traffic
 
@@ -65,6 +66,10 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
         return run.rejected("rollout_in_progress", str(error))
     if champion:
         champion.refuse_other_mode(release.security_settings.compliance_mode)
+        # Hours of training are too late to learn that today's traffic cannot decide.
+        plan = release.plan(champion.endpoint_id, champion.deployment_id, "candidate")
+        if refusal := foresee(plan, get_run_logger()):
+            return run.result_of_rollout(refusal)
 
     if refused := _tune(release, run, champion):
         return refused

@@ -13,18 +13,19 @@ from flows.rollout.words import rate_in_words
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.forecast import choose_steps, forecast
 from tuneship.gates.gate_types import Gate, UsualHour
-from tuneship.gates.latency import FROZEN_FROM
+from tuneship.gates.latency import FROZEN_FROM, last_hour, told_slower
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
 from tuneship.gates.record import NO_USUAL
 from tuneship.gates.series import RolloutSeries
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
 
+HOURS = 24
 # Traffic that began later than this may still be growing, and refuses nothing.
 KNOWN_AFTER = timedelta(minutes=15)
 HELP = (
     "more requests would help (`traffic` lets the pipeline send its own), or a larger first step (`steps: auto`), or"
-    " more looks (`max_looks_per_step`, `max_looks`)"
+    " more time (`wait_for_traffic`)"
 )
 
 
@@ -35,6 +36,8 @@ class Before:
     answer: DeploymentMetrics | None = None
     series: RolloutSeries | None = None
     usual: UsualHour = NO_USUAL
+    # The last day by the hour, where it is known.
+    day: RolloutSeries | None = None
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,14 @@ def expect(
     outrun, is_refused = _outrun_timeout(plan, before)
     if is_refused:
         return rejected("shorter_than_timeout", outrun, endpoint_id)
-    warnings = [outrun] if outrun else []
+    warnings = [text for text in (outrun, _coarse(plan, before)) if text]
     traffic = _traffic(plan, before)
     plan = with_steps(plan, traffic.today if traffic else None)
     end = "pauses for a person" if plan.on_inconclusive == "pause" else "returns the traffic"
     if traffic is None:
         unknown = (
-            "nothing is known of this endpoint's traffic in the last hour, so nothing can be forecast; a step without"
-            f" {plan.min_requests_per_step} requests in {plan.max_looks_per_step} looks {end}; {HELP}"
+            "nothing is known of this endpoint's traffic, so nothing can be forecast; a step without"
+            f" {plan.min_requests_per_step} requests within {_longest(plan)} {end}; {HELP}"
         )
         return Expected(plan, warnings=(*warnings, unknown))
 
@@ -78,8 +81,8 @@ def expect(
     if expected.lacks_traffic:
         rate = rate_in_words(traffic.today)
         warnings.append(
-            f"at {rate} not even an equal candidate is promoted within the plan's looks, and the rollout"
-            f" then {end}; {HELP}"
+            f"at {rate} not even an equal candidate is promoted within {_longest(plan)} a step, and the"
+            f" rollout then {end}; {HELP}"
         )
         # A pause leaves the decision to a person, so too little traffic forbids nothing there.
         may_begin = plan.on_inconclusive == "pause" or plan.on_little_traffic == "go_on"
@@ -93,13 +96,17 @@ def with_steps(plan: CanaryPlan, today: Today | None) -> CanaryPlan:
     """Replace `steps: auto` by the steps that the traffic allows; the usual ones where the traffic is unknown."""
     if plan.steps != "auto":
         return plan
-    steps = choose_steps(today.requests_per_minute, plan) if today else [*USUAL_STEPS]
+    if today is None:
+        return plan.model_copy(update={"steps": [*USUAL_STEPS]})
+    # A step that a night needs would be a large one for the morning that it may wait for.
+    busiest = today.busiest_within(plan.longest_step_seconds / 60.0)
+    steps = choose_steps(busiest, plan)
     return plan.model_copy(update={"steps": steps})
 
 
 def _traffic(plan: CanaryPlan, before: Before) -> EndpointTraffic | None:
-    """The traffic of the last hour or of the plan's own driver, whichever is more; None where it is unknown."""
-    users = _last_hour(before.series, plan) if before.series else None
+    """The traffic of the users or of the plan's own driver, whichever is more; None where it is unknown."""
+    users = _of_users(before, plan)
     if plan.traffic is None:
         return users
     # An earlier rollout's driver may be in the last hour: the two are not added.
@@ -108,12 +115,33 @@ def _traffic(plan: CanaryPlan, before: Before) -> EndpointTraffic | None:
         return EndpointTraffic(Today(rate), is_certain=True)
     if users.today.requests_per_minute >= rate:
         return users
-    return EndpointTraffic(replace(users.today, requests_per_minute=rate), is_certain=True)
+    today = replace(users.today, requests_per_minute=rate, by_hour=())
+    return EndpointTraffic(today, is_certain=True)
 
 
-def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | None:
+def _of_users(before: Before, plan: CanaryPlan) -> EndpointTraffic | None:
+    users = _last_hour(before.series, plan) if before.series else None
+    hours = [b.baseline for b in before.day.buckets[-HOURS:]] if before.day else []
+    if before.day is None or len(hours) < HOURS:
+        return users
+    # Nothing in the last hour: a night, of which yesterday says when it ends.
+    of_day = users or _last_hour(before.day, plan, timedelta(hours=HOURS))
+    if of_day is None:
+        return None
+    now = users.today.requests_per_minute if users else 0.0
+    counts = [t.requests + (t.cancelled or 0) + (t.refused or 0) for t in hours]
+    # A deployment that has served for less than a day says nothing of the hours before.
+    began = next((i for i, number in enumerate(counts) if number), HOURS)
+    rates = (*[now] * began, *(number / 60.0 for number in counts[began:]))
+    today = replace(of_day.today, requests_per_minute=now, by_hour=rates)
+    return EndpointTraffic(today, of_day.is_certain)
+
+
+def _last_hour(
+    series: RolloutSeries, plan: CanaryPlan, within: timedelta = FROZEN_FROM
+) -> EndpointTraffic | None:
     length = timedelta(seconds=plan.bucket_seconds)
-    hour = [b for b in series.buckets if b.end > series.at - max(FROZEN_FROM, length)]
+    hour = [b for b in series.buckets if b.end > series.at - max(within, length)]
     busy = [b for b in hour if b.baseline.requests or b.baseline.cancelled or b.baseline.refused]
     if not busy:
         return None
@@ -135,8 +163,27 @@ def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | Non
     return EndpointTraffic(today, is_certain=span >= KNOWN_AFTER)
 
 
+def _longest(plan: CanaryPlan) -> str:
+    return f"{plan.longest_step_seconds / 3600.0:.3g} hours"
+
+
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
+
+
+def _coarse(plan: CanaryPlan, before: Before) -> str:
+    """Say what cannot be told from a server that publishes no finer counts of times and lengths."""
+    slow = plan.latency_gates.slow if plan.latency_gates else None
+    hour = last_hour(before.series.buckets) if before.series else []
+    if slow is None or before.series is None or not hour or all(arm.cells for arm in hour):
+        return ""
+    text = (
+        "this server publishes no `latency.cells`, so medians and lengths of answers are not judged"
+    )
+    told = told_slower(before.series, slow.times)
+    if told is None:
+        return f"{text}, and slower answers by three quantiles only"
+    return f"{text}, and answers that are less than {told:.2g} times slower cannot be told from the baseline's"
 
 
 def _outrun_timeout(plan: CanaryPlan, before: Before) -> tuple[str, bool]:

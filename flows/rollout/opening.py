@@ -4,10 +4,11 @@ All refusals are here, before any traffic moves. Next: `shift_traffic.py`.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from flows.rollout.endings import lost
-from flows.rollout.expectations import Before, expect
+from flows.rollout.expectations import HOURS, Before, expect
 from flows.rollout.looks import raise_if_unauthorized, read_state
 from flows.rollout.page import show
 from flows.rollout.record_file import Damaged, RecordFile, RecordFolder
@@ -40,6 +41,7 @@ from tuneship.gates.record import Begun, Ended, Resumed
 from tuneship.gates.rules import GONE
 from tuneship.gates.series import Unusable
 
+A_DAY = timedelta(hours=HOURS)
 # What a server of the bare description does not offer.
 LACKING = ("reading back", "versions", "leases")
 
@@ -170,6 +172,25 @@ def _admitted(
     return endpoint
 
 
+def foresee(plan: CanaryPlan, log: Log) -> RolloutResult | None:
+    """Forecast a rollout before its candidate exists; a result says why it would be refused."""
+    endpoint_id = plan.endpoint_id
+    # A bare server says nothing of an endpoint's own traffic.
+    endpoint = _find_or_create(plan, "") if endpoint_id else None
+    if endpoint_id is None or endpoint is None or endpoint.version is None:
+        return None
+    before = _before(plan, endpoint_id, log)
+    gates = choose_gates(plan, before.answer.metrics if before.answer else None)
+    expected = expect(plan, before, gates, endpoint_id)
+    if isinstance(expected, RolloutResult):
+        return expected
+    begun = Begun("", endpoint_id, expected.plan.model_dump(mode="json"), "", gates)
+    begun = replace(begun, today=expected.today, forecast=expected.forecast)
+    for sentence in (*forecast_in_words(begun), *expected.warnings):
+        log.info("the rollout to come: %s", sentence)
+    return None
+
+
 def _now(before: Before) -> datetime | None:
     return before.series.at if before.series else None
 
@@ -238,10 +259,9 @@ def _find_or_create(plan: CanaryPlan, rollout_id: str) -> CanaryEndpoint | None:
 
 
 def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:
+    baseline = plan.baseline_deployment_id
     try:
-        answer = get_deployment_metrics(
-            plan.baseline_deployment_id, interval=plan.interval, endpoint_id=endpoint_id
-        )
+        answer = get_deployment_metrics(baseline, interval=plan.interval, endpoint_id=endpoint_id)
     except TuneshipError as error:
         raise_if_unauthorized(error)
         log.warning("no metrics of the baseline before the start (%s)", describe(error))
@@ -250,4 +270,17 @@ def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:
         series = read_series(answer, answer, plan.interval)
     except Unusable:
         return Before(answer)
-    return Before(answer, series, usual_hour(series, plan))
+    before = Before(answer, series, usual_hour(series, plan))
+    # The driver sends as much at night.
+    if plan.traffic is not None or endpoint_id is None:
+        return before
+    try:
+        day = get_deployment_metrics(
+            baseline, interval="1h", start_time=series.at - A_DAY, endpoint_id=endpoint_id
+        )
+        return replace(before, day=read_series(day, day, "1h"))
+    except (TuneshipError, Unusable) as error:
+        if isinstance(error, TuneshipError):
+            raise_if_unauthorized(error)
+        log.info("the traffic of the last day is not known (%s)", describe(error))
+        return before

@@ -108,7 +108,6 @@ def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
     numbers: dict[str, Any] | None = None
     if begun.forecast is not None and begun.today is not None:
         numbers = dataclasses.asdict(begun.forecast) | {"today": dataclasses.asdict(begun.today)}
-        del numbers["sentence"]  # `in_words` says the same, and more
         numbers["in_words"] = forecast_in_words(begun)
     in_words: list[str] = []
     if record.looks:

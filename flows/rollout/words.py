@@ -6,7 +6,13 @@ Pure. Next: `page.py` and `flows/release/report.py` show them.
 from collections.abc import Iterable, Mapping, Sequence
 
 from tuneship.gates.gate_types import GateReading
-from tuneship.gates.outlook import DOUBLING, INSUFFICIENT_DATA, UNHEALTHY_BASELINE, Today
+from tuneship.gates.outlook import (
+    DOUBLING,
+    INSUFFICIENT_DATA,
+    UNHEALTHY_BASELINE,
+    Forecast,
+    Today,
+)
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun, Look, Probed, RolloutRecord, SplitConfirmed
 
@@ -180,23 +186,32 @@ def forecast_in_words(begun: Begun) -> list[str]:
     if forecast is None or today is None:
         return []
     rate = rate_in_words(today)
-    promote, most = forecast.promote_minutes, forecast.promote_minutes_most
-    if promote is None or most is None:
+    if forecast.promote_minutes is None:
         sentences = [f"at {rate} an equal candidate is not expected to be promoted"]
+        if forecast.promoted and forecast.slowest_minutes:
+            sentences[0] += f" ({_share_promoted(forecast)})"
     else:
         plan = CanaryPlan.model_validate(begun.plan)
         looks = plan.bake_looks + (plan.settle_looks if plan.bake_weight else 0)
         # A look of the bake counts only with new data, so it lasts as long as a bucket at least.
         bake = _minutes(looks * plan.data_every_seconds / 60.0)
-        nine_of_ten = f" (nine of ten within {_minutes(most)})" if most > promote else ""
-        text = f"at {rate} about {_minutes(promote)} to promote an equal candidate{nine_of_ten}"
+        half, most = forecast.promote_minutes, forecast.promote_minutes_most
+        text = f"at {rate} about {_minutes(half)} to promote an equal candidate"
+        if forecast.promoted < forecast.drawn:
+            text += f" ({_share_promoted(forecast)})"
+        else:
+            text += _nine_of_ten(half, most)
         sentences = [f"{text}, then {bake} of bake"]
-    if forecast.doubling_minutes is not None:
-        within = _minutes(forecast.doubling_minutes)
-        sentences.append(f"a doubling of errors is found within {within}")
-    if forecast.more_errors_minutes is not None:
-        within = _minutes(forecast.more_errors_minutes)
-        sentences.append(f"five points more errors are found within {within}")
+    for what, half, most in (
+        ("a doubling of errors is", forecast.doubling_minutes, forecast.doubling_minutes_most),
+        (
+            "five points more errors are",
+            forecast.more_errors_minutes,
+            forecast.more_errors_minutes_most,
+        ),
+    ):
+        if half is not None:
+            sentences.append(f"{what} found within {_minutes(half)}{_nine_of_ten(half, most)}")
 
     gates = [finding.what for finding in forecast.unprovable if finding.what not in CANNOT]
     if gates:  # they all have one problem, so they share a sentence
@@ -208,13 +223,37 @@ def forecast_in_words(begun: Begun) -> list[str]:
     return sentences
 
 
+def _share_promoted(forecast: Forecast) -> str:
+    """Say how many of the simulated candidates were promoted, and what became of the others."""
+    back = forecast.drawn - forecast.promoted - forecast.undecided
+    text = f"{forecast.promoted} of {forecast.drawn} within {_minutes(forecast.slowest_minutes or 0.0)}"
+    for number, end in ((forecast.undecided, "undecided"), (back, "rolled back")):
+        if number:
+            text += f"; {number} {'ends' if number == 1 else 'end'} {end}"
+    return text
+
+
+def _nine_of_ten(half: float, most: float | None) -> str:
+    return f" (nine of ten within {_minutes(most)})" if most is not None and most > half else ""
+
+
 def rate_in_words(today: Today) -> str:
     """Put the endpoint's traffic into words."""
-    rate = today.requests_per_minute
+    text = _rate(today.requests_per_minute)
+    busiest = max(today.by_hour, default=0.0)
+    # A night says nothing about the morning that a rollout may wait for.
+    if busiest > 2 * today.requests_per_minute:
+        text += f" now and {_rate(busiest)} in the busiest hour of a day"
+    return text
+
+
+def _rate(rate: float) -> str:
     return f"{rate:,.0f} requests a minute" if rate >= 10 else f"{rate:.2g} requests a minute"
 
 
 def _minutes(minutes: float) -> str:
     if minutes < 2:
         return f"{round(60 * minutes)} seconds"
-    return f"{round(minutes)} minutes"
+    if minutes < 180:
+        return f"{round(minutes)} minutes"
+    return f"{minutes / 60:.1f} hours"

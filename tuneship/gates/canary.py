@@ -8,7 +8,7 @@ is known at a look, `rules.py` decides.
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import zip_longest
-from typing import cast
+from typing import Any
 
 from tuneship.gates.kept_buckets import pack
 from tuneship.gates.metrics_reader import Metrics, read_series
@@ -92,22 +92,22 @@ def replay(record: RolloutRecord) -> Iterator[tuple[Look, Look]]:
         yield look, replace(decided, kept=look.kept)
 
 
-def first_difference(one: object, other: object) -> str | None:
+def first_difference(one: Any, other: Any) -> str | None:
     """Name the first field in which two looks differ, and both values; None for equal ones."""
     if one == other:
         return None
-    found: tuple[object, object]
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        pairs = zip_longest(cast("tuple[object, ...]", one), cast("tuple[object, ...]", other))
-        name, found = next((str(i), pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-    elif is_dataclass(one) and type(one) is type(other):
-        names = [field.name for field in fields(one)]
-        pairs = ((name, (getattr(one, name), getattr(other, name))) for name in names)
-        name, found = next((name, pair) for name, pair in pairs if pair[0] != pair[1])
+    kinds = {type(one), type(other)}
+    if kinds == {tuple}:
+        pairs = enumerate(zip_longest(one, other))
+    elif len(kinds) == 1 and is_dataclass(one):
+        pairs = (
+            (field.name, (getattr(one, field.name), getattr(other, field.name)))
+            for field in fields(one)
+        )
     else:
         return f": recorded {one}, decided {other}"
-    inner = first_difference(*found)
-    return f".{name}{inner}"
+    name, found = next((name, pair) for name, pair in pairs if pair[0] != pair[1])
+    return f".{name}{first_difference(*found)}"
 
 
 def _look(view: View, ruling: Ruling) -> Look:
@@ -146,7 +146,7 @@ def _look(view: View, ruling: Ruling) -> Look:
         gates=view.gates,
         thresholds=view.thresholds,
         warnings=_warnings(view),
-        plan_digest=view.plan.digest(),
+        plan_digest=view.record.begun.plan_hash,
         unequal_load=sum(
             not one.is_equal_load
             for one in view.measured[len(view.measured) - len(view.step_buckets) :]

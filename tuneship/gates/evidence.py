@@ -179,12 +179,12 @@ def harm(
     `absolute_only` is for the bake where no baseline takes traffic: `limits.harm` is then the whole margin.
     `key`: names whose counts these are, so that the next look goes on from here.
     """
-    walk: tuple[_Halves, ...] = fold(
-        ("harm", key, limits, absolute_only, terms.kept),
-        _with_starts(buckets, terms.starts),
-        (),
-        lambda walk, bucket: _harm_step(walk, bucket, limits, absolute_only, terms.kept),
-    )
+
+    def step(walk: tuple[_Halves, ...], bucket: BucketCounts | None) -> tuple[_Halves, ...]:
+        return _harm_step(walk, bucket, limits, absolute_only, terms.kept)
+
+    name = ("harm", key, limits, absolute_only, terms.kept)
+    walk = fold(name, _with_starts(buckets, terms.starts), (), step)
     weights = list(map(math.log, terms.weights[-(terms.kept or len(terms.starts)) :]))
     # A term that has not begun has evidence 1: its weight keeps the mixture's mean at 1 from the start.
     rest = [math.log(terms.idle)] if terms.idle > 0.0 else []

@@ -2,13 +2,15 @@
 
 Pure: rollouts are drawn from fixed seeds and decided by `canary.judge` itself, so that a forecast is always the same
 and never knows better than the gates. Looks that come between the ends of two buckets learn nothing and are not drawn.
-Takes about a second. Next: `canary.py`.
+Takes one to two seconds. Next: `canary.py`.
 """
 
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from tuneship.gates.canary import judge
@@ -24,7 +26,7 @@ from tuneship.gates.outlook import (
     Unprovable,
 )
 from tuneship.gates.plan import CanaryPlan, CanaryRules
-from tuneship.gates.readings import limits_of
+from tuneship.gates.readings import limits_of, log_threshold
 from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
 from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries
 from tuneship.gates.view import DeploymentState
@@ -32,21 +34,22 @@ from tuneship.gates.view import DeploymentState
 # The candidate's extra share of errors whose discovery is forecast, beside a doubling.
 MORE_ERRORS_SHARE = 0.05
 MAX_FIRST_STEP_PERCENT = 50
-# Three runs at least, for a median; more until the looks drawn cost about a second.
-_LOOKS_DRAWN, _RUNS = 200, (3, 10)
+# Twenty runs, for nine of ten; with little traffic, as many as cost about half a second.
+RUNS, _LEAST_RUNS, _MOST_STEPS = 20, 9, 600
+# The looks of a step that are judged one by one; then every second one, every third one, and so on.
+_EVERY_LOOK = 12
+
+
+Bell = tuple[tuple[int, ...], tuple[float, ...]]
 
 
 # Times and lengths of log-normal answers, by cell: usual spreads, since a forecast asks when equal
 # candidates are proven, and the limits are set by the same answers.
-def _log_normal(middle: int, spread: float, step: int) -> tuple[tuple[int, float], ...]:
-    """Cells around the middle, each with the chance that a value beyond the cells before it lies in it."""
+def _log_normal(middle: int, spread: float, step: int) -> Bell:
+    """Cells around the middle, and the chance of a value up to each; 1 at the last."""
     bell = statistics.NormalDist(middle, spread)
-    cells = [(k, bell.cdf(k) - bell.cdf(k - step)) for k in range(middle - 40, middle + 41, step)]
-    left, found = 1.0, list[tuple[int, float]]()
-    for k, chance in cells:
-        found.append((k, min(chance / left, 1.0)))
-        left -= chance
-    return tuple(found)
+    cells = tuple(range(middle - 40, middle + 41, step))
+    return cells, (*map(bell.cdf, cells[:-1]), 1.0)
 
 
 _TIMES, _LENGTHS = _log_normal(138, 11.4, 2), _log_normal(81, 13.9, 4)
@@ -58,41 +61,43 @@ _RUNNING = DeploymentState("running", 1)
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
     """Forecast a rollout that begins now. `gates`: as `readings.choose_gates` fixes them for it."""
     # Nothing needs to be drawn where the first step's requests cannot be enough.
-    per_look = (
-        today.requests_per_minute * plan.data_every_seconds / 60.0 * plan.known_steps[0] / 100.0
-    )
-    if per_look * plan.max_looks_per_step < plan.min_requests_per_step:
+    minutes = plan.longest_step_seconds / 60.0
+    expected = _expected(today, minutes) * plan.known_steps[0] / 100.0
+    if expected < plan.min_requests_per_step:
         why = (
-            f"{plan.known_steps[0]} % of {today.requests_per_minute:.3g} requests a minute are fewer than the"
-            f" {plan.min_requests_per_step} that a step needs within {plan.max_looks_per_step} looks"
+            f"{plan.known_steps[0]} % of the requests that come within {minutes / 60:.3g} hours are about"
+            f" {expected:.2g}, fewer than the {plan.min_requests_per_step} that a step needs"
         )
-        lacking = Unprovable(INSUFFICIENT_DATA, why)
-        return Forecast(None, None, None, None, (lacking,), _sentence(None, None, None, lacking))
+        return Forecast(unprovable=(Unprovable(INSUFFICIENT_DATA, why),))
 
     begun = _begin(plan, gates)
-    equal = _several(plan, today, today.errors, begun, _RUNS[1])
-    promoted = sorted(run.number for run in equal if run.verdict in (Verdict.PROMOTE, Verdict.ASK))
-    minutes = plan.data_every_seconds / 60.0
-    typical = most = None
-    # Where half of the equal candidates are not promoted in time, nobody can say when they will be.
-    if 2 * len(promoted) > len(equal):
-        typical = statistics.median(promoted) * minutes
-        most = promoted[min(len(promoted) - 1, math.ceil(0.9 * len(promoted)) - 1)] * minutes
-    unprovable = () if typical is not None else _unprovable(equal)
-    doubling = None
+    # A step cannot end before its least number of looks, and little else ends an equal candidate.
+    ends = _several(plan, today, today.errors, begun, plan.min_looks_per_step)
+    promoted = [end.minutes for end in ends if end.look.verdict in (Verdict.PROMOTE, Verdict.ASK)]
+    half, most = _quantiles(promoted, len(ends))
+    unprovable = () if half is not None else _unprovable([end.look for end in ends])
+    doubling: Quantiles = (None, None)
     # What lies within the margin is no harm by the plan's own words, so no evidence against it grows.
     limits, doubled = limits_of(plan, "error"), 2.0 * today.errors
-    if limits is not None and doubled > max(limits.ratio * today.errors, limits.harm):
+    margin = max((limits.ratio or 0.0) * today.errors, limits.harm or 0.0) if limits else 1.0
+    if doubled > margin:
         doubling = _minutes_to_find(plan, today, doubled, begun)
     else:
         share = f"{100 * today.errors:.2g} % errors" if today.errors else "no errors"
         why = f"a doubling of {share} is within the plan's margin"
         unprovable = (*unprovable, Unprovable(DOUBLING, why))
     more = _minutes_to_find(plan, today, today.errors + MORE_ERRORS_SHARE, begun)
-    first = unprovable[0] if unprovable and typical is None else None
-    sentence = _sentence(typical, doubling, more, first)
-    promoted_share = len(promoted) / len(equal)
-    return Forecast(typical, most, doubling, more, unprovable, sentence, promoted_share)
+    return Forecast(
+        half,
+        most,
+        *doubling,
+        *more,
+        unprovable,
+        drawn=len(ends),
+        promoted=len(promoted),
+        slowest_minutes=max(promoted, default=None),
+        undecided=sum("max_looks" in end.look.reasons for end in ends),
+    )
 
 
 def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
@@ -118,58 +123,119 @@ def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
     return RolloutRecord((begun, SplitConfirmed(plan.known_steps[0], _EPOCH)))
 
 
+@dataclass(frozen=True)
+class _End:
+    """The last look of a simulated rollout, and how long it took."""
+
+    look: Look
+    minutes: float
+
+
+Quantiles = tuple[float | None, float | None]
+
+
+def _quantiles(reached: Sequence[float], runs: int) -> Quantiles:
+    """The minutes within which half of all runs got there, and nine of ten; None where fewer did.
+
+    The k-th of n times is not exceeded by the next run with a chance of k / (n + 1).
+    """
+    times = sorted(reached)
+    places = (math.ceil(share * (runs + 1)) - 1 for share in (0.5, 0.9))
+    half, most = (times[place] if place < len(times) else None for place in places)
+    return half, most
+
+
 def _several(
-    plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord, most: int
-) -> list[Look]:
-    """Simulate a few rollouts, as many as fit into about a second, and return their last looks."""
-    ends: list[Look] = []
-    while len(ends) < most:
-        # The number of the run is its seed, so that the same traffic has the same forecast.
-        ends.append(_draw(plan, today, errors, begun, random.Random(len(ends))))  # noqa: S311 - no secret
-        if len(ends) >= _RUNS[0] and sum(look.number for look in ends) > _LOOKS_DRAWN:
-            break
+    plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord, first: int = 1
+) -> list[_End]:
+    """Simulate rollouts until there are enough, or until they have cost as much as may be.
+
+    `first`: the first look of a step that is judged.
+    """
+    ends: list[_End] = []
+    steps = 0
+    while len(ends) < RUNS and (len(ends) < _LEAST_RUNS or steps < _MOST_STEPS):
+        # Drawn from the traffic itself, so that the same traffic has the same forecast.
+        dice = random.Random(repr((today, errors, len(ends))))  # noqa: S311 - no secret
+        end, cost = _draw(plan, today, errors, begun, first, dice)
+        ends.append(end)
+        steps += cost
     return ends
 
 
 def _minutes_to_find(
     plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord
-) -> float | None:
+) -> Quantiles:
+    # The error gate alone finds them, at the threshold that the gates beside it leave it.
+    gates = tuple(gate for gate in begun.begun.gates if gate.name == "error")
+    alone = RolloutRecord((replace(begun.begun, gates=gates), *begun.facts[1:]))
+    threshold = log_threshold(plan, begun.begun.gates, "error")
+    plan = plan.model_copy(update={"alpha": math.exp(-threshold)})
+    ends = _several(plan, today, errors, alone)
     # A bad candidate that is only stopped because its looks are used up was not found.
-    ends = _several(plan, today, errors, begun, _RUNS[0])
     found = [
-        look.number
-        for look in ends
-        if look.verdict is Verdict.ROLLBACK
-        and look.reason == "error_rate"
-        and "max_looks" not in look.reasons
+        end.minutes
+        for end in ends
+        if end.look.verdict is Verdict.ROLLBACK
+        and end.look.reason == "error_rate"
+        and "max_looks" not in end.look.reasons
     ]
-    if 2 * len(found) < len(ends):
-        return None
-    return statistics.median(found) * plan.data_every_seconds / 60.0
+    return _quantiles(found, len(ends))
 
 
 def _draw(
-    plan: CanaryPlan, today: Today, errors: float, record: RolloutRecord, dice: random.Random
-) -> Look:
-    """Simulate one rollout to its promotion or its end."""
+    plan: CanaryPlan,
+    today: Today,
+    errors: float,
+    record: RolloutRecord,
+    first: int,
+    dice: random.Random,
+) -> tuple[_End, int]:
+    """Simulate one rollout to its promotion or its end. Returns it, and how many buckets and looks that took."""
     buckets: list[Bucket] = []
+    skipped: list[Look] = []
     length = timedelta(seconds=plan.bucket_seconds)
-    per_look = today.requests_per_minute * plan.data_every_seconds / 60.0
+    minutes = plan.data_every_seconds / 60.0
+    last: Look | None = None
+    at_step = due = looks = requests = 0
     while True:
-        total = _poisson(dice, per_look)
+        total = _poisson(dice, today.rate_after(len(buckets) * minutes) * minutes)
         n_c = _binomial(dice, total, record.weight / 100.0)
         end = _EPOCH + length * (len(buckets) + 1)
         baseline = _serve(dice, total - n_c, today, today.errors)
         buckets.append(Bucket(end, baseline, _serve(dice, n_c, today, errors)))
+        at_step += 1
+        requests += buckets[-1].candidate.requests
+        # In a long step, one look more or less changes the time by little.
+        if last is not None and at_step < due:
+            seen = last.step_buckets if last.weight == record.weight else 0
+            skipped.append(
+                replace(
+                    last,
+                    number=len(buckets),
+                    weight=record.weight,
+                    verdict=Verdict.HOLD,
+                    brought_data=True,
+                    step_buckets=seen,
+                    step_requests=requests,
+                )
+            )
+            continue
         series = RolloutSeries(
             tuple(buckets), end, dict.fromkeys(ARMS, end), dict.fromkeys(ARMS, None)
         )
-        look = judge(series, _RUNNING, _RUNNING, plan, record)
-        record = record.plus(look)
-        if look.verdict is Verdict.ADVANCE:
-            record = record.plus(SplitConfirmed(look.next_weight or 0, look.at))
-        elif look.verdict is not Verdict.HOLD:
-            return look
+        record = record.plus(*skipped)
+        last = judge(series, _RUNNING, _RUNNING, plan, record)
+        record = record.plus(last)
+        looks += 1
+        due = max(at_step + 1 + at_step // _EVERY_LOOK, first)
+        skipped.clear()
+        if last.verdict is Verdict.ADVANCE:
+            record = record.plus(SplitConfirmed(last.next_weight or 0, last.at))
+            at_step = requests = 0
+            due = first
+        elif last.verdict is not Verdict.HOLD:
+            return _End(last, len(buckets) * minutes), len(buckets) + looks
 
 
 def _serve(dice: random.Random, n: int, today: Today, errors: float) -> ArmTraffic:
@@ -190,14 +256,19 @@ def _serve(dice: random.Random, n: int, today: Today, errors: float) -> ArmTraff
     )
 
 
-def _cells(dice: random.Random, left: int, chances: Sequence[tuple[int, float]]) -> Cells:
-    found: list[tuple[int, int]] = []
-    for k, chance in chances:
-        number = _binomial(dice, left, chance)
-        if number:
-            found.append((k, number))
-        left -= number
-    return Cells(tuple(k for k, _ in found), tuple(number for _, number in found))
+def _cells(dice: random.Random, n: int, bell: Bell) -> Cells:
+    """Draw the cells of so many answers, one by one where they are few."""
+    cells, below = bell
+    found: Counter[int] = Counter()
+    if n <= len(cells):
+        found.update(dice.choices(cells, cum_weights=below, k=n))
+    else:
+        left, beyond = n, 1.0
+        for k, up_to in zip(cells, below, strict=True):
+            found[k] = _binomial(dice, left, min(1.0 - (1.0 - up_to) / beyond, 1.0))
+            left, beyond = left - found[k], max(1.0 - up_to, 1e-12)
+    pairs = sorted((k, number) for k, number in found.items() if number)
+    return Cells(tuple(k for k, _ in pairs), tuple(number for _, number in pairs))
 
 
 def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
@@ -221,26 +292,10 @@ def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
     return tuple(found)
 
 
-def _sentence(
-    typical: float | None, doubling: float | None, more: float | None, lacking: Unprovable | None
-) -> str:
-    parts = [
-        f"about {_minutes(typical)} to promote an equal candidate"
-        if typical is not None
-        else "an equal candidate cannot be promoted at this traffic"
-        + (f": {lacking.why}" if lacking else "")
-    ]
-    if doubling is not None:
-        parts.append(f"a doubling of errors is found within {_minutes(doubling)}")
-    if more is not None:
-        parts.append(f"five points more errors are found within {_minutes(more)}")
-    return "; ".join(parts)
-
-
-def _minutes(minutes: float) -> str:
-    if minutes < 2:
-        return f"{round(60 * minutes)} seconds"
-    return f"{math.ceil(minutes)} minutes"
+def _expected(today: Today, minutes: float) -> float:
+    """Requests that are expected within the next minutes."""
+    hours = [*range(int(minutes // 60) + 1)]
+    return sum(today.rate_after(60.0 * hour) * min(60.0, minutes - 60.0 * hour) for hour in hours)
 
 
 def _poisson(dice: random.Random, mean: float) -> int:

@@ -124,6 +124,21 @@ def _without_stalls(
     return [arm for p95, part in measured if p95 <= highest for arm in part]
 
 
+def told_slower(series: RolloutSeries, times: float) -> float | None:
+    """How many times slower the baseline's p95 must become before coarse counts show that it is `times` slower.
+
+    None where the server publishes cells, and where it publishes no histogram.
+    """
+    hour, edges = last_hour(series.buckets), series.edges_ms["baseline"]
+    if edges is None or not hour or any(arm.histogram is None or arm.cells for arm in hour):
+        return None
+    # The limit is the edge above the p95, and what is slower must be beyond an edge so many times as far.
+    finite = [edge for edge in edges if not math.isinf(edge)]
+    p95 = max(median_p95_ms(hour, edges), _LEAST_MS)
+    limit = next((edge for edge in finite if edge >= p95), finite[-1])
+    return next((edge for edge in finite if edge >= times * limit), finite[-1]) / p95
+
+
 def median_p95_ms(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> float:
     """p95 in ms of buckets that all have answers and their latency: of the merged counts, else the median."""
     if all(arm.cells is not None for arm in traffic):

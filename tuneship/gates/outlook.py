@@ -19,6 +19,23 @@ class Today:
     blank: float = 0.0
     abandoned: float = 0.0
     refused: float = 0.0
+    # Requests per minute in each of the next 24 hours, taken from the same hours a day ago; empty: as in
+    # the last hour.
+    by_hour: tuple[float, ...] = ()
+
+    def rate_after(self, minutes: float) -> float:
+        """Requests per minute to be expected so many minutes from now."""
+        hour = int(minutes // 60)
+        # What happens now is known better from the last hour than from yesterday.
+        return (
+            self.by_hour[hour % len(self.by_hour)]
+            if self.by_hour and hour
+            else self.requests_per_minute
+        )
+
+    def busiest_within(self, minutes: float) -> float:
+        """The largest of the expected rates, in requests per minute."""
+        return max(self.rate_after(60.0 * hour) for hour in range(int(minutes // 60) + 1))
 
 
 @dataclass(frozen=True)
@@ -32,24 +49,27 @@ class Unprovable:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Minutes from the first shift; None where the event is not expected within the plan's looks."""
+    """Minutes from the first shift, as quantiles over all simulated rollouts; None where too few of them get there."""
 
-    # Median time to the promotion of an equal candidate.
-    promote_minutes: float | None
-    # The same, 90th percentile.
-    promote_minutes_most: float | None
-    # Median time to the rollback of a candidate with twice the errors.
-    doubling_minutes: float | None
-    # Median time to the rollback of a candidate with five percentage points more errors.
-    more_errors_minutes: float | None
-    unprovable: tuple[Unprovable, ...]
-    sentence: str
-    # Share of the simulated equal candidates that was promoted.
-    promoted_share: float = 0.0
+    # Time to the promotion of an equal candidate: half of them, and nine of ten.
+    promote_minutes: float | None = None
+    promote_minutes_most: float | None = None
+    # The same to the rollback of a candidate with twice the errors, and with five percentage points more.
+    doubling_minutes: float | None = None
+    doubling_minutes_most: float | None = None
+    more_errors_minutes: float | None = None
+    more_errors_minutes_most: float | None = None
+    unprovable: tuple[Unprovable, ...] = ()
+    # Simulated equal candidates: all, those that were promoted and within how many minutes the last of
+    # them, and those that ended undecided. The rest was rolled back.
+    drawn: int = 0
+    promoted: int = 0
+    slowest_minutes: float | None = None
+    undecided: int = 0
 
     @property
     def lacks_traffic(self) -> bool:
         """Whether no equal candidate was promoted, for another reason than a bad baseline."""
         # A sick baseline keeps every candidate from a proof, so nothing follows about the traffic.
         is_sick = any(one.what == UNHEALTHY_BASELINE for one in self.unprovable)
-        return not self.promoted_share and not is_sick
+        return not self.promoted and not is_sick

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from tuneship.gates.formula import FORMULA_VERSION
 from tuneship.gates.gate_types import (
@@ -83,6 +84,11 @@ class Begun:
     warnings: tuple[str, ...] = ()
     endpoint_name: str | None = None
     kind: Literal["begun"] = "begun"
+
+    @cached_property
+    def plan_hash(self) -> str:
+        """SHA-256 of the plan as it is recorded; every look names the one that it was decided by."""
+        return hashlib.sha256(to_json(self.plan)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -418,7 +424,14 @@ def from_lines(lines: Iterable[str]) -> RolloutRecord:
         else:
             if not _is_as_written(last, text):
                 raise ChangedLine(f"line {number}, or the one before it, was changed afterwards")
-    return RolloutRecord(tuple(facts))
+    record = RolloutRecord(tuple(facts))
+    # Hashes can be written again by who changes a line, so the looks name their plan, too.
+    for look in record.looks:
+        if look.plan_digest and look.plan_digest != record.begun.plan_hash:
+            raise ChangedLine(
+                f"the plan was changed: look {look.number} was decided by another one"
+            )
+    return record
 
 
 def readable_facts(lines: Iterable[str]) -> list[Fact]:

@@ -167,8 +167,13 @@ def _after(
     if baseline.served and has_latency(baseline):
         recent = (*recent, baseline)
         # With little traffic, as many as are needed for limits.
-        while len(recent) > RECENT_BUCKETS and sum(a.served for a in recent[1:]) >= ENOUGH_REQUESTS:
-            recent = recent[1:]
+        served, first = sum(arm.served for arm in recent), 0
+        while len(recent) - first > RECENT_BUCKETS:
+            served -= recent[first].served
+            if served < ENOUGH_REQUESTS:
+                break
+            first += 1
+        recent = recent[first:]
     lengths = known.lengths
     if lengths is None and of_hour is None:
         lengths = length_limits(recent, plan)

@@ -57,11 +57,13 @@ def test_a_roll_out_is_forecast_before_it_shifts_anything_and_resumes_with_its_c
 def test_with_too_little_traffic_nothing_is_shifted(fake: FakeService, records: Path) -> None:
     busy_for(fake, 30, 2)
 
-    result = shift_traffic(plan())
+    wanted = plan(wait_for_traffic="1h")
+
+    result = shift_traffic(wanted)
 
     assert (result.outcome, result.reason) == ("rejected", "too_little_traffic")
     assert fake.patches == []
-    assert RecordFolder(records, fake.url).of(plan()) == []
+    assert RecordFolder(records, fake.url).of(wanted) == []
 
 
 @pytest.mark.prefect

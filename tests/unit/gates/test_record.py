@@ -1,10 +1,14 @@
 """The record survives as lines, a torn last line is left out, and the derived state follows the facts."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.gates.rollouts import START, Rollout, Steady, plan_with
 from tuneship.gates.record import (
     ApprovalAsked,
+    Begun,
+    ChangedLine,
     Ended,
     Phase,
     Probed,
@@ -12,6 +16,7 @@ from tuneship.gates.record import (
     RolloutRecord,
     SplitConfirmed,
     from_lines,
+    linked,
     to_line,
     to_mapping,
 )
@@ -72,3 +77,15 @@ def test_a_fact_as_a_mapping_is_plain_json() -> None:
         "at": "2026-01-01T00:00:00Z",
         "version": None,
     }
+
+
+def test_a_changed_plan_is_refused_though_its_line_has_a_new_hash() -> None:
+    rollout = Rollout(plan_with(), Steady()).begin()
+    rollout.look()
+    (begun, *rest) = rollout.record.facts
+    assert isinstance(begun, Begun)
+    lines = [""]
+    for fact in (replace(begun, plan={**begun.plan, "alpha": 0.5}), *rest):
+        lines.append(linked(lines[-1], to_line(fact)))
+    with pytest.raises(ChangedLine, match="look 1 was decided by another one"):
+        from_lines(lines)
