@@ -10,7 +10,15 @@ import yaml
 from pydantic import ValidationError
 
 # Pydantic's error types for keys of a file, in plain words.
-PROBLEMS = {"missing": "is needed", "extra_forbidden": "is not a known key"}
+PROBLEMS = {
+    "missing": "is needed",
+    "extra_forbidden": "is not a known key",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must match {pattern}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+}
 REPEATED = "a key is repeated in one mapping"
 # `<<: *anchor` may stand in a mapping more than once.
 MERGE_KEY = "tag:yaml.org,2002:merge"
@@ -66,10 +74,14 @@ def problems_of(error: ValidationError, content: Any) -> list[str]:
                 if kind != "missing" or part != location[-1]:
                     continue
             keys.append(str(part))
+        context = problem.get("ctx", {})
         # A check of a whole model names the field that it is about.
-        if param := problem.get("ctx", {}).get("param"):
+        if param := context.get("param"):
             keys.append(str(param))
-        wrong = PROBLEMS.get(kind, problem["msg"].removeprefix("Value error, "))
+        wrong = PROBLEMS.get(kind, "").format_map(context)
+        wrong = wrong or problem["msg"].removeprefix("Value error, ")
+        if context.get("min_length") == 1:
+            wrong = "must not be empty"
         place = ".".join(keys) or "parameters"
         lines.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
     return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in lines.items()]

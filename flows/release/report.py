@@ -18,6 +18,7 @@ from flows.release.step_load import StepLoad, explained, loads_by_step, rows
 from flows.rollout.words import in_words
 from flows.shared.links import show_link
 from flows.shared.markdown import number, plain
+from flows.shared.private_files import make_private
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import TuneshipError
@@ -63,7 +64,7 @@ OUTCOMES = {
 
 def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path) -> Path:
     """Write `report.md` and its pictures, show them in Prefect, and return the report's path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     pictures: list[str] = []
     loads: list[StepLoad] = []
     # The job may be gone by now: the report then has no loss curves.
@@ -91,6 +92,8 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     text = report(result, release, pictures, loads)
     file = folder / "report.md"
     file.write_text(text)
+    for one in (file, *(folder / name for name in pictures)):
+        one.chmod(0o600)
     show_report(result, release, text, file)
     return file
 

@@ -39,6 +39,7 @@ from flows.script.local_processes import (
 )
 from flows.shared.approval import mark_as_own_server
 from flows.shared.errors import BadInput
+from flows.shared.private_files import make_private, private
 from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
 from tasks.api import api, connect, disconnect
 from tasks.deployments import DeploymentNotRunning
@@ -281,8 +282,9 @@ def _ending_after(error: BaseException) -> Ending:
     log = PipelineSettings().reports.expanduser() / "error.log"
     details = str(log)
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("".join(traceback.format_exception(error)))
+        make_private(log.parent)
+        with open(log, "w", opener=private) as file:
+            file.writelines(traceback.format_exception(error))
     except OSError as fault:  # the error may be the full disk itself
         details = f"not written, {log}: {fault.strerror}"
     message = f"unexpected {type(error).__name__} (details: {details})"

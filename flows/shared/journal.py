@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
+from flows.shared.private_files import make_private, private
 from tuneship.host.durable import flush, flush_open
 
 Fact = TypeVar("Fact")
@@ -88,10 +89,10 @@ class Journal:
             raise OSError(errno.ESTALE, _LOST)
         # Every new folder is on the disk before the file is, or a power cut could lose the first line.
         missing = [folder for folder in self.path.parents if not folder.exists()]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self.path.parent)
         for folder in missing:
             flush(folder.parent)
-        with self.path.open("a+b", buffering=0) as file:
+        with open(self.path, "a+b", buffering=0, opener=private) as file:
             if file.seek(0, os.SEEK_END) < self._length:
                 raise OSError(errno.ESTALE, _LOST)
             # Another process may have added lines since this one read the file; only half a line is cut off.
@@ -147,8 +148,8 @@ class FileLock:
         Raises OSError for a lock that exists and cannot be opened.
         """
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            make_private(self._path.parent)
+            descriptor = private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError:
             # The disk takes no new file: an existing lock can be taken through a descriptor for reading.
             try:

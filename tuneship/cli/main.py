@@ -6,8 +6,8 @@ the declarations (`declared.py`), and a module's commands join the group of the 
 
 import os
 from collections.abc import Mapping
-from importlib import import_module
-from typing import Any
+from importlib import import_module, metadata
+from typing import Annotated, Any
 
 import typer
 
@@ -116,11 +116,23 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        installed = metadata.version("tuneship-client")
+        typer.echo(f"tuneship {installed}")
+        raise typer.Exit
+
+
 @app.callback(
     epilog="Commands that call the API end with 0, or 1 when something is wrong (2: the call cannot be read, 130: "
     "Ctrl-C). `release` has codes of its own."
 )
-def tuneship() -> None:
+def tuneship(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
+    ] = False,
+) -> None:
     """Tune a language model on your data and ship it safely."""
 
 

@@ -239,14 +239,6 @@ class InFlight(Reply):
 
     requests: int
     ages_ms: RequestAges
-    members: Annotated[
-        int | None,
-        Field(
-            exclude_if=absent,
-            description="Additive. How many members of a cluster these requests are of: the one that answers, and "
-            "those that have written theirs since the end of the newest complete bucket. 1 for a service alone.",
-        ),
-    ] = None
 
 
 class DeploymentMetrics(Reply):
@@ -366,7 +358,6 @@ EXAMPLE_METRICS = {
     "in_flight": {
         "requests": 3,
         "ages_ms": {"le": [100.0, 1000.0, 10_000.0, None], "counts": [2, 3, 3, 3]},
-        "members": 1,
     },
     "generate_timeout_seconds": 120.0,
 }

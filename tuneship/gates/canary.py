@@ -40,8 +40,11 @@ def decide(observed: Observed, plan: CanaryPlan, record: RolloutRecord) -> Look:
     The answers need not reach back further than the newest bucket that a look before has counted: the record has those.
     """
     try:
-        answer = read_series(observed.baseline_metrics, observed.candidate_metrics, plan.interval)
-        series, new = record.kept.with_new(answer)
+        kept = record.kept
+        counted_until = kept.buckets[-1].end if kept.buckets else None
+        both = observed.baseline_metrics, observed.candidate_metrics
+        answer = read_series(*both, plan.interval, counted_until)
+        series, new = kept.with_new(answer)
     except Unusable as unusable:
         return judge(str(unusable), observed.baseline, observed.candidate, plan, record)
     last = record.looks[-1].newest if record.looks else dict.fromkeys(ARMS)

@@ -19,7 +19,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """What counts as slow in a bucket: the baseline's median, its p95, and 1.48 times its p99, of this many answers.
+    """The limits of a bucket: the baseline's median, its p95, and 1.48 times its p99, of this many answers.
 
     In ms, or in ms per output token.
     """

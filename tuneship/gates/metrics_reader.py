@@ -1,8 +1,9 @@
 """Reads two deployments' metrics (§4.5, with or without the extension arrays) into a `RolloutSeries`.
 
 The contract's models say what an answer looks like; here it is checked that its numbers can be counted. What cannot be
-counted, or contradicts itself, is `Unusable` (a missing look), never another exception and never zero. Absent, null and
-zero all read as "no requests".
+counted, or contradicts itself, is `Unusable` (a missing look), never another exception and never zero. A bucket that
+contradicts itself and is followed by a sound one is left out, so that it is no evidence and stops nothing for ever.
+Absent, null and zero all read as "no requests".
 """
 
 import math
@@ -77,11 +78,15 @@ _Row = Mapping[str, Any]
 
 
 def read_series(
-    baseline: Metrics | None, candidate: Metrics | None, interval: str
+    baseline: Metrics | None,
+    candidate: Metrics | None,
+    interval: str,
+    counted_until: datetime | None = None,
 ) -> RolloutSeries:
     """Join the answers to `GET .../metrics` of both deployments; None stands for a call that failed.
 
-    Raises `Unusable`. A bucket counts once both answers call it finished.
+    Raises `Unusable`, also where the newest bucket contradicts itself. A bucket counts once both answers call it
+    finished; buckets that ended by `counted_until` are not read again.
     """
     seconds = interval_seconds(interval)
     arms: dict[Arm, _ArmCounts] = {
@@ -92,23 +97,38 @@ def read_series(
     # counted must never change.
     limit = min(counts.finished_until for counts in arms.values())
     length = timedelta(seconds=seconds)
-    starts = sorted({start for counts in arms.values() for start in counts.traffic})
-    buckets = tuple(
-        Bucket(start + length, *(arms[arm].in_bucket(start) for arm in ARMS))
-        for start in starts
-        if start + length <= limit
-    )
-    # One arm without requests may have null; both at once mean that the service does not know.
-    if any(bucket.baseline.unvalued and bucket.candidate.unvalued for bucket in buckets):
-        raise Unusable("throughput is null in both deployments")
+    buckets: list[Bucket] = []
+    problem: str | None = None
+    for start in sorted({start for counts in arms.values() for start in counts.traffic}):
+        end = start + length
+        if end > limit or (counted_until is not None and end <= counted_until):
+            continue
+        found = [arms[arm].traffic.get(start, _NO_TRAFFIC) for arm in ARMS]
+        problem = _problem(start, found)
+        if problem is None:
+            buckets.append(Bucket(end, *cast("list[ArmTraffic]", found)))
+    # A later look reads the newest bucket again: by then its counts may be sound.
+    if problem is not None:
+        raise Unusable(problem)
 
     return RolloutSeries(
-        buckets=buckets,
+        buckets=tuple(buckets),
         at=max(counts.end_time for counts in arms.values()),
         newest={arm: start + length if (start := arms[arm].newest) else None for arm in ARMS},
         edges_ms={arm: arms[arm].edges_ms for arm in ARMS},
         in_flight={arm: arms[arm].in_flight for arm in ARMS},
     )
+
+
+def _problem(start: datetime, found: Sequence[ArmTraffic | str]) -> str | None:
+    """Say why a bucket cannot be counted, with the arm and the time; None for a sound one."""
+    for arm, traffic in zip(ARMS, found, strict=True):
+        if isinstance(traffic, str):
+            return f"the counts of the {arm} at {start:%H:%M:%S} contradict each other: {traffic}"
+    # One arm without requests may have null; both at once mean that the service does not know.
+    if all(isinstance(traffic, ArmTraffic) and traffic.unvalued for traffic in found):
+        return f"throughput is null in both deployments at {start:%H:%M:%S}"
+    return None
 
 
 def read_answer(answer: Metrics) -> MetricsAnswer:
@@ -134,7 +154,7 @@ def read_answer(answer: Metrics) -> MetricsAnswer:
 
 @dataclass(frozen=True)
 class _ArmCounts:
-    """One deployment's answer, counted. A bucket that cannot be counted keeps its reason until it is needed."""
+    """One deployment's answer, counted. A bucket that cannot be counted has its reason instead."""
 
     traffic: Mapping[datetime, ArmTraffic | str]
     edges_ms: tuple[float, ...] | None
@@ -142,12 +162,6 @@ class _ArmCounts:
     finished_until: datetime
     newest: datetime | None
     in_flight: InFlightAges | None
-
-    def in_bucket(self, start: datetime) -> ArmTraffic:
-        traffic = self.traffic.get(start, _NO_TRAFFIC)
-        if isinstance(traffic, str):
-            raise Unusable(traffic)
-        return traffic
 
 
 def _count(given: Metrics | None, seconds: int, arm: Arm) -> _ArmCounts:
@@ -190,7 +204,7 @@ def _count(given: Metrics | None, seconds: int, arm: Arm) -> _ArmCounts:
 
 
 def _rows(metric: str, series: Series | None) -> dict[datetime, _Row]:
-    """One metric by bucket start, in any order. Raises `Unusable` where two entries are for one bucket."""
+    """One metric by bucket start, in any order. A bucket with two rows has one that says so."""
     if series is None:
         return {}
     stamps = series.timestamps or []
@@ -214,12 +228,13 @@ def _rows(metric: str, series: Series | None) -> dict[datetime, _Row]:
     for name, column in columns.items():
         if len(column) != len(stamps):
             raise Unusable(f"{name} is not as long as its timestamps")
-    rows: dict[datetime, _Row] = {
-        _utc(stamp): {name: column[i] for name, column in columns.items()}
-        for i, stamp in enumerate(stamps)
-    }
-    if len(rows) != len(stamps):
-        raise Unusable(f"{metric} has two rows for one bucket")
+    rows: dict[datetime, _Row] = {}
+    for i, stamp in enumerate(stamps):
+        start, row = _utc(stamp), {name: column[i] for name, column in columns.items()}
+        if start in rows:
+            row["complete"] = row["complete"] and rows[start]["complete"]
+            row["twice"] = True
+        rows[start] = row
     return rows
 
 
@@ -246,6 +261,9 @@ def _cells_of_bucket(index: Sequence[int], count: Sequence[int], name: str) -> C
 
 def _traffic(row: Mapping[str, _Row], seconds: int, published: Set[str]) -> ArmTraffic | str:
     """Count one bucket from its rows in the four metrics, or say why it cannot be counted."""
+    for metric, found in row.items():
+        if "twice" in found:
+            return f"two rows for one bucket in {metric}"
     errors, latency, usage = row["error_rate"], row["latency"], row["token_usage"]
     rate = row["throughput"].get("requests_per_second")
     # Counts are exact. Those of a server that publishes a rate and a percentage only are worked out,

@@ -85,7 +85,7 @@ def span(series: RolloutSeries, record: RolloutRecord) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the buckets so far say about the next one, and the last bucket as the gates count it."""
+    """The limits that follow from the buckets so far, and the last bucket as the gates count it."""
 
     measured: Measured | None = None
     recent: tuple[ArmTraffic, ...] = ()

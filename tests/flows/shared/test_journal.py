@@ -113,3 +113,14 @@ def test_a_lock_is_held_once_and_needs_no_folder_that_can_be_written(tmp_path: P
 
     (tmp_path / "file").touch()
     assert FileLock(tmp_path / "file" / "a.lock").take(), "what cannot be made is held by nobody"
+
+
+def test_records_and_locks_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "records" / "service" / "one.jsonl")
+    journal.append("a")
+    lock = FileLock(journal.path.with_suffix(".lock"))
+    assert lock.take()
+    lock.release()
+    modes = {path.stat().st_mode & 0o777 for path in journal.path.parent.iterdir()}
+    folders = [journal.path.parent, journal.path.parents[1]]
+    assert (modes, {one.stat().st_mode & 0o777 for one in folders}) == ({0o600}, {0o700})

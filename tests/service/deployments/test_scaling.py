@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tuneship.service.common.scaling import (
     COOLDOWN,
-    Bounds,
     Demand,
+    ReplicaBounds,
     ScalingDecision,
     ScalingSettings,
     Supply,
@@ -27,7 +27,7 @@ def seconds(number: float) -> timedelta:
 
 
 def after(
-    before: ScalingDecision, bounds: Bounds, demand: Demand, now: datetime, **supply: Any
+    before: ScalingDecision, bounds: ReplicaBounds, demand: Demand, now: datetime, **supply: Any
 ) -> tuple[int, str]:
     found = next_decision(
         before,
@@ -65,13 +65,13 @@ def test_a_moment(
     replicas: int, bounds: tuple[int, int], demand: Demand, queued: int, wanted: int
 ) -> None:
     before = ScalingDecision(replicas, START, START)
-    found, why = after(before, Bounds(*bounds), demand, START + seconds(10), queued=queued)
+    found, why = after(before, ReplicaBounds(*bounds), demand, START + seconds(10), queued=queued)
     assert found == wanted
     assert bool(why) == (wanted != replicas)
 
 
 def test_nothing_is_added_while_what_was_added_is_being_started_or_has_just_come() -> None:
-    before, bounds = ScalingDecision(2, START, START), Bounds(1, 4)
+    before, bounds = ScalingDecision(2, START, START), ReplicaBounds(1, 4)
     soon, later = START + COOLDOWN - seconds(0.1), START + COOLDOWN
     assert after(before, bounds, QUEUE, soon, queued=9)[0] == 2
     assert after(before, bounds, QUEUE, later, queued=9, replicas=1)[0] == 2
@@ -80,7 +80,7 @@ def test_nothing_is_added_while_what_was_added_is_being_started_or_has_just_come
 
 def through(
     pace: ScalingDecision,
-    bounds: Bounds,
+    bounds: ReplicaBounds,
     demands: list[Demand],
     every: timedelta,
     now: datetime = START,
@@ -98,26 +98,36 @@ def through(
 
 
 def test_replicas_leave_one_by_one_when_fewer_would_have_done_for_the_whole_time() -> None:
-    quiet = through(ScalingDecision(3, START, START), Bounds(0, 4), [Demand()] * 16, seconds(60))
+    quiet = through(
+        ScalingDecision(3, START, START), ReplicaBounds(0, 4), [Demand()] * 16, seconds(60)
+    )
     assert quiet == [3] * 4 + [2] * 5 + [1] * 5 + [0] * 2
 
 
 def test_a_single_request_keeps_the_last_replica_and_a_full_batch_the_others() -> None:
     now_and_then = [Demand(), Demand(), Demand(), Demand(in_flight=1)] * 5
     assert (
-        through(ScalingDecision(1, START, START), Bounds(0, 4), now_and_then, seconds(60))
+        through(ScalingDecision(1, START, START), ReplicaBounds(0, 4), now_and_then, seconds(60))
         == [1] * 20
     )
     busy = [Demand(in_flight=ROWS // 2 + 1)] * 20
-    assert through(ScalingDecision(2, START, START), Bounds(1, 4), busy, seconds(60)) == [2] * 20
+    assert (
+        through(ScalingDecision(2, START, START), ReplicaBounds(1, 4), busy, seconds(60))
+        == [2] * 20
+    )
     half = [Demand(in_flight=ROWS // 2)] * 20
-    assert through(ScalingDecision(2, START, START), Bounds(1, 4), half, seconds(60))[-1] == 1
+    assert (
+        through(ScalingDecision(2, START, START), ReplicaBounds(1, 4), half, seconds(60))[-1] == 1
+    )
 
 
 def test_a_day_with_a_rush_ends_as_it_began() -> None:
     rush = [Demand(in_flight=200, waiting=50, waited=seconds(2))] * 60
     numbers = through(
-        ScalingDecision(0, START, START), Bounds(0, 4), [*rush, *[Demand()] * 3600], seconds(1)
+        ScalingDecision(0, START, START),
+        ReplicaBounds(0, 4),
+        [*rush, *[Demand()] * 3600],
+        seconds(1),
     )
     assert max(numbers) == 4
     assert numbers[-1] == 0
@@ -138,7 +148,7 @@ def test_a_day_with_a_rush_ends_as_it_began() -> None:
 def test_the_number_never_leaves_its_bounds(
     seen: list[tuple[int, int, float]], least: int, more: int, first: int
 ) -> None:
-    bounds = Bounds(least, max(1, least + more))
+    bounds = ReplicaBounds(least, max(1, least + more))
     demands = [Demand(in_flight, waiting, seconds(waited)) for in_flight, waiting, waited in seen]
     numbers = through(ScalingDecision(first, START, START), bounds, demands, seconds(7))
     assert all(bounds.least <= number <= bounds.most for number in numbers)

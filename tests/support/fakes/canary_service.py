@@ -126,6 +126,8 @@ class FakeService:
         """An event for which generations wait; `waiting` counts them."""
         self.waiting = 0
         self.metrics_down: Callable[[int], bool] = lambda _tick: False
+        self.spoil: Callable[[str, dict[str, Any]], object] = lambda _name, _metrics: None
+        """A function that changes a deployment's metrics before they are answered."""
         self.silent: dict[str, str] = {}
         """By deployment without requests: how its metrics show that, as "zeros", "empty" or "nulls"."""
         self.patch_script: list[str] = []
@@ -297,12 +299,14 @@ class FakeService:
         rows = [
             (number, self.buckets[number].get(name, nothing)) for number in range(first, self.ticks)
         ]
+        metrics = _series(rows, self.extensions, self.silent.get(name))
+        self.spoil(name, metrics)
         return 200, {
             "deployment_id": name,
             "start_time": as_text(start),
             "end_time": as_text(self.now),
             "interval": query.get("interval", "1m"),
-            "metrics": _series(rows, self.extensions, self.silent.get(name)),
+            "metrics": metrics,
             "summary": {},
         }
 

@@ -11,6 +11,7 @@ from tuneship.contract.deployments import DeploymentCreate, DeploymentUpdate
 from tuneship.contract.endpoints import CanaryEndpointCreate
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import JobCreate
+from tuneship.contract.models import ModelImport
 from tuneship.contract.webhooks import WebhookCreate
 
 JOB = {"base_model": "tuneship-tiny", "dataset_id": "ds_1", "model_name": "7"}
@@ -81,6 +82,8 @@ def test_a_list_of_members_is_written_entry_by_entry() -> None:
         (WebhookCreate, ["events.x=*"], {"url": "u"}, "--set: the entries of a list are numbered"),
         (WebhookCreate, ["events.2=*"], {"url": "u"}, "--set: the entries of a list are numbered from 0"),
         (Generate, [], {}, "prompt: is needed"),
+        (Generate, [], {"prompt": ""}, "prompt: must not be empty"),
+        (ModelImport, [], {"name": "a b"}, "name: must match ^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"),
         (Generate, ["messages.0.role=user", "messages.0.content=a"], {"prompt": "secret"}, "messages: must not be"),
         (Generate, ["temperature=NaN"], {"prompt": "secret"}, "temperature: "),
         (DeploymentCreate, ["model_config.x=secret"], {"model_name": "m"}, "model_config.x: is not a known key"),

@@ -168,7 +168,7 @@ def test_a_replay_names_the_first_field_that_differs() -> None:
 
 
 def test_answers_need_not_reach_back_to_what_was_counted() -> None:
-    """What a look has counted is in the record, whatever the server says of it later."""
+    """The record has what a look counted, whatever the server says of it later."""
 
     def newest(look: int, *answers: dict[str, Any]) -> tuple[Any, Any]:
         for answer in answers:

@@ -1,11 +1,12 @@
 """Finer counts reach the series as they are published, and metrics that contradict each other are a missing look."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.unit.gates.rollouts import Served, answer, moment
+from tests.unit.gates.rollouts import START, Served, answer, moment
 from tuneship.gates.cells import NO_CELLS, Cells
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.series import ArmTraffic, Unusable
@@ -130,6 +131,21 @@ def twice(metric: str) -> Callable[[dict[str, Any]], None]:
     return apply
 
 
+# In the other contradictions it is the first bucket, or the whole answer.
+IN_THE_LAST = (
+    "more blank answers than answers",
+    "more lengths than succeeded",
+    "more in the histogram than succeeded",
+)
+OF_A_BUCKET = (
+    "requests",
+    "no requests",
+    "a hundred",
+    "two rows",
+    "more errors",
+    "more repeat",
+    "more per",
+)
 CONTRADICTIONS = {
     "no requests beside a hundred": change("throughput", "requests_per_second", 0, to=100 / 60),
     "a hundred requests beside three": change("error_rate", "request_count", 0, to=100),
@@ -158,14 +174,34 @@ CONTRADICTIONS = {
 }
 
 
+def spoilt(name: str, arm: str, end: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return both answers, one of them spoilt, as they are after so many buckets."""
+    wrong, sound = published(), published()
+    CONTRADICTIONS[name](wrong["metrics"])
+    wrong["end_time"] = sound["end_time"] = moment(end)
+    return (wrong, sound) if arm == "baseline" else (sound, wrong)
+
+
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 @pytest.mark.parametrize("arm", ["baseline", "candidate"])
 def test_contradictory_metrics_are_a_missing_look_with_a_reason(name: str, arm: str) -> None:
-    spoilt = published()
-    CONTRADICTIONS[name](spoilt["metrics"])
-    pair = (spoilt, published()) if arm == "baseline" else (published(), spoilt)
+    # The first bucket or the last one is spoilt; each is the newest once.
+    end = 3 if name in IN_THE_LAST else 1
     with pytest.raises(Unusable, match=r"\w+ \w+"):
-        read_series(*pair, "1m")
+        read_series(*spoilt(name, arm, end), "1m")
+
+
+@pytest.mark.parametrize("name", [name for name in CONTRADICTIONS if name.startswith(OF_A_BUCKET)])
+@pytest.mark.parametrize("arm", ["baseline", "candidate"])
+def test_a_contradictory_bucket_before_a_sound_one_is_left_out(name: str, arm: str) -> None:
+    sound = read_series(published(), published(), "1m").buckets
+    assert read_series(*spoilt(name, arm, 3), "1m").buckets == sound[1:]
+
+
+def test_buckets_that_were_counted_are_not_read_again() -> None:
+    answers = spoilt("more errors than requests", "candidate", 1)
+    counted_until = START + timedelta(minutes=1)
+    assert read_series(*answers, "1m", counted_until).buckets == ()
 
 
 def test_contradictions_of_a_bucket_that_is_not_finished_are_not_looked_at() -> None:

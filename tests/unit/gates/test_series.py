@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gates.rollouts import Served, answer
+from tests.unit.gates.rollouts import Served, answer, moment
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.frames import series_frame
 from tuneship.gates.metrics_reader import read_series
@@ -122,6 +122,7 @@ BAD = {
 @pytest.mark.parametrize("spoil", BAD.values(), ids=BAD.keys())
 def test_a_series_that_cannot_be_counted_is_unusable(spoil: Any) -> None:
     one, other = both(extended=False)
+    other["end_time"] = moment(1)
     spoil(other)
     with pytest.raises(Unusable):
         read_series(one, other, "1m")
@@ -147,6 +148,7 @@ BAD_COUNTS = {
 @pytest.mark.parametrize("spoil", BAD_COUNTS.values(), ids=BAD_COUNTS.keys())
 def test_extension_counts_are_checked_as_well(spoil: Any) -> None:
     one, other = both()
+    other["end_time"] = moment(1)
     spoil(other)
     with pytest.raises(Unusable):
         read_series(one, other, "1m")

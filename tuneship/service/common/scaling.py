@@ -15,7 +15,7 @@ TARGET_UTILIZATION = 0.5
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ReplicaBounds:
     """The limits on the number of a deployment's replicas."""
 
     least: int
@@ -72,7 +72,7 @@ class ScalingDecision:
 
 def next_decision(
     before: ScalingDecision,
-    bounds: Bounds,
+    bounds: ReplicaBounds,
     supply: Supply,
     demand: Demand,
     settings: ScalingSettings,

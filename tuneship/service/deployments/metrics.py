@@ -164,7 +164,7 @@ def _in_flight(
                 total += counts
     at_most = total.cumsum()
     ages_ms = {"le": [*AGES_MS, None], "counts": at_most}
-    return {"requests": int(at_most[-1]), "ages_ms": ages_ms, "members": len(members)}
+    return {"requests": int(at_most[-1]), "ages_ms": ages_ms}
 
 
 def _bucket_starts(start: datetime, end: datetime, interval: str) -> range:

@@ -11,7 +11,7 @@ from tuneship.host.machine import more_processes, this_machine
 from tuneship.runtime.replica_protocol import ReplicaGroup
 from tuneship.service.common.leadership import Leadership
 from tuneship.service.common.scaling import (
-    Bounds,
+    ReplicaBounds,
     ScalingDecision,
     ScalingSettings,
     Supply,
@@ -91,9 +91,9 @@ class ReplicaPlan:
                 fits = len(group.pids) + more_processes(group.pids)
                 most = min(most, this_machine().cpus, fits)
             # The machine never lowers the minimum that the client has set.
-            bounds = Bounds(least, max(1, least, most))
+            bounds = ReplicaBounds(least, max(1, least, most))
         else:
-            bounds = Bounds(max(1, least), max(1, least))
+            bounds = ReplicaBounds(max(1, least), max(1, least))
 
         after = next_decision(before, bounds, supply, demand, self._scaling, now)
         self._decisions[row["id"]] = after
