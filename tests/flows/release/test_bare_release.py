@@ -45,7 +45,9 @@ def test_a_release_that_says_what_serves_is_promoted(bare: WholeService, tmp_pat
         for line in file.read_text().splitlines()
     ]
     plan = next(fact["plan"] for fact in facts if "plan_digest" in fact)
-    assert plan["output_length"] is None  # a tuned model is meant to answer unlike its base
+    # A tuned model is meant to answer unlike its base.
+    assert plan["output_length"] is None
+    assert (plan["quality_gates"]["short"], plan["quality_gates"]["long"]) == (None, None)
 
 
 def test_a_release_that_does_not_is_refused_before_anything_is_made(

@@ -59,7 +59,7 @@ def answer(errors: int, buckets: int = 6) -> dict[str, Any]:
         "end_time": (START + timedelta(seconds=buckets)).isoformat(),
         "interval": "1s",
         "metrics": {
-            "throughput": {**same, "requests_per_second": [2.0] * buckets},
+            "throughput": {**same, "requests_per_second": [20.0] * buckets},
             "error_rate": {
                 **same,
                 "percentage": [5.0 * errors] * buckets,
@@ -197,6 +197,7 @@ def loaded(share: int, buckets: int = 10) -> tuple[dict[str, Any], dict[str, Any
         mine = share if n < buckets else 100
         for arm, weight in ((candidate, mine), (baseline, 100 - mine)):
             arm["metrics"]["error_rate"]["request_count"][n] = 20 * weight // 100
+            arm["metrics"]["throughput"]["requests_per_second"][n] = 20.0 * weight / 100
             arm["metrics"]["latency"]["p95"][n] = 100.0 + 2 * weight
     return baseline, candidate
 
