@@ -254,7 +254,7 @@ def _learned(evidence: Evidence) -> GateResult:
     lowest = min(sum(third) / count for third in thirds)
     limit = (1.0 - max(GAIN_WITHOUT_ROWS * rules.min_gain, 0.001)) * first
     state = "pass" if lowest <= limit else "reject"
-    return GateResult(name, state, lowest, limit, f"first {first:.4f}; {without_rows}")
+    return GateResult(name, state, lowest, limit, f"first {first:.4g}; {without_rows}")
 
 
 def _beats(name: str, gain: Paired, share: float, note: str) -> GateResult:
@@ -286,7 +286,7 @@ def _against_champion(evidence: Evidence) -> GateResult:
         return GateResult(name, "hold", evidence.best, note="not comparable with the champion")
     limit = best + evidence.rules.champion_margin
     state = "pass" if evidence.best <= limit else "reject"
-    note = f"champion {best:.4f}; {evidence.without_rows}"
+    note = f"champion {best:.4g}; {evidence.without_rows}"
     return GateResult(name, state, evidence.best, limit, note)
 
 
@@ -370,10 +370,13 @@ def _sane(evidence: Evidence) -> GateResult:
 
 
 def _enough_data(evidence: Evidence) -> GateResult:
-    examples, least = evidence.job.validation_examples, evidence.rules.min_validation_examples
+    name, examples = "T8 enough data", evidence.job.validation_examples
+    least = evidence.rules.min_validation_examples
     if examples is None:
-        return GateResult("T8 enough data", "hold", None, least, "validation examples unknown")
-    return GateResult("T8 enough data", "pass" if examples >= least else "hold", examples, least)
+        return GateResult(name, "hold", None, least, "the number of validation rows is not known")
+    return GateResult(
+        name, "pass" if examples >= least else "hold", examples, least, "validation rows"
+    )
 
 
 def _first_model(evidence: Evidence) -> GateResult:
