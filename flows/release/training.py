@@ -94,7 +94,7 @@ def train(
 
 
 def _comparison(release: ReleaseParameters, run_key: str, champion: Champion | None) -> Comparison:
-    """Ask for losses by row, of the champion too; the halves of the rows are others in each release."""
+    """Ask for losses by row, of the champion too; each release draws other rows that judge."""
     seed = int.from_bytes(hashlib.sha256(run_key.encode()).digest()[:4]) >> 1
     measured = champion.measured if champion else None
     is_comparable = measured is not None and measured.base_model == release.base_model

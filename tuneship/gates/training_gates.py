@@ -38,7 +38,7 @@ MAX_BROKEN_SHARE, CLEAN_END = 0.01, 0.1
 # Without losses by row nobody knows the noise, so the loss must fall by so many times more.
 GAIN_WITHOUT_ROWS = 4.0
 # The margin to the champion, as a share of its loss: at least and at most.
-MARGIN_SHARE, MOST_MARGIN_SHARE = 0.015, 0.05
+MARGIN_SHARE, MOST_MARGIN_SHARE = 0.015, 0.075
 # Hardly any text can be predicted so well that was not seen before.
 LEAK_LOSS = 0.01
 # Fewer duplicates than this share of the rows are left out, and change nothing.
@@ -62,7 +62,7 @@ class TrainingRules(StrictModel):
     champion_margin: float = Field(
         default=0.02,
         ge=0,
-        description="Nats that the loss may exceed the champion's. At least 1.5 % of its loss and at most 5 %, where "
+        description="Nats that the loss may exceed the champion's. At least 1.5 % of its loss and at most 7.5 %, where "
         "the server publishes losses by row.",
     )
     max_validation_loss: float | None = Field(
@@ -303,9 +303,9 @@ def _not_worse(name: str, rules: TrainingRules, worse: Paired) -> GateResult:
     wanted = (2 * margin - worse.mean) / Z_5
     if worse.mean > margin:
         wanted = max(wanted, worse.mean / Z_1)
-    # Half of the validation rows judge.
+    # Two thirds of the validation rows judge.
     if wanted > SMALLEST_ERROR:
-        note += f"; about {2 * worse.needs(wanted)} validation rows would decide"
+        note += f"; about {math.ceil(1.5 * worse.needs(wanted))} validation rows would decide"
     return GateResult(name, "hold", loss, limit, note)
 
 
