@@ -271,7 +271,7 @@ def _against_champion(evidence: Evidence) -> GateResult:
     if rows is not None and rows.compared and rows.compared_model == champion.model:
         worse = judged(rows, rows.served, rows.compared)
         if worse is not None:
-            return _not_worse(name, evidence.rules, worse)
+            return _not_worse(name, evidence.rules, worse, len(rows.rows))
     # Losses are in nats per token of one tokenizer over one set of examples: of other base models or
     # data they say nothing about which model is better. The same file may be uploaded twice.
     job, ids = evidence.job, (evidence.job.validation_dataset_id, champion.validation_dataset_id)
@@ -290,7 +290,7 @@ def _against_champion(evidence: Evidence) -> GateResult:
     return GateResult(name, state, evidence.best, limit, note)
 
 
-def _not_worse(name: str, rules: TrainingRules, worse: Paired) -> GateResult:
+def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: int) -> GateResult:
     """Reject what is worse beyond the margin and beyond chance; pass what is certainly not far beyond it."""
     champion, loss = worse.theirs, worse.ours
     margin = rules.margin(champion)
@@ -303,9 +303,10 @@ def _not_worse(name: str, rules: TrainingRules, worse: Paired) -> GateResult:
     wanted = (2 * margin - worse.mean) / Z_5
     if worse.mean > margin:
         wanted = max(wanted, worse.mean / Z_1)
-    # Two thirds of the validation rows judge.
+    # Only a part of the validation rows judges.
     if wanted > SMALLEST_ERROR:
-        note += f"; about {math.ceil(1.5 * worse.needs(wanted))} validation rows would decide"
+        enough = math.ceil(worse.needs(wanted) * rows / worse.rows)
+        note += f"; about {enough:,} validation rows would decide"
     return GateResult(name, "hold", loss, limit, note)
 
 

@@ -93,7 +93,7 @@ def test_the_margin_to_the_champion_follows_its_loss(
 def test_a_hold_says_how_many_rows_would_decide() -> None:
     verdict = judge(rows(noise=0.3))
     assert (verdict.decision, verdict.reason) == ("hold", "T4 champion")
-    wanted = int(note(verdict, "T4").split("about ")[1].split()[0])
+    wanted = int(note(verdict, "T4").split("about ")[1].split()[0].replace(",", ""))
     assert ROWS < wanted < 10 * ROWS
 
 

@@ -197,8 +197,8 @@ KINDS = {
         by_rows("learned nothing, rows differ by 20 %", "T3", Rows(row_noise=0.2), "be refused", 0.01),
         by_rows("1.5 % better, rows differ by 2 %", "T3", Rows(start=1.015, row_noise=0.02), "pass", 0.4),
         by_rows("10 % better", "T3", Rows(start=1.1, rows=400), "pass", 0.02),
-        by_rows("equal, 50 rows", "T4", Rows(rows=50), "pass", 0.04, 0.75),
-        by_rows("equal, 200 rows", "T4", Rows(), "pass", 0.04, 0.55),
+        by_rows("equal, 50 rows", "T4", Rows(rows=50), "pass", 0.04, 0.76),
+        by_rows("equal, 200 rows", "T4", Rows(), "pass", 0.04, 0.36),
         by_rows("equal, 1,000 rows", "T4", Rows(rows=1000), "pass", 0.02, 0.05),
         *(by_rows(f"equal, short answers, {rows:,} rows", "T4", Rows(rows=rows, **SHORT_ANSWERS), "pass", 0.04, holds)
           for rows, holds in ((50, 0.7), (200, 0.33), (400, 0.1), (1000, 0.02))),

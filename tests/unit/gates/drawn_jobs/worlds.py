@@ -1,7 +1,7 @@
 """Draws training jobs from a seed: losses by step, losses by validation row, and answers to prompts.
 
 The sizes are assumptions: the noise of a loss falls with the root of the batch size, and a row's loss differs from
-one model to another by a share of itself. `SHORT_ANSWERS` was measured.
+one model to another by a share of itself. `SHORT_ANSWERS` were measured.
 """
 
 import math
@@ -138,8 +138,8 @@ class Rows:
 
 
 # Seven trainings of the tiny model on 800 rows of `examples/icd10cm`, which differ in nothing but their seeds: over its
-# 992 validation rows of a few tokens each, the difference of a row has a deviation of 0.68 of the mean loss, which is
-# 0.22 on average. The means of two seeds differ by 5 % (one deviation).
+# 992 validation rows of a few tokens each, the difference of a row has a standard deviation of 0.68 of the mean loss,
+# which is 0.22 on average.
 SHORT_ANSWERS = {"champion_loss": 0.22, "row_noise": 0.4}
 
 
