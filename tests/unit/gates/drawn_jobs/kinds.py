@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tests.unit.gates.drawn_jobs import before
@@ -200,10 +200,10 @@ KINDS = {
         by_rows("equal, 50 rows", "T4", Rows(rows=50), "pass", 0.04, 0.76),
         by_rows("equal, 200 rows", "T4", Rows(), "pass", 0.04, 0.36),
         by_rows("equal, 1,000 rows", "T4", Rows(rows=1000), "pass", 0.02, 0.05),
-        *(by_rows(f"equal, short answers, {rows:,} rows", "T4", Rows(rows=rows, **SHORT_ANSWERS), "pass", 0.04, holds)
+        *(by_rows(f"equal, short answers, {rows:,} rows", "T4", replace(SHORT_ANSWERS, rows=rows), "pass", 0.04, holds)
           for rows, holds in ((50, 0.7), (200, 0.33), (400, 0.1), (1000, 0.02))),
         *(by_rows(f"{share:.0%} worse, short answers, {rows:,} rows".replace("%", " %"), "T4",
-                  Rows(rows=rows, candidate=1 + share, **SHORT_ANSWERS), "be refused", most)
+                  replace(SHORT_ANSWERS, rows=rows, candidate=1 + share), "be refused", most)
           for share, rows, most in ((0.15, 200, 0.12), (0.3, 200, 0.02), (0.15, 1000, 0.02))),
         by_rows("3.00 v 3.03, within the margin", "T4",
                 Rows(champion_loss=3.0, candidate=1.01, row_noise=0.02, rows=400), "pass", 0.03, 0.2),
