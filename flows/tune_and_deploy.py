@@ -88,7 +88,10 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
     plan = release.plan(champion.endpoint_id if champion else None, baseline_id, candidate_id)
     if champion is None or champion.measured is None:
         # The baseline is a base model, and tuning is meant to change the length of its answers.
-        plan = plan.model_copy(update={"output_length": None})
+        quality = plan.quality_gates
+        if quality is not None:
+            quality = quality.model_copy(update={"short": None, "long": None})
+        plan = plan.model_copy(update={"output_length": None, "quality_gates": quality})
     run.record_plan(plan)
     return run.result_of_rollout(shift_traffic(plan))
 

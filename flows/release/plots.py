@@ -65,6 +65,8 @@ def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> Non
         axes.plot(seen.index, seen, "o-", color=orange, label=f"validation{best}")
         for limit, line in zip(limits, LIMIT_LINES, strict=False):
             label = f"limit of gate {limit.gate} {limit.value:.3f}"
+            if limit.judged is not None:
+                label += f", judged {limit.judged:.3f}"
             axes.axhline(limit.value, color=LIMIT, linestyle=line, linewidth=1.2, label=label)
         _label(axes, "Loss of the fine-tuning job", "step", "nats per token")
         drawn = [*training.dropna(), *seen, *(limit.value for limit in limits)]

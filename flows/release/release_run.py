@@ -67,11 +67,6 @@ class ReleaseRun:
         """Id of the model that is released; empty until it is known."""
         return self.known.get("model") or ""
 
-    @property
-    def champion_best(self) -> float | None:
-        """The lowest validation loss of the champion."""
-        return self.known.get("champion_validation_loss")
-
     def remember(self, kind: str, resource_id: str, **fields: Any) -> None:
         """Record a resource that was created, and link it on the run's page."""
         self.record.add(kind, datetime.now(UTC), id=resource_id, **fields)

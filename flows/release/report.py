@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.loss_limits import Limit, limits_of
+from flows.release.loss_limits import Limit
 from flows.release.result import ReleaseResult
 from flows.release.step_load import StepLoad, explained, loads_by_step, rows
 from flows.rollout.words import in_words
@@ -73,12 +73,11 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
         if losses is not None and losses.steps:
             from flows.release.plots import plot_losses  # noqa: PLC0415 - starts slowly
 
-            # The limits by which the gates on the validation loss decided, or those known before.
             limits = [
-                Limit(gate["name"], gate["limit"])
+                Limit(gate["name"], gate["limit"], gate["value"])
                 for gate in result.training_gates
                 if gate["name"] in LOSS_GATES and gate["limit"] is not None
-            ] or limits_of(release.training_gates, result.champion_validation_loss)
+            ]
             plot_losses(losses, limits, folder / "loss.png")
             pictures.append("loss.png")
     if result.history and result.candidate_deployment_id:

@@ -13,7 +13,7 @@ from prefect import get_run_logger
 from flows.forms.release_form import ReleaseParameters
 from flows.release.champion import Champion, validation_content
 from flows.release.data import Prepared
-from flows.release.loss_limits import limits_of
+from flows.release.loss_limits import Limit
 from flows.release.release_run import ReleaseRun, described
 from flows.release.result import Contender
 from flows.release.training_page import TrainingPage
@@ -67,12 +67,15 @@ def train(
         ids.append(job_id)
 
     made = [get_job(job_id) for job_id in ids]
+    # The limit to the champion is not known before both are measured on the rows that judge.
+    most = release.training_gates.max_validation_loss
+    limits = [Limit("T9 first model", most)] if most is not None and champion is None else []
     # The jobs may have to queue for each other.
     hours = release.compute_config.max_runtime_hours * len(made)
     patience = WaitPolicy(
         3600.0 * hours + SLACK_SECONDS,
         EarlyStop({job.id: _warmup_steps(job) for job in made}),
-        TrainingPage(limits_of(run.release.training_gates, run.champion_best)).show,
+        TrainingPage(limits).show,
     )
     ended = [wait_for_job(ids[0], patience)] if len(ids) == 1 else wait_for_jobs(ids, patience)
     measured = [get_job_metrics(job.id) for job in ended]
@@ -91,7 +94,7 @@ def train(
 
 
 def _comparison(release: ReleaseParameters, run_key: str, champion: Champion | None) -> Comparison:
-    """Ask for losses by row, of the champion too; the halves of the rows are others in each release."""
+    """Ask for losses by row, of the champion too; each release draws other rows that judge."""
     seed = int.from_bytes(hashlib.sha256(run_key.encode()).digest()[:4]) >> 1
     measured = champion.measured if champion else None
     is_comparable = measured is not None and measured.base_model == release.base_model
@@ -131,8 +134,8 @@ def _warn_of_few_points(release: ReleaseParameters, data: Prepared) -> None:
         points = 1 + math.ceil(epochs / every)
         if points < MIN_POINTS:
             get_run_logger().warning(
-                "validation_frequency: the loss is measured %d times, and %d are needed to see "
-                "whether it has turned (gate T1 points)",
+                "validation_frequency: the validation loss will be measured %d times; fewer than %d "
+                "cannot show whether it still falls (gate T1 points)",
                 points,
                 MIN_POINTS,
             )

@@ -10,8 +10,8 @@ from tuneship.contract.common import LogCursor, Reply, Timestamp, TimestampMs, a
 class RowLosses(Reply):
     """Arrays of equal length, one entry a validation row: mean losses in nats per learnt token, and no text.
 
-    Half of the rows, drawn by the job's `comparison.seed`, chose the checkpoint; the other half (`judge`) has measured
-    nothing before.
+    A third of the rows, drawn by the job's `comparison.seed`, chose the checkpoint; the others (`judge`) were not
+    measured before.
     """
 
     rows: Annotated[

@@ -149,8 +149,8 @@ class Comparison(CreateRequest):
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         default=0,
-        description="Draws the half of the validation rows that is measured while it trains, and so chooses the "
-        "checkpoint; the other half judges it.",
+        description="Draws the third of the validation rows that is measured while it trains, and so chooses the "
+        "checkpoint; the others judge it.",
     )
 
 

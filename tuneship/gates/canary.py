@@ -5,7 +5,7 @@ the same bit by bit. Knows no HTTP and moves nothing: the flow acts on the `Look
 is known at a look, `rules.py` decides.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -95,22 +95,23 @@ def replay(record: RolloutRecord) -> Iterator[tuple[Look, Look]]:
         yield look, replace(decided, kept=look.kept)
 
 
-def first_difference(one: Any, other: Any) -> str | None:
+def first_difference(one: Look, other: Look) -> str | None:
     """Name the first field in which two looks differ, and both values; None for equal ones."""
-    if one == other:
-        return None
-    kinds = {type(one), type(other)}
-    if kinds == {tuple}:
-        pairs = enumerate(zip_longest(one, other))
-    elif len(kinds) == 1 and is_dataclass(one):
-        pairs = (
-            (field.name, (getattr(one, field.name), getattr(other, field.name)))
-            for field in fields(one)
-        )
-    else:
+    return None if one == other else _difference(one, other)
+
+
+def _difference(one: Any, other: Any) -> str:
+    kind: Any = type(one)
+    pairs: Iterable[tuple[Any, tuple[Any, Any]]]
+    if kind is not type(other) or not (kind is tuple or is_dataclass(kind)):
         return f": recorded {one}, decided {other}"
-    name, found = next((name, pair) for name, pair in pairs if pair[0] != pair[1])
-    return f".{name}{first_difference(*found)}"
+    if kind is tuple:
+        pairs = enumerate(zip_longest(one, other))
+    else:
+        names = [field.name for field in fields(kind)]
+        pairs = [(name, (getattr(one, name), getattr(other, name))) for name in names]
+    name, found = next((name, found) for name, found in pairs if found[0] != found[1])
+    return f".{name}{_difference(*found)}"
 
 
 def _look(view: View, ruling: Ruling) -> Look:

@@ -31,7 +31,7 @@ ERRORS, ERRORS_OVER_LOWEST = 3.76, 5.6
 LEAST_RISE, LEAST_RISE_OVER_LOWEST = 1.1, 1.5
 # Turns a median of absolute deviations into a standard deviation.
 MAD_TO_DEVIATION = 1.48
-SMALLEST_LOSS = 1e-9
+SMALLEST_LOSS, LARGEST_LOSS = 1e-9, 1e30
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def is_diverging(losses: Sequence[float]) -> bool:
 
     `losses` are those after the warm-up; those that are not finite are left out.
     """
-    finite = [max(loss, SMALLEST_LOSS) for loss in losses if math.isfinite(loss)]
+    # Between these bounds no power is too large for a float.
+    finite = [min(max(loss, SMALLEST_LOSS), LARGEST_LOSS) for loss in losses if math.isfinite(loss)]
     count = min(NEWEST_LOSSES, len(finite) - REFERENCE_LOSSES)
     if count < FEWEST_NEWEST:
         return False

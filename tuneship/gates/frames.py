@@ -42,7 +42,9 @@ class MetricCurve:
 
     def evaluations(self) -> "MetricCurve":
         """The rows with a new finite validation loss: a repeated value is no new evidence."""
-        known = self.frame[self.frame["validation_loss"].map(math.isfinite)]
+        # `map` over no rows gives no booleans, which would choose columns.
+        is_known = self.frame["validation_loss"].map(math.isfinite).astype(bool)
+        known = self.frame[is_known]
         return MetricCurve(known[known["validation_loss"].ne(known["validation_loss"].shift())])
 
     def after_step(self, step: int) -> "MetricCurve":
@@ -68,7 +70,10 @@ def read_curve(metrics: Mapping[str, Any]) -> MetricCurve:
         # A flag is an int to Python, and would be counted as 0 or 1.
         if any(isinstance(v, bool) or not isinstance(v, int | float | None) for v in column):
             raise UnreadableMetrics(f"{name} holds something that is no number")
-        columns[name] = [math.nan if value is None else float(value) for value in column]
+        try:
+            columns[name] = [math.nan if value is None else float(value) for value in column]
+        except OverflowError:
+            raise UnreadableMetrics(f"{name} holds a number that is too large") from None
     # `isinstance` would take True for step 1.
     whole = [step for step in steps if type(step) is int]
     if len(whole) != len(steps) or any(a >= b for a, b in pairwise(whole)):

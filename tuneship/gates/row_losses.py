@@ -20,19 +20,33 @@ Z_1, Z_5 = 2.33, 1.645
 MIN_ROWS = 8
 
 
+# A larger loss is as broken as an infinite one, and its square is too large for a float.
+LARGEST_LOSS = 1e6
+# No error that is as small decides anything: losses are published with five digits.
+SMALLEST_ERROR = 1e-6
+
+
 @dataclass(frozen=True)
 class Paired:
-    """The mean of a difference over rows, and its standard error."""
+    """Mean losses of two models over the same rows; the mean of their differences, and its standard error."""
 
+    ours: float
+    theirs: float
     mean: float
     error: float
     rows: int
 
     @classmethod
-    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Self:
-        """`ours` minus `theirs`, row by row."""
-        differences = [one - other for one, other in zip(ours, theirs, strict=True)]
-        return cls(fmean(differences), stdev(differences) / math.sqrt(len(differences)), len(ours))
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Self:
+        """The difference is ours minus theirs."""
+        differences = [ours - theirs for ours, theirs in pairs]
+        return cls(
+            fmean(ours for ours, _ in pairs),
+            fmean(theirs for _, theirs in pairs),
+            fmean(differences),
+            stdev(differences) / math.sqrt(len(pairs)),
+            len(pairs),
+        )
 
     def __str__(self) -> str:
         """The mean with its standard error."""
@@ -43,52 +57,37 @@ class Paired:
         return math.ceil(self.rows * (self.error / error) ** 2)
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The losses of the rows that judge: those that chose nothing, and that no training has seen."""
-
-    start: list[float]
-    served: list[float]
-    compared: list[float]
-    compared_model: str | None
-    # Of the validation rows, and how many of them are training rows, too.
-    rows: int
-    duplicates: int
-
-
 def read_row_losses(metrics: Mapping[str, Any]) -> RowLosses | None:
-    """The row losses in a job's metrics; None where there are none, or where they contradict each other."""
+    """The row losses in a job's metrics; None where there are none, or where they contradict each other.
+
+    A loss that is not finite is None.
+    """
     try:
         losses = RowLosses.model_validate(metrics.get("row_losses"))
     except ValidationError:
         return None
-    columns = (losses.judge, losses.trained_on, losses.start, losses.served, losses.compared)
+    models = {"start": losses.start, "served": losses.served, "compared": losses.compared}
+    columns = (losses.judge, losses.trained_on, *models.values())
     if any(one is not None and len(one) != len(losses.rows) for one in columns):
         return None
-    return losses
-
-
-def judged_rows(losses: RowLosses) -> Judged | None:
-    """The rows that judge; None where they are too few."""
-    columns = [losses.start, losses.served, *([losses.compared] if losses.compared else [])]
-    places = [
-        place
-        for place, judges in enumerate(losses.judge)
-        if judges
-        and not losses.trained_on[place]
-        and all(column[place] is not None for column in columns)
-    ]
-    if len(places) < MIN_ROWS:
+    if any(loss is not None and loss < 0 for column in models.values() for loss in column or ()):
         return None
+    known = {
+        name: column
+        and [loss if loss is not None and loss <= LARGEST_LOSS else None for loss in column]
+        for name, column in models.items()
+    }
+    return losses.model_copy(update=known)
 
-    def chosen(column: Sequence[float | None] | None) -> list[float]:
-        return [float(column[place] or 0.0) for place in places] if column else []
 
-    return Judged(
-        start=chosen(losses.start),
-        served=chosen(losses.served),
-        compared=chosen(losses.compared),
-        compared_model=losses.compared_model,
-        duplicates=sum(losses.trained_on),
-        rows=len(losses.rows),
-    )
+def judged(
+    losses: RowLosses, ours: Sequence[float | None], theirs: Sequence[float | None]
+) -> Paired | None:
+    """Compare two models on the rows that judge, and that no training has seen; None where they are too few."""
+    columns = zip(losses.judge, losses.trained_on, ours, theirs, strict=True)
+    pairs = [
+        (mine, other)
+        for judges, is_trained, mine, other in columns
+        if judges and not is_trained and mine is not None and other is not None
+    ]
+    return Paired.of(pairs) if len(pairs) >= MIN_ROWS else None

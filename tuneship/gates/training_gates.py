@@ -9,16 +9,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Literal
 
 from pydantic import Field
 
 from tuneship.contract.common import StrictModel
+from tuneship.contract.job_reports import RowLosses
 from tuneship.gates.divergence import is_diverging
 from tuneship.gates.frames import MetricCurve, UnreadableMetrics, read_curve
 from tuneship.gates.gate_result import GateResult
-from tuneship.gates.row_losses import Z_1, Z_5, Judged, Paired, judged_rows, read_row_losses
+from tuneship.gates.row_losses import (
+    MIN_ROWS,
+    SMALLEST_ERROR,
+    Z_1,
+    Z_5,
+    Paired,
+    judged,
+    read_row_losses,
+)
 
 Decision = Literal["pass", "reject", "hold"]
 
@@ -29,7 +38,7 @@ MAX_BROKEN_SHARE, CLEAN_END = 0.01, 0.1
 # Without losses by row nobody knows the noise, so the loss must fall by so many times more.
 GAIN_WITHOUT_ROWS = 4.0
 # The margin to the champion, as a share of its loss: at least and at most.
-MARGIN_SHARE, MOST_MARGIN_SHARE = 0.015, 0.05
+MARGIN_SHARE, MOST_MARGIN_SHARE = 0.015, 0.075
 # Hardly any text can be predicted so well that was not seen before.
 LEAK_LOSS = 0.01
 # Fewer duplicates than this share of the rows are left out, and change nothing.
@@ -37,6 +46,7 @@ MAX_DUPLICATES = 0.01
 # Below this share of answers with an end, the cause is a fault rather than too short a training.
 MIN_ENDS_LEARNT = 0.5
 NO_ROWS = "the server publishes no losses by row, so chance is not known"
+FEW_ROWS = f"fewer than {MIN_ROWS} rows judge both models, so chance is not known"
 
 
 class TrainingRules(StrictModel):
@@ -52,7 +62,7 @@ class TrainingRules(StrictModel):
     champion_margin: float = Field(
         default=0.02,
         ge=0,
-        description="Nats that the loss may exceed the champion's. At least 1.5 % of its loss and at most 5 %, where "
+        description="Nats that the loss may exceed the champion's. At least 1.5 % of its loss and at most 7.5 %, where "
         "the server publishes losses by row.",
     )
     max_validation_loss: float | None = Field(
@@ -123,12 +133,21 @@ class Evidence:
     curve: MetricCurve
     points: MetricCurve
     losses: list[float]
-    # None where the server publishes none, or too few.
-    rows: Judged | None
+    # None where the server publishes none.
+    rows: RowLosses | None
 
     @property
     def best(self) -> float:
         return min(self.losses)
+
+    @property
+    def gain(self) -> Paired | None:
+        """Losses at the start, of the base model, against the served checkpoint's."""
+        return judged(self.rows, self.rows.start, self.rows.served) if self.rows else None
+
+    @property
+    def without_rows(self) -> str:
+        return FEW_ROWS if self.rows else NO_ROWS
 
 
 def judge_training(
@@ -142,13 +161,12 @@ def judge_training(
         curve = read_curve(metrics)
     except UnreadableMetrics as error:
         return _verdict([_terminal(job, None), GateResult("T1 finite", "reject", note=str(error))])
-    row_losses, points = read_row_losses(metrics), curve.evaluations()
-    served = row_losses.served if row_losses else []
-    first_gates = [_terminal(job, curve), _finite(curve, None in served), _points(points)]
+    rows, points = read_row_losses(metrics), curve.evaluations()
+    is_broken = rows is not None and None in rows.served
+    first_gates = [_terminal(job, curve), _finite(curve, is_broken), _points(points)]
     if any(gate.state == "reject" for gate in first_gates):
         return _verdict(first_gates)
     losses = points.values("validation_loss")
-    rows = judged_rows(row_losses) if row_losses else None
     evidence = Evidence(job, rules, champion, curve, points, losses, rows)
     return _verdict([*first_gates, *(gate(evidence) for gate in GATES)])
 
@@ -164,32 +182,42 @@ def _verdict(gates: Sequence[GateResult]) -> TrainingVerdict:
 
 def _terminal(job: FinishedJob, curve: MetricCurve | None) -> GateResult:
     name = "T0 terminal"
-    if job.status != "completed" or not job.fine_tuned_model:
-        return GateResult(name, "reject", note=f"job is {job.status}, or names no fine-tuned model")
+    if job.status != "completed":
+        return GateResult(name, "reject", note=f"the job is {job.status}, not completed")
+    if not job.fine_tuned_model:
+        return GateResult(name, "reject", note="the job has made no model")
     if curve is None:
         return GateResult(name, "pass")
     if not job.total_steps:
-        return GateResult(name, "hold", note="total steps are not known")
+        return GateResult(
+            name, "hold", note="the server does not say how many steps the training has"
+        )
     # A server may report every nth step only, so the last ones may be missing.
     gaps = [after - before for before, after in pairwise([0, *curve.frame.index])]
     interval = int(median(gaps)) if gaps else 0
     least = job.total_steps - max(interval, int(0.05 * job.total_steps))
     state = "pass" if curve.last_step >= least else "reject"
-    return GateResult(name, state, curve.last_step, least, "last step that was reported")
+    note = f"the losses are reported up to this step of {job.total_steps}"
+    return GateResult(name, state, curve.last_step, least, note)
 
 
 def _finite(curve: MetricCurve, is_served_broken: bool) -> GateResult:
     name = "T1 finite"
     losses = curve.values("training_loss")
     if not losses or not any(map(math.isfinite, losses)):
-        return GateResult(name, "reject", note="training loss is missing or not finite")
+        return GateResult(
+            name, "reject", note="no step has a training loss that is a finite number"
+        )
     if is_served_broken:
-        return GateResult(name, "reject", note="the model's loss of a row is not finite")
+        return GateResult(name, "reject", note="the model's loss of a validation row is not finite")
     pairs = zip(losses, curve.values("validation_loss"), strict=True)
     # A step without an evaluation has no validation loss.
     broken = [not math.isfinite(loss) or math.isinf(measured) for loss, measured in pairs]
-    share, note = sum(broken) / len(broken), "share of the losses that are not finite"
-    is_sound = share <= MAX_BROKEN_SHARE and not any(broken[-math.ceil(CLEAN_END * len(broken)) :])
+    share, note = sum(broken) / len(broken), "share of the steps whose loss is not finite"
+    is_end_broken = any(broken[-math.ceil(CLEAN_END * len(broken)) :])
+    if is_end_broken:
+        note += "; one is among the last tenth, where none may be"
+    is_sound = share <= MAX_BROKEN_SHARE and not is_end_broken
     state = ("note" if share else "pass") if is_sound else "reject"
     return GateResult(name, state, share, MAX_BROKEN_SHARE, note)
 
@@ -197,42 +225,43 @@ def _finite(curve: MetricCurve, is_served_broken: bool) -> GateResult:
 def _points(points: MetricCurve) -> GateResult:
     name, count = "T1 points", len(points)
     if not count:
-        return GateResult(name, "reject", note="no validation loss")
+        return GateResult(name, "reject", note="the validation loss was never measured")
     state = "pass" if count >= MIN_POINTS else "note" if count == MIN_POINTS - 1 else "hold"
-    return GateResult(name, state, count, MIN_POINTS, "validation points")
+    note = "measurements of the validation loss; equal ones in a row count once"
+    if state != "pass":
+        note += "; so few cannot show whether it still falls: measure more often (`validation_frequency`)"
+    return GateResult(name, state, count, MIN_POINTS, note)
 
 
 def _settled(evidence: Evidence) -> GateResult:
     """T2 cancels a running job; for an ended one it is only reported, because its best checkpoint is used."""
-    return GateResult(
-        "T2 divergence", "note" if is_diverging(evidence.curve.values("training_loss")) else "pass"
-    )
+    name = "T2 divergence"
+    if is_diverging(evidence.curve.values("training_loss")):
+        return GateResult(name, "note", note="the training loss had risen at the end")
+    return GateResult(name, "pass", note="the training loss had not risen at the end")
 
 
 def _learned(evidence: Evidence) -> GateResult:
-    name, rows, rules = "T3 learned", evidence.rows, evidence.rules
-    if rows is not None:
-        return _beats(name, rows.start, rows.served, rules.min_gain, "better than at the start")
-    first, losses = evidence.losses[0], evidence.losses
+    name, gain, rules = "T3 learned", evidence.gain, evidence.rules
+    if gain is not None:
+        return _beats(name, gain, rules.min_gain, "better than at the start")
+    first, losses, without_rows = evidence.losses[0], evidence.losses, evidence.without_rows
     if len(losses) == 1:
-        return GateResult(name, "not_available", first, note=f"one measurement; {NO_ROWS}")
+        return GateResult(name, "not_available", first, note=f"one measurement; {without_rows}")
     # The lowest of many measurements is low by luck; a mean of several in a row much less.
     count = math.ceil(len(losses) / 3)
-    lowest = min(fmean(losses[start : start + count]) for start in range(len(losses) - count + 1))
+    thirds = (losses[start : start + count] for start in range(len(losses) - count + 1))
+    lowest = min(sum(third) / count for third in thirds)
     limit = (1.0 - max(GAIN_WITHOUT_ROWS * rules.min_gain, 0.001)) * first
     state = "pass" if lowest <= limit else "reject"
-    return GateResult(name, state, lowest, limit, f"first {first:.4f}; {NO_ROWS}")
+    return GateResult(name, state, lowest, limit, f"first {first:.4g}; {without_rows}")
 
 
-def _beats(
-    name: str, theirs: Sequence[float], ours: Sequence[float], share: float, note: str
-) -> GateResult:
-    """Whether the loss is lower by more than a share of theirs, with one chance in a hundred to err."""
-    gain, limit = Paired.of(theirs, ours), (1.0 - share) * fmean(theirs)
-    highest = fmean(ours) + Z_1 * gain.error
-    return GateResult(
-        name, "pass" if highest < limit else "reject", highest, limit, f"{note}: {gain}"
-    )
+def _beats(name: str, gain: Paired, share: float, note: str) -> GateResult:
+    """Whether the loss is lower by more than a share of the first, with one chance in a hundred to err."""
+    highest, limit = gain.theirs + Z_1 * gain.error, (1.0 - share) * gain.ours
+    state = "pass" if highest < limit else "reject"
+    return GateResult(name, state, highest, limit, f"{note}: {gain}")
 
 
 def _against_champion(evidence: Evidence) -> GateResult:
@@ -240,7 +269,9 @@ def _against_champion(evidence: Evidence) -> GateResult:
     if champion is None:
         return GateResult(name, "not_available", evidence.best, note="no champion")
     if rows is not None and rows.compared and rows.compared_model == champion.model:
-        return _not_worse(name, evidence.rules, Paired.of(rows.served, rows.compared), rows)
+        worse = judged(rows, rows.served, rows.compared)
+        if worse is not None:
+            return _not_worse(name, evidence.rules, worse, len(rows.rows))
     # Losses are in nats per token of one tokenizer over one set of examples: of other base models or
     # data they say nothing about which model is better. The same file may be uploaded twice.
     job, ids = evidence.job, (evidence.job.validation_dataset_id, champion.validation_dataset_id)
@@ -250,17 +281,18 @@ def _against_champion(evidence: Evidence) -> GateResult:
         and None not in ids
         and (ids[0] == ids[1] or same_content)
     )
-    if champion.best_validation_loss is None or not is_comparable:
+    best = champion.best_validation_loss
+    if best is None or not math.isfinite(best) or not is_comparable:
         return GateResult(name, "hold", evidence.best, note="not comparable with the champion")
-    limit = champion.best_validation_loss + evidence.rules.champion_margin
+    limit = best + evidence.rules.champion_margin
     state = "pass" if evidence.best <= limit else "reject"
-    note = f"champion {champion.best_validation_loss:.4f}; {NO_ROWS}"
+    note = f"champion {best:.4g}; {evidence.without_rows}"
     return GateResult(name, state, evidence.best, limit, note)
 
 
-def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: Judged) -> GateResult:
+def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: int) -> GateResult:
     """Reject what is worse beyond the margin and beyond chance; pass what is certainly not far beyond it."""
-    champion, loss = fmean(rows.compared), fmean(rows.served)
+    champion, loss = worse.theirs, worse.ours
     margin = rules.margin(champion)
     limit, note = champion + margin, f"worse than the champion's {champion:.4f} by {worse}"
     if worse.mean > margin and worse.mean - Z_1 * worse.error > 0:
@@ -271,9 +303,10 @@ def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: Judged) -> 
     wanted = (2 * margin - worse.mean) / Z_5
     if worse.mean > margin:
         wanted = max(wanted, worse.mean / Z_1)
-    # Half of the validation rows judge.
-    if wanted > 0:
-        note += f"; about {2 * worse.needs(wanted)} validation rows would decide"
+    # Only a part of the validation rows judges.
+    if wanted > SMALLEST_ERROR:
+        enough = math.ceil(worse.needs(wanted) * rows / worse.rows)
+        note += f"; about {enough:,} validation rows would decide"
     return GateResult(name, "hold", loss, limit, note)
 
 
@@ -304,17 +337,21 @@ def _sane(evidence: Evidence) -> GateResult:
     name = "T7 sanity"
     if evidence.best < LEAK_LOSS:
         return GateResult(
-            name, "hold", evidence.best, LEAK_LOSS, "so low that data may have leaked"
+            name,
+            "hold",
+            evidence.best,
+            LEAK_LOSS,
+            "so low that the answers may have been trained on",
         )
     rows, job = evidence.rows, evidence.job
-    duplicates = (rows.duplicates if rows else job.duplicates) or 0
-    examples = (rows.rows if rows else job.validation_examples) or 1
+    duplicates = (sum(rows.trained_on) if rows else job.duplicates) or 0
+    examples = (len(rows.rows) if rows else job.validation_examples) or 1
     if duplicates >= MAX_DUPLICATES * examples and duplicates:
-        limit, note = MAX_DUPLICATES * examples, "validation examples trained on"
+        limit, note = MAX_DUPLICATES * examples, f"of {examples} validation rows were trained on"
         return GateResult(name, "hold", duplicates, limit, note)
     accuracy = [a for a in evidence.points.values("accuracy") if not math.isnan(a)]
     if not all(0.0 <= a <= 1.0 for a in accuracy):
-        return GateResult(name, "hold", note="accuracy outside 0..1")
+        return GateResult(name, "hold", note="an accuracy is not between 0 and 1")
     perplexity = evidence.points.values("perplexity")
     pairs = zip(perplexity, evidence.losses, strict=True)
     # Two numbers that the service derives from each other: if they disagree, neither can be trusted.
@@ -326,16 +363,21 @@ def _sane(evidence: Evidence) -> GateResult:
     ]
     worst = max(off, default=0.0)
     if worst < 0.05 and duplicates:
-        note = f"validation examples trained on: {duplicates} of {examples}"
-        return GateResult(name, "note", note=f"{note}, left out" if rows else note)
-    return GateResult(name, "pass" if worst < 0.05 else "hold", worst, 0.05, "ln perplexity - loss")
+        note = f"{duplicates} of {examples} validation rows were trained on"
+        note += "; the gates by row leave them out" if rows else ", which is too few to matter"
+        return GateResult(name, "note", note=note)
+    note = "largest difference between a loss and the logarithm of its perplexity"
+    return GateResult(name, "pass" if worst < 0.05 else "hold", worst, 0.05, note)
 
 
 def _enough_data(evidence: Evidence) -> GateResult:
-    examples, least = evidence.job.validation_examples, evidence.rules.min_validation_examples
+    name, examples = "T8 enough data", evidence.job.validation_examples
+    least = evidence.rules.min_validation_examples
     if examples is None:
-        return GateResult("T8 enough data", "hold", None, least, "validation examples unknown")
-    return GateResult("T8 enough data", "pass" if examples >= least else "hold", examples, least)
+        return GateResult(name, "hold", None, least, "the number of validation rows is not known")
+    return GateResult(
+        name, "pass" if examples >= least else "hold", examples, least, "validation rows"
+    )
 
 
 def _first_model(evidence: Evidence) -> GateResult:
@@ -345,10 +387,9 @@ def _first_model(evidence: Evidence) -> GateResult:
     if limit is not None:
         state = "pass" if evidence.best <= limit else "reject"
         return GateResult(name, state, evidence.best, limit)
-    if evidence.rows is None:
-        return GateResult(name, "not_available", evidence.best, note=NO_ROWS)
-    rows = evidence.rows
-    return _beats(name, rows.start, rows.served, 0.0, "better than the base model")
+    if evidence.gain is None:
+        return GateResult(name, "not_available", evidence.best, note=evidence.without_rows)
+    return _beats(name, evidence.gain, 0.0, "better than the base model")
 
 
 def _ends(evidence: Evidence) -> GateResult:

@@ -1,7 +1,8 @@
 """Losses by validation row, under the base model, the tuned model and another tuned one: numbers for the gates.
 
-Half of the rows are measured while the job trains, and so choose its checkpoint; the other half is measured here alone,
-and judges it. Next: `training_loop.py` (when), `tuneship/gates/row_losses.py` (what follows from them).
+A third of the rows is measured while the job trains, and so chooses its checkpoint; the others are measured here alone,
+and judge it: the difference of two models needs more rows than the order of one job's checkpoints. Next:
+`training_loop.py` (when), `tuneship/gates/row_losses.py` (what follows from them).
 """
 
 import json
@@ -22,25 +23,26 @@ from tuneship.training.batches import Indices, collate, micro_batches
 from tuneship.training.data_files import Data
 from tuneship.training.learner import Learner
 
-# With fewer validation rows, half of them say nothing.
+# With fewer validation rows, a part of them says nothing.
 MIN_ROWS = 16
-# More rows of each half would make the answer and its line long, and decide no better.
-MAX_ROWS_OF_HALF = 2_000
+# More rows of each part would make the answer and its line long, and decide no better.
+MAX_ROWS_OF_PART = 2_000
 DIGITS = 5
 MODULE_PREFIX = "base_model.model."
 
 
-def halves(data: Data, seed: int) -> tuple[Indices, Indices] | None:
+def drawn_parts(data: Data, seed: int) -> tuple[Indices, Indices] | None:
     """The validation rows that choose, and those that judge; None where there are too few."""
     rows = data.validation_indices
     if len(rows) < MIN_ROWS:
         return None
     order = np.random.Generator(np.random.PCG64(seed)).permutation(rows)
-    return np.sort(order[len(order) // 2 :]), order[: len(order) // 2]
+    judging = 2 * len(order) // 3
+    return np.sort(order[judging:]), order[:judging]
 
 
 class MeasuredRows:
-    """Measures the rows of both halves, one model after the other."""
+    """Measures the rows of both parts, one model after the other."""
 
     def __init__(
         self,
@@ -51,8 +53,8 @@ class MeasuredRows:
         stop: Callable[[], None],
     ) -> None:
         """`max_tokens`: of a micro-batch; `stop` is called before each one, and may raise."""
-        judged = judging[:MAX_ROWS_OF_HALF]
-        self._rows = np.sort(np.concatenate([choosing[:MAX_ROWS_OF_HALF], judged]))
+        judged = judging[:MAX_ROWS_OF_PART]
+        self._rows = np.sort(np.concatenate([choosing[:MAX_ROWS_OF_PART], judged]))
         self._examples = data.validation
         self._max_tokens, self._stop = max_tokens, stop
         trained = {data.training.digests[index] for index in data.training_indices}

@@ -109,7 +109,7 @@ class TrainingSpec:
     base_digest: str | None = None
     # The day that a chat template with a date writes: that of the job, since a later attempt must learn the same text.
     today: datetime | None = None
-    # Draws the half of the validation rows that chooses the checkpoint; None: all choose, and no row is reported.
+    # Draws the third of the validation rows that chooses the checkpoint; None: all choose, and no row is reported.
     comparison_seed: int | None = None
     # The adapter of the tuned model that is measured on the same rows, and the model's id.
     compared_adapter: Path | None = None

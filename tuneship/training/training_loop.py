@@ -34,7 +34,7 @@ from tuneship.training.micro_batches import (
 from tuneship.training.objective import AnswerEnds, Measures, SupervisedFineTuning
 from tuneship.training.parity_notes import save_parity
 from tuneship.training.progress_file import ProgressFile, Reason, StopRequest, TrainingFailed
-from tuneship.training.row_losses import MeasuredRows, adapted, halves
+from tuneship.training.row_losses import MeasuredRows, adapted, drawn_parts
 from tuneship.training.schedule import EvaluationSchedule, learning_rate
 from tuneship.training.spec import NO_KEYS, DataKeys, TrainingSpec
 from tuneship.training.speed import TrainingSpeed
@@ -383,7 +383,7 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: ProgressFile, stop: Stop
         data = read_data(spec, encoder, objective, progress, keys)
         stop.raise_if_requested()
         learner = Learner(base, spec.hyperparameters, objective)
-        parts = None if spec.comparison_seed is None else halves(data, spec.comparison_seed)
+        parts = None if spec.comparison_seed is None else drawn_parts(data, spec.comparison_seed)
         if parts is not None:
             data = replace(data, validation_indices=parts[0])
         loop = TrainingLoop(spec, data, learner, progress, stop, keys, worker_ranks)

@@ -14,6 +14,7 @@ from tests.flows.conftest import in_use
 from tests.flows.release.test_retrain import ended, release, write
 from tests.support.fakes.whole_service import WholeService
 from tuneship.contract.deployments import DeploymentCreate
+from tuneship.gates.plan import QualityGates
 from tuneship.settings import PipelineSettings
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -32,8 +33,9 @@ def test_a_release_that_says_what_serves_is_promoted(bare: WholeService, tmp_pat
     serves = create_deployment(serving, "before").id
     wanted = release(tmp_path, files=[str(write(tmp_path / "data" / "a.jsonl", 0, 80))])
     place = EndpointChoice(name="shop", baseline_deployment_id=serves)
+    canary = wanted.canary.model_copy(update={"quality_gates": QualityGates(empty=None)})
 
-    result = tune_and_deploy(wanted.model_copy(update={"endpoint": place}))
+    result = tune_and_deploy(wanted.model_copy(update={"endpoint": place, "canary": canary}))
 
     assert ended(result) == "promoted (none)"
     assert bare.weights[str(result.candidate_deployment_id)] == 100
@@ -45,7 +47,9 @@ def test_a_release_that_says_what_serves_is_promoted(bare: WholeService, tmp_pat
         for line in file.read_text().splitlines()
     ]
     plan = next(fact["plan"] for fact in facts if "plan_digest" in fact)
-    assert plan["output_length"] is None  # a tuned model is meant to answer unlike its base
+    # A tuned model is meant to answer unlike its base.
+    assert plan["output_length"] is None
+    assert (plan["quality_gates"]["short"], plan["quality_gates"]["long"]) == (None, None)
 
 
 def test_a_release_that_does_not_is_refused_before_anything_is_made(

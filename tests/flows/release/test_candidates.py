@@ -161,7 +161,7 @@ def test_which_job_is_the_best(
 
 
 def test_the_page_shows_every_job_with_its_picture() -> None:
-    page = TrainingPage([Limit("T4 champion", 0.9)])
+    page = TrainingPage([Limit("T9 first model", 0.9)])
     page._known = {"ft_1": measured(2.0, 2.0, 1.5), "ft_2": measured(None)}
     text = page.page()
     assert "| ft_1 | 3 | - | - | 1.5 | 1.5 |" in text

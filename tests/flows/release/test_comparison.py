@@ -61,7 +61,7 @@ def test_the_champion_is_measured_now_on_the_rows_of_this_release(
 
     comparisons = [job["comparison"] for job in service.jobs.values()]
     assert [one.get("model") for one in comparisons] == [None, first.model]
-    assert comparisons[0]["seed"] != comparisons[1]["seed"], "other halves in each release"
+    assert comparisons[0]["seed"] != comparisons[1]["seed"], "other rows judge in each release"
 
     # The mean losses are the same as before: the rows alone show that it is worse.
     service.row_losses = by_row(served=1.2)

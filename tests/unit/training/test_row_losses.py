@@ -53,7 +53,7 @@ def test_rows_are_measured_under_the_base_the_served_and_another_adapter(
     ours = RowLosses.model_validate(run(job)[0]["losses"])
 
     assert ours.rows == list(range(1, ROWS + 1))
-    assert sum(ours.judge) == ROWS // 2
+    assert sum(ours.judge) == 2 * ROWS // 3
     assert (ours.judge, ours.start) == (theirs.judge, theirs.start)
     assert (theirs.compared, theirs.compared_model) == (None, None)
     assert ours.compared_model == "ft:tiny:other:1"

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tests.unit.gates.drawn_jobs import before
-from tests.unit.gates.drawn_jobs.worlds import Curve, Rows, answers
+from tests.unit.gates.drawn_jobs.worlds import SHORT_ANSWERS, Curve, Rows, answers
 from tuneship.gates.divergence import (
     LIVE_DIVERGING_POLLS,
     DivergenceWatch,
@@ -197,9 +197,14 @@ KINDS = {
         by_rows("learned nothing, rows differ by 20 %", "T3", Rows(row_noise=0.2), "be refused", 0.01),
         by_rows("1.5 % better, rows differ by 2 %", "T3", Rows(start=1.015, row_noise=0.02), "pass", 0.4),
         by_rows("10 % better", "T3", Rows(start=1.1, rows=400), "pass", 0.02),
-        by_rows("equal, 50 rows", "T4", Rows(rows=50), "pass", 0.04, 0.75),
-        by_rows("equal, 200 rows", "T4", Rows(), "pass", 0.04, 0.55),
+        by_rows("equal, 50 rows", "T4", Rows(rows=50), "pass", 0.04, 0.76),
+        by_rows("equal, 200 rows", "T4", Rows(), "pass", 0.04, 0.36),
         by_rows("equal, 1,000 rows", "T4", Rows(rows=1000), "pass", 0.02, 0.05),
+        *(by_rows(f"equal, short answers, {rows:,} rows", "T4", replace(SHORT_ANSWERS, rows=rows), "pass", 0.04, holds)
+          for rows, holds in ((50, 0.7), (200, 0.33), (400, 0.1), (1000, 0.02))),
+        *(by_rows(f"{share:.0%} worse, short answers, {rows:,} rows".replace("%", " %"), "T4",
+                  replace(SHORT_ANSWERS, rows=rows, candidate=1 + share), "be refused", most)
+          for share, rows, most in ((0.15, 200, 0.12), (0.3, 200, 0.02), (0.15, 1000, 0.02))),
         by_rows("3.00 v 3.03, within the margin", "T4",
                 Rows(champion_loss=3.0, candidate=1.01, row_noise=0.02, rows=400), "pass", 0.03, 0.2),
         by_rows("0.04 worse, 200 rows", "T4", Rows(candidate=1 + 0.04 / 1.5, row_noise=0.05), "be refused", 0.1),

