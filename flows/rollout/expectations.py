@@ -13,7 +13,7 @@ from flows.rollout.words import rate_in_words
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.forecast import choose_steps, forecast
 from tuneship.gates.gate_types import Gate, UsualHour
-from tuneship.gates.latency import FROZEN_FROM, last_hour, told_slower
+from tuneship.gates.latency import FROZEN_FROM, last_hour, least_slowdown
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
 from tuneship.gates.record import NO_USUAL
@@ -172,7 +172,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _coarse(plan: CanaryPlan, before: Before) -> str:
-    """Say what cannot be told from a server that publishes no finer counts of times and lengths."""
+    """Say what remains unknown with a server that publishes no finer counts of times and lengths."""
     slow = plan.latency_gates.slow if plan.latency_gates else None
     hour = last_hour(before.series.buckets) if before.series else []
     if slow is None or before.series is None or not hour or all(arm.cells for arm in hour):
@@ -180,10 +180,10 @@ def _coarse(plan: CanaryPlan, before: Before) -> str:
     text = (
         "this server publishes no `latency.cells`, so medians and lengths of answers are not judged"
     )
-    told = told_slower(before.series, slow.times)
-    if told is None:
+    least = least_slowdown(before.series, slow.times)
+    if least is None:
         return f"{text}, and slower answers by three quantiles only"
-    return f"{text}, and answers that are less than {told:.2g} times slower cannot be told from the baseline's"
+    return f"{text}, and answers that are less than {least:.2g} times slower cannot be told from the baseline's"
 
 
 def _outrun_timeout(plan: CanaryPlan, before: Before) -> tuple[str, bool]:

@@ -6,7 +6,7 @@ is known at a look, `rules.py` decides.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -101,17 +101,17 @@ def first_difference(one: Look, other: Look) -> str | None:
 
 
 def _difference(one: Any, other: Any) -> str:
-    kind: Any = type(one)
-    pairs: Iterable[tuple[Any, tuple[Any, Any]]]
-    if kind is not type(other) or not (kind is tuple or is_dataclass(kind)):
+    names: Iterable[str] = getattr(one, "__dataclass_fields__", ())
+    if {type(one), type(other)} == {tuple}:
+        ours: tuple[Any, ...] = tuple(one)
+        theirs: tuple[Any, ...] = tuple(other)
+        found = next(i for i, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1])
+        beyond = (None,) * (found + 1)
+        return f".{found}{_difference((*ours, *beyond)[found], (*theirs, *beyond)[found])}"
+    if not names or type(one) is not type(other):
         return f": recorded {one}, decided {other}"
-    if kind is tuple:
-        pairs = enumerate(zip_longest(one, other))
-    else:
-        names = [field.name for field in fields(kind)]
-        pairs = [(name, (getattr(one, name), getattr(other, name))) for name in names]
-    name, found = next((name, found) for name, found in pairs if found[0] != found[1])
-    return f".{name}{_difference(*found)}"
+    name = next(name for name in names if getattr(one, name) != getattr(other, name))
+    return f".{name}{_difference(getattr(one, name), getattr(other, name))}"
 
 
 def _look(view: View, ruling: Ruling) -> Look:

@@ -124,7 +124,7 @@ def _without_stalls(
     return [arm for p95, part in measured if p95 <= highest for arm in part]
 
 
-def told_slower(series: RolloutSeries, times: float) -> float | None:
+def least_slowdown(series: RolloutSeries, times: float) -> float | None:
     """How many times slower the baseline's p95 must become before coarse counts show that it is `times` slower.
 
     None where the server publishes cells, and where it publishes no histogram.

@@ -132,7 +132,7 @@ class Sites:
         return site[kept]
 
     def apply(self, behaviour: Behaviour, site: np.ndarray) -> Behaviour:
-        """What these callers' requests meet."""
+        """Return the behaviour that these callers' requests meet."""
         values = {
             name: getattr(behaviour, name) * np.append(factor, 1.0)[site]
             for name, factor in self.factors.items()
