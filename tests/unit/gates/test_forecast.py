@@ -4,7 +4,16 @@ from functools import cache
 
 import pytest
 
-from tests.unit.gates.drawn import KINDS, PUBLISHED, runs_of
+from tests.unit.gates.drawn import (
+    KINDS,
+    PUBLISHED,
+    Behaviour,
+    Kind,
+    Minute,
+    roll_out,
+    runs_of,
+    watched,
+)
 from tests.unit.gates.rollouts import plan_with
 from tuneship.gates.forecast import Forecast, Today, choose_steps, forecast
 from tuneship.gates.readings import choose_gates
@@ -67,3 +76,39 @@ def test_a_doubling_within_the_margin_is_not_promised_to_be_found() -> None:
 def test_little_traffic_begins_with_a_larger_step(requests: float, steps: list[int]) -> None:
     assert choose_steps(requests, plan_with()) == steps
     assert plan_with(steps=steps).steps == steps
+
+
+# Requests a minute and the share of errors, where a promotion takes longer than the plan's least looks.
+SLOWER_THAN_THE_MINIMUM = [(10.0, 0.005), (20.0, 0.0), (30.0, 0.01), (60.0, 0.005), (300.0, 0.02)]
+
+
+def is_within_nine_of_ten(requests: float, errors: float, seed: int) -> bool:
+    """Whether a rollout is promoted within the time that the hour before had forecast for nine of ten."""
+    minute = Minute(requests, *[Behaviour(errors=errors)] * 2)
+    kind = Kind("", lambda _: lambda *_: minute)
+    hour = [bucket.baseline for bucket in watched(kind, seed)[0]]
+    counted = sum(arm.requests for arm in hour)
+    gone = sum((arm.cancelled or 0) + (arm.refused or 0) for arm in hour)
+    today = Today(
+        (counted + gone) / len(hour),
+        sum(arm.errors for arm in hour) / counted,
+        0.002,
+        0.005,
+        0.003,
+    )
+    steps = choose_steps(today.requests_per_minute, plan_with())
+    plan = plan_with(steps=steps, bake_weight=80, wait_for_traffic="12h")
+    most = forecast(plan, today, choose_gates(plan, PUBLISHED)).promote_minutes_most
+    run = roll_out(kind, seed, steps=steps)
+    return most is None or (run.is_promoted and run.looks <= most)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize(("requests", "errors"), SLOWER_THAN_THE_MINIMUM)
+def test_nine_of_ten_rollouts_end_within_the_time_of_nine_of_ten(
+    requests: float, errors: float
+) -> None:
+    runs = [is_within_nine_of_ten(requests, errors, seed) for seed in range(100)]
+    # 85 to 97 %, and two standard deviations of 100 runs.
+    assert 78 <= sum(runs) <= 100

@@ -6,9 +6,11 @@ What happens in a certain minute happens in one that is drawn: a fixed one could
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from tests.unit.gates.drawn.worlds import PER_MINUTE, Behaviour, Minute, MinuteOf, Random, Sites
 from tuneship.gates.series import Arm
@@ -377,6 +379,21 @@ def _demo_hang(_: Random) -> MinuteOf:
     return lambda number, _weight: Minute(40.0, fine, hang if number >= 0 else fine)
 
 
+def _stalls(rng: Random) -> MinuteOf:
+    """15 requests a second of the driver and 5 of users, and in each minute two seconds in which all stands still."""
+    at = int(rng.integers(60))
+    usual, stalled = Behaviour(time=0.5), Behaviour(time=4.0)
+
+    def second_of(number: int, _weight: int) -> Minute:
+        now = stalled if (number - at) % 60 < 2 else usual
+        return Minute(20.0, now, now)
+
+    return second_of
+
+
+EXAMPLE = yaml.safe_load(
+    (Path(__file__).parents[4] / "examples/release.yaml").read_text(encoding="utf-8")
+)["canary"]
 STOPPED = "be stopped"
 ONE_LENGTH = {"spread": math.log(1.12) / 1.645}
 PER_TOKEN = {"latency_gates": {"per_output_token": True}}
@@ -609,6 +626,13 @@ _ALL = (
     Kind("1.5 x slower from minute 30 on", _late(30, time=1.5), STOPPED, 0.02, by=50),
     Kind("3 % errors from minute 30 on", _late(30, errors=0.03), STOPPED, 0.02, by=50),
     Kind("8 % errors every second minute", _flapping_usual, STOPPED, 0.02, by=15),
+    # At the end, since each kind's seeds come from its place.
+    Kind(
+        "examples/release.yaml beside users, 2 s of each minute stalled",
+        _stalls,
+        plan=EXAMPLE,
+        seconds=1,
+    ),
 )
 KINDS = {kind.name: replace(kind, row=row) for row, kind in enumerate(_ALL)}
 """All kinds by name. They are numbered, so that every kind draws from seeds of its own."""
