@@ -68,6 +68,15 @@ def test_the_champion_is_measured_now_on_the_rows_of_this_release(
     third = released(tmp_path, 3)
     assert (ended(third), third.gate) == ("rejected (training_gate)", "T4 champion")
 
+    # Too little traffic is said before anything is trained.
+    service.requests_per_bucket = 1
+    service.tick(90)
+    wanted = release(tmp_path, files=[str(write(tmp_path / "data" / "4.jsonl", 400, 80))])
+    hurried = wanted.canary.model_copy(update={"wait_for_traffic": "1m", "max_looks_per_step": 5})
+    fourth = tune_and_deploy(wanted.model_copy(update={"canary": hurried}))
+    assert ended(fourth) == "rejected (too_little_traffic)"
+    assert len(service.jobs) == len(comparisons) + 1
+
 
 def test_all_settings_of_a_release_are_judged_by_the_same_half(
     service: WholeService, tmp_path: Path

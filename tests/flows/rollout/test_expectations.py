@@ -1,5 +1,6 @@
 """Before the first shift: the measured traffic, the forecast made from it, refused plans, and `steps: auto`."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -131,6 +132,60 @@ def test_traffic_that_has_just_begun_refuses_nothing() -> None:
     expected = expected_from(hour(2, minutes=5))
     assert isinstance(expected, Expected)
     assert len(expected.warnings) == 1
+
+
+def night() -> Before:
+    """Nobody asked in the last hour; yesterday 300 requests a minute came from three hours later on."""
+    ends = [NOW - timedelta(hours=back) for back in reversed(range(24))]
+    rates = [0] * 3 + [300 * 60] * 12 + [0] * 9
+    buckets = tuple(
+        Bucket(end, ArmTraffic(requests=requests), ArmTraffic())
+        for end, requests in zip(ends, rates, strict=True)
+    )
+    day = RolloutSeries(buckets, NOW, dict.fromkeys(ARMS, NOW), dict.fromkeys(ARMS))
+    return replace(hour(0), day=day)
+
+
+def test_a_rollout_that_begins_at_night_is_forecast_into_the_morning() -> None:
+    begun = expected_from(night(), wait_for_traffic="12h")
+    assert isinstance(begun, Expected)
+    assert begun.forecast is not None
+    assert begun.forecast.promote_minutes == pytest.approx(180 + 20, abs=10)
+    assert begun.warnings == ()
+    assert forecast_in_words(begun_with(begun))[0].startswith(
+        "at 0 requests a minute now and 300 requests a minute in the busiest hour of a day about 3.4 hours"
+    )
+    refused_at_once = expected_from(night(), wait_for_traffic="2h")
+    assert isinstance(refused_at_once, RolloutResult)
+
+
+def test_auto_steps_fit_the_morning_that_a_night_waits_for() -> None:
+    expected = expected_from(night(), steps="auto", wait_for_traffic="12h")
+    assert isinstance(expected, Expected)
+    assert expected.plan.steps == [5, 25, 50, 75, 100]
+
+
+def test_hours_before_the_deployment_s_first_request_say_nothing() -> None:
+    day = night().day
+    assert day is not None
+    late = replace(day, buckets=day.buckets[-2:] + day.buckets[:-2])
+    begun = expected_from(replace(hour(40), day=late))
+    assert isinstance(begun, Expected)
+    assert begun.today is not None
+    assert begun.today.by_hour[:5] == (40.0,) * 5
+    assert begun.today.by_hour[5] == 300.0
+
+
+def test_a_server_with_coarse_counts_is_named_with_what_cannot_be_seen() -> None:
+    busy = hour(600)
+    assert busy.series is not None
+    edges = (*(float(2**power) for power in range(13)), float("inf"))
+    times = ArmTraffic(requests=600, histogram=(0,) * 9 + (300, 560, 599, 600, 600))
+    buckets = tuple(replace(one, baseline=times) for one in busy.series.buckets)
+    coarse = replace(busy.series, buckets=buckets, edges_ms=dict.fromkeys(ARMS, edges))
+    expected = expected_from(replace(busy, series=coarse))
+    assert isinstance(expected, Expected)
+    assert "less than 3.3 times slower cannot be told" in expected.warnings[0]
 
 
 def test_a_sick_baseline_is_no_lack_of_traffic() -> None:

@@ -395,7 +395,7 @@ EXAMPLE = yaml.safe_load(
     (Path(__file__).parents[4] / "examples/release.yaml").read_text(encoding="utf-8")
 )["canary"]
 STOPPED = "be stopped"
-ONE_LENGTH = {"spread": math.log(1.12) / 1.645}
+ONE_LENGTH: dict[str, Any] = {"spread": math.log(1.12) / 1.645}
 PER_TOKEN = {"latency_gates": {"per_output_token": True}}
 
 _ALL = (
