@@ -8,8 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -58,13 +57,13 @@ def series_of(
     )
 
 
-PUBLISHED = cast(
-    "MetricSeries",
-    SimpleNamespace(
-        latency=SimpleNamespace(cells={}),
-        token_usage=SimpleNamespace(empty_count=[], cells={}),
-        error_rate=SimpleNamespace(cancelled_count=[], refused_count=[], error_callers=[]),
-    ),
+NONE_YET: dict[str, Any] = {"per_doubling": 16, "index": [], "count": []}
+PUBLISHED = MetricSeries.model_validate(
+    {
+        "latency": {"cells": NONE_YET, "cells_per_token": NONE_YET},
+        "token_usage": {"empty_count": [], "cells": NONE_YET},
+        "error_rate": {"cancelled_count": [], "refused_count": [], "error_callers": []},
+    }
 )
 """The counts that the service publishes."""
 
