@@ -40,7 +40,18 @@ def test_a_release_is_promoted_bad_data_is_refused_bad_behaviour_is_rolled_back(
     _check_weights(good["history"], good["candidate_deployment_id"])
     for result in (good, data, behaviour):
         assert Path(result["report"]).is_file()
+    _replay(folder, [good, behaviour])
     until(lambda: not _left_running(folder))
+
+
+def _replay(folder: Path, results: list[dict[str, str]]) -> None:
+    """Decide every look of these rollouts again, when their service is gone."""
+    for result in results:
+        (record,) = folder.glob(f"**/{result['rollout_id']}.jsonl")
+        command = [sys.executable, "-m", "tuneship.cli.main", "rollouts", "replay", str(record)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        assert f"looks decide as they are recorded; {result['outcome']}" in run.stdout
 
 
 def _check_weights(history: list[dict[str, dict[str, int]]], candidate: str) -> None:
