@@ -426,8 +426,9 @@ def from_lines(lines: Iterable[str]) -> RolloutRecord:
                 raise ChangedLine(f"line {number}, or the one before it, was changed afterwards")
     record = RolloutRecord(tuple(facts))
     # Hashes can be written again by who changes a line, so the looks name their plan, too.
-    for look in record.looks:
-        if look.plan_digest and look.plan_digest != record.begun.plan_hash:
+    begun = next((fact for fact in facts if isinstance(fact, Begun)), None)
+    for look in record.looks if begun else ():
+        if begun and look.plan_digest and look.plan_digest != begun.plan_hash:
             raise ChangedLine(
                 f"the plan was changed: look {look.number} was decided by another one"
             )

@@ -25,9 +25,11 @@ from tests.support.batches import (
 )
 from tests.support.in_process import Service
 from tests.support.service_fixtures import DatabaseSettings
+from tests.unit.gates.rollouts import plan_with
 from tuneship.gates.gate_types import LatencyLimits
-from tuneship.gates.kinds import GATES, Published
+from tuneship.gates.kinds import GATES, Measured
 from tuneship.gates.metrics_reader import read_series
+from tuneship.gates.readings import limits_of
 from tuneship.service.batches import answering, batch_run
 from tuneship.service.batches.batch_run import BatchTiming
 from tuneship.store import tables
@@ -208,13 +210,15 @@ def test_metrics_and_gates_see_the_answers_of_a_batch_and_not_their_time(
     assert {tuple(counts) for counts in latency["histogram"]["counts"]} == {(0,) * 19}
 
     series = read_series(answers["baseline"], answers["candidate"], "1m")
-    limits = LatencyLimits(slow_ms=1e-6, very_slow_ms=1e-6, requests=200)
-    published = Published(series, series.buckets, limits, 1.0, {})
-    counted = {name: kind.count(published) for name, kind in GATES.items() if kind.count}
-    of_candidate = {
-        name: (sum(one.n_c for one in buckets), sum(one.x_c for one in buckets))
-        for name, buckets in counted.items()
-    }
+    limits = LatencyLimits(1e-6, 1e-6, 1e-6, requests=200)
+    edges = (series.edges_ms["baseline"], series.edges_ms["candidate"])
+    plan, of_candidate = plan_with(), dict[str, tuple[int, int]]()
+    for name in ("slow", "very_slow", "error", "empty"):
+        kind, of_gate = GATES[name], limits_of(plan, name)
+        assert kind.count is not None
+        assert of_gate is not None
+        counted = [kind.count(Measured(one, edges, limits), of_gate) for one in series.buckets]
+        of_candidate[name] = (sum(one.n_c for one in counted), sum(one.x_c for one in counted))
     assert of_candidate["slow"] == of_candidate["very_slow"] == (0, 0)
     assert (of_candidate["error"], of_candidate["empty"]) == ((8, 0), (8, 8))
 

@@ -33,6 +33,7 @@ DEPLOYMENT = DEPLOYMENT_CREATED | {
 }  # fmt: skip
 ENDPOINT = {
     "id", "name", "deployments", "url", "created_at", "updated_at", "status", "version", "lease",
+    "rollout_id", "large_keys",
 }  # fmt: skip
 PAGINATION = {"total", "limit", "offset", "next_offset"}
 SECOND = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -257,12 +258,21 @@ def test_deployment_metrics_have_the_described_series(shared: Service, deploymen
     }  # fmt: skip
     series = got["metrics"]
     times = {"timestamps", "complete"}
-    assert set(series["latency"]) == times | {"average", "p50", "p95", "p99", "histogram"}
+    assert set(series["latency"]) == times | {
+        "average", "p50", "p95", "p99", "histogram", "cells", "cells_per_token",
+    }  # fmt: skip
     assert set(series["throughput"]) == times | {"requests_per_second"}
     assert set(series["error_rate"]) == times | {
         "percentage", "request_count", "error_count", "cancelled_count", "refused_count", "error_callers",
+        "cancelled_callers", "refused_callers",
     }  # fmt: skip
-    assert set(series["token_usage"]) == times | {"total", "input", "output", "empty_count"}
+    assert set(series["token_usage"]) == times | {
+        "total",
+        "input",
+        "output",
+        "empty_count",
+        "cells",
+    }
     assert set(got["summary"]["latency"]) == {"average", "p50", "p95", "p99"}
     assert set(got["summary"]["token_usage"]) == {"total", "input", "output"}
     assert series["error_rate"]["request_count"][-1] >= 1
