@@ -24,12 +24,12 @@ def test_equal_deployments_are_promoted_step_by_step(fake: FakeService) -> None:
     result = shift_traffic(plan())
 
     assert (result.outcome, result.reason) == ("promoted", "none")
-    assert candidate_weights(fake) == [5, 25, 50, 75, 95, 100]
+    assert candidate_weights(fake) == [5, 25, 50, 75, 80, 100]
     assert fake.deleted == [BASELINE]
     assert fake.weights == {BASELINE: 0, CANDIDATE: 100}
     ticks = [patch.tick for patch in fake.patches]
     assert all(later - earlier >= 5 for earlier, later in pairwise(ticks[:-1]))
-    assert [change.weights[CANDIDATE] for change in result.history] == [5, 25, 50, 75, 95, 100]
+    assert [change.weights[CANDIDATE] for change in result.history] == [5, 25, 50, 75, 80, 100]
 
 
 def test_requests_before_a_late_shift_belong_to_the_weight_before(fake: FakeService) -> None:
@@ -86,7 +86,7 @@ def test_metrics_that_are_down_for_three_looks_only_hold(fake: FakeService) -> N
     result = shift_traffic(plan(steps=[50, 100]))
 
     assert result.outcome == "promoted"
-    assert candidate_weights(fake) == [50, 95, 100]
+    assert candidate_weights(fake) == [50, 80, 100]
     held = [one for one in result.decisions if one.get("missing")]
     assert [one["verdict"] for one in held] == ["hold"] * 3
 
@@ -101,7 +101,7 @@ def test_the_last_step_converges_whatever_happens_to_its_answer(
 
     assert result.outcome == "promoted"
     assert fake.weights == {BASELINE: 0, CANDIDATE: 100}
-    assert candidate_weights(fake) == [50, 95, 100]
+    assert candidate_weights(fake) == [50, 80, 100]
     assert fake.deleted == [BASELINE]
 
 
@@ -131,7 +131,7 @@ def test_a_bare_server_is_shifted_with_plain_changes_and_the_result_says_so(
         result = shift_traffic(plan(quality_gates=None, steps=[25, 50, 100]))
 
     assert result.outcome == "promoted"
-    assert [one for one in candidate_weights(bare) if one != 25][:2] == [50, 95]
+    assert [one for one in candidate_weights(bare) if one != 25][:2] == [50, 80]
     assert all(patch.if_match is None and patch.lease is None for patch in bare.patches)
     assert any("leases" in note for note in result.notes)
 
@@ -284,7 +284,7 @@ def test_looks_that_are_used_up_can_pause_for_a_person(fake: FakeService) -> Non
     del fake.silent[CANDIDATE]
     assert shift_traffic(paused).outcome == "promoted"
     assert fake.created == 1
-    assert candidate_weights(fake) == [5, 25, 50, 75, 95, 100]
+    assert candidate_weights(fake) == [5, 25, 50, 75, 80, 100]
 
 
 def test_a_damaged_record_refuses_its_own_endpoint_and_no_other(

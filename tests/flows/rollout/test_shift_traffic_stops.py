@@ -58,7 +58,7 @@ def test_a_killed_run_is_resumed_where_it_stopped(
 
     assert result.outcome == "promoted"
     assert fake.created == 1
-    assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [5, 50, 95, 100]
+    assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [5, 50, 80, 100]
     looks = [decision["look"] for decision in result.decisions]
     assert looks == list(range(1, len(looks) + 1))
 
@@ -188,7 +188,7 @@ def test_a_signal_is_not_lost_in_the_error_that_it_caused() -> None:
     assert stopping_signal(plain) is plain
 
 
-@pytest.mark.parametrize("since", [95, 100])
+@pytest.mark.parametrize("since", [80, 100])
 def test_a_candidate_that_fails_during_the_bake_is_returned(fake: FakeService, since: int) -> None:
     fake.arms[CANDIDATE] = Arm(error_share=lambda _, weight: 0.5 if weight >= since else 0.003)
 

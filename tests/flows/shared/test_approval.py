@@ -89,7 +89,7 @@ def test_the_approver_is_asked_once_and_the_candidate_is_promoted(fake: FakeServ
 
     assert (result.outcome, result.reason) == ("promoted", "none")
     assert result.approval == {"decision": "promote", "approver": "Ann", "comment": ""}
-    assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [50, 95, 100]
+    assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [50, 80, 100]
     assert [one["verdict"] for one in result.decisions].count("ask") == 1
     asked = questions()[0]
     assert asked.state is not None
@@ -143,7 +143,7 @@ def test_a_regression_while_a_person_thinks_rolls_back_and_refuses_the_late_appr
     with a_person(lambda _: broken.append(True)):
         result = shift_traffic(waiting())
 
-    assert (result.outcome, result.reason) == ("rolled_back", "error_rate")
+    assert (result.outcome, result.reason) == ("rolled_back", "crash")
     asked = questions()[0]
     assert asked.state is not None
     assert asked.state.is_cancelled()

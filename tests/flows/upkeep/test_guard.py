@@ -43,8 +43,7 @@ def left_at(
         wanted.model_dump(mode="json"),
         wanted.digest(),
         (),
-        None,
-        server,
+        server=server,
     )
     file.append(begun, SplitIntended(weight, "first step"), SplitConfirmed(weight))
     age(file.path, hours=1)

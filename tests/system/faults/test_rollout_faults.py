@@ -177,7 +177,7 @@ def test_24_nothing_is_promoted_on_missing_data(
 def test_24_too_few_requests_are_no_data_either(stage: Stage) -> None:
     stage.per_bucket = 8  # 2 of them for the candidate
 
-    result = shift_traffic(stage.plan(max_looks_per_step=8))
+    result = shift_traffic(stage.plan(max_looks_per_step=8, wait_for_traffic="0s"))
 
     assert (result.outcome, result.reason) == ("rolled_back", "insufficient_data")
     assert (max(stage.seen), stage.weight) == (25, 0)
