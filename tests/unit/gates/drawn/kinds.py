@@ -363,6 +363,11 @@ def _clocks(rng: Random) -> MinuteOf:
     return lambda number, _weight: Minute(unseen=number > 0 and (number + phase) % 20 in (7, 8))
 
 
+def _pause(rng: Random) -> MinuteOf:
+    begin = int(rng.integers(1, 20))
+    return lambda number, _weight: Minute(0.0 if begin <= number < begin + 180 else PER_MINUTE)
+
+
 DEMO = {
     "steps": [10, 25, 50, 100],
     "look_every_seconds": 1.0,
@@ -609,6 +614,25 @@ _ALL = (
     Kind("1.5 x slower from minute 30 on", _late(30, time=1.5), STOPPED, 0.02, by=50),
     Kind("3 % errors from minute 30 on", _late(30, errors=0.03), STOPPED, 0.02, by=50),
     Kind("8 % errors every second minute", _flapping_usual, STOPPED, 0.02, by=15),
+    # New kinds stand at the end, because a row's seeds depend on its place.
+    Kind("no traffic for three hours", _pause),
+    Kind(
+        "a cache answers half in 20 ms: 50 v 46 % hits",
+        pair(
+            Behaviour(slow_share=0.5, slow_factor=0.05),
+            Behaviour(slow_share=0.46, slow_factor=0.05),
+        ),
+    ),
+    Kind(
+        "a cache answers 52 % in 20 ms, answers alike",
+        both(lambda *_: Behaviour(slow_share=0.52, slow_factor=0.05, spread=0.2), constant),
+    ),
+    Kind(
+        "a cache of 50 % is broken",
+        pair(Behaviour(slow_share=0.5, slow_factor=0.05), Behaviour()),
+        STOPPED,
+        0.02,
+    ),
 )
 KINDS = {kind.name: replace(kind, row=row) for row, kind in enumerate(_ALL)}
 """All kinds by name. They are numbered, so that every kind draws from seeds of its own."""
