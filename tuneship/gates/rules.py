@@ -267,9 +267,14 @@ def approved(_: View) -> Ruling:
 
 
 def _sound_looks(view: View) -> int:
-    """Number of looks of this phase with usable metrics, this one included."""
-    before = sum(look.phase is view.phase and not look.is_missing for look in view.record.looks)
-    return before + (not view.is_missing)
+    """Number of looks of this phase that brought usable metrics of new buckets, this one included."""
+    sound = [look for look in view.record.looks if look.phase is view.phase and not look.is_missing]
+    with_data = sum(look.brought_data for look in sound)
+    if not view.is_missing:
+        with_data += view.brought_data
+    # Some servers publish no bucket without requests: there, as much time counts.
+    in_time = int(view.waited / timedelta(seconds=view.plan.bucket_seconds))
+    return max(with_data, min(len(sound) + (not view.is_missing), in_time))
 
 
 def baking(view: View) -> Ruling:
@@ -289,12 +294,16 @@ def still_baking(view: View) -> Ruling | None:
 def take_the_rest(view: View) -> Ruling:
     """Give the candidate all traffic while everything is still proven.
 
-    A gate that stays unproven for another step's looks makes the rollout inconclusive.
+    A gate that stays unproven for another step's looks, or as long as a step may wait, makes it inconclusive.
     """
     waiting = held(view) or unproven(view)
     if waiting is None:
         return Ruling(Verdict.ADVANCE)
-    if _sound_looks(view) >= view.plan.bake_looks + view.plan.max_looks_per_step:
+    # As at a step: few requests count in part, and a night may pass until they come.
+    plan = view.plan
+    longest = plan.longest_step_seconds + plan.bake_looks * plan.data_every_seconds
+    is_late = view.waited >= timedelta(seconds=longest)
+    if view.looks_used[0] >= plan.bake_looks + plan.max_looks_per_step or is_late:
         return _inconclusive(view)
     return waiting
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.gates.rollouts import RUNNING, START, Rollout, Served, Steady, moment, plan_with
-from tuneship.gates.canary import first_difference, replay
+from tuneship.gates.canary import decide, first_difference, replay
 from tuneship.gates.record import (
     ApprovalAnswered,
     Look,
@@ -532,6 +532,45 @@ def test_a_bake_without_traffic_passes_and_says_so() -> None:
     last = rollout.run()
     assert last.verdict is Verdict.BAKED
     assert last.warnings == ("low_traffic",)
+
+
+def test_a_live_bake_waits_for_the_traffic_of_the_morning_as_a_step_does() -> None:
+    plan = plan_with(bake_weight=80, wait_for_traffic="12h")
+    rollout = Rollout(plan, Steady()).begin()
+    while rollout.look().verdict is not Verdict.PROMOTE:
+        pass
+    by_day, rollout.make = rollout.make, lambda *_: (Served(), Served())
+    assert {rollout.look().verdict for _ in range(300)} == {Verdict.HOLD}
+    rollout.make = by_day
+    assert rollout.run().verdict is Verdict.BAKED
+
+
+def test_a_live_bake_without_traffic_ends_when_a_step_would() -> None:
+    plan = plan_with(bake_weight=80, wait_for_traffic="3h")
+    rollout = Rollout(plan, Steady()).begin()
+    while rollout.look().verdict is not Verdict.PROMOTE:
+        pass
+    rollout.make = lambda *_: (Served(), Served())
+    assert "max_looks" in rollout.run().reasons
+    assert sum(look.phase is Phase.BAKE for look in rollout.record.looks) == 210
+
+
+@pytest.mark.parametrize("bake_weight", [80, None])
+def test_a_bake_counts_new_buckets_however_often_one_looks(bake_weight: int | None) -> None:
+    rollout = Rollout(plan_with(bake_weight=bake_weight), Steady()).begin()
+    while rollout.look().verdict is not Verdict.PROMOTE:
+        pass
+    began = len(rollout.rows)
+    while rollout.record.phase is Phase.BAKE and rollout.look().verdict is Verdict.HOLD:
+        for part in (0.25, 0.5, 0.75):
+            seen = rollout.observe()
+            for metrics in (seen.baseline_metrics, seen.candidate_metrics):
+                assert isinstance(metrics, dict)
+                metrics["end_time"] = moment(len(rollout.rows) + part)
+            look = decide(seen, rollout.plan, rollout.record)
+            assert look.verdict is Verdict.HOLD
+            rollout.record = rollout.record.plus(look)
+    assert len(rollout.rows) - began == rollout.plan.bake_looks
 
 
 def test_a_bake_with_the_baseline_gone_cannot_go_back() -> None:

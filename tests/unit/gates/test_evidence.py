@@ -16,7 +16,7 @@ from scipy.special import logsumexp
 
 from tuneship.gates import evidence, fold
 from tuneship.gates.evidence import BucketCounts, Limits, Terms
-from tuneship.gates.gate_limits import CrashRule
+from tuneship.gates.gate_limits import CrashRule, TypicalGate
 from tuneship.gates.rules import is_crash
 
 ERROR = Limits(ratio=1.5, harm=0.01, ok=0.02)
@@ -480,3 +480,13 @@ def test_a_candidate_on_the_pass_margin_is_seldom_proven_at_look_twenty() -> Non
         ]
         proven += ln_ok(counts, ERROR) >= evidence.LOG_PROVEN
     assert proven / 400 <= 0.10
+
+
+def test_equal_arms_without_an_answer_near_the_median_are_proven_to_be_as_fast() -> None:
+    typical = TypicalGate().limits()
+    # With two kinds of answers, one ten times as long, the longer limit counts the same answers.
+    equal = [BucketCounts(225, 112, 75, 37, 112, 112)] * 20
+    assert evidence.proof(equal, typical).log_e >= evidence.LOG_PROVEN
+    twice_as_many = [BucketCounts(225, 220, 75, 37, 220, 220)] * 20
+    assert evidence.proof(twice_as_many, typical).log_e < evidence.LOG_PROVEN
+    assert harm_from(twice_as_many, typical).log_e >= math.log(400.0)

@@ -42,7 +42,7 @@ def test_every_gate_of_the_plan_has_a_counter_and_reads_its_own_limits() -> None
         plan = plan_with(**given, traffic=DRIVER)
         farther = (5, 8) if name == "slow" else (9, 13)
         times = name in ("slow", "typical")
-        shares = {"ratio": None, "harm": None, "ok": None} if name == "typical" else LIMITS
+        shares = {"ratio": 1.25, "harm": None, "ok": None} if name == "typical" else LIMITS
         assert limits_of(plan, name) == Limits(**shares, farther=farther if times else None)
         gate = next(gate for gate in choose_gates(plan, published) if gate.name == name)
         assert gate.state == "active"

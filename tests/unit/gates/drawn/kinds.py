@@ -365,6 +365,11 @@ def _clocks(rng: Random) -> MinuteOf:
     return lambda number, _weight: Minute(unseen=number > 0 and (number + phase) % 20 in (7, 8))
 
 
+def _pause(rng: Random) -> MinuteOf:
+    begin = int(rng.integers(1, 20))
+    return lambda number, _weight: Minute(0.0 if begin <= number < begin + 180 else PER_MINUTE)
+
+
 DEMO = {
     "steps": [10, 25, 50, 100],
     "look_every_seconds": 1.0,
@@ -632,6 +637,24 @@ _ALL = (
         _stalls,
         plan=EXAMPLE,
         seconds=1,
+    ),
+    Kind("no traffic for three hours", _pause),
+    Kind(
+        "a cache answers half in 20 ms: 50 v 46 % hits",
+        pair(
+            Behaviour(slow_share=0.5, slow_factor=0.05),
+            Behaviour(slow_share=0.46, slow_factor=0.05),
+        ),
+    ),
+    Kind(
+        "a cache answers 52 % in 20 ms, answers alike",
+        both(lambda *_: Behaviour(slow_share=0.52, slow_factor=0.05, spread=0.2), constant),
+    ),
+    Kind(
+        "a cache of 50 % is broken",
+        pair(Behaviour(slow_share=0.5, slow_factor=0.05), Behaviour()),
+        STOPPED,
+        0.02,
     ),
 )
 KINDS = {kind.name: replace(kind, row=row) for row, kind in enumerate(_ALL)}
