@@ -484,6 +484,7 @@ def test_a_candidate_on_the_pass_margin_is_seldom_proven_at_look_twenty() -> Non
 
 def test_equal_arms_without_an_answer_near_the_median_are_proven_to_be_as_fast() -> None:
     typical = TypicalGate().limits()
+    assert typical is not None
     # With two kinds of answers, one ten times as long, the longer limit counts the same answers.
     equal = [BucketCounts(225, 112, 75, 37, 112, 112)] * 20
     assert evidence.proof(equal, typical).log_e >= evidence.LOG_PROVEN
