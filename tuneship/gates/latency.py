@@ -13,7 +13,7 @@ from datetime import timedelta
 from tuneship.gates.cells import NO_CELLS, Cells, cell_of, value_at
 from tuneship.gates.gate_types import LatencyLimits, UsualHour
 from tuneship.gates.plan import CanaryRules
-from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
+from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries, Unusable
 
 # Baseline answers from which limits may be set.
 ENOUGH_REQUESTS = 100
@@ -61,8 +61,12 @@ def usual_hour(series: RolloutSeries, plan: CanaryRules) -> UsualHour:
     per_token = latency is not None and latency.per_output_token
     has_times = all(arm.cells_per_token is not None for arm in chosen)
     short, long = length_limits(chosen, plan) or (None, None)
+    try:
+        limits = limits_from(chosen, edges, per_token=per_token and has_times)
+    except Unusable:  # buckets of servers that publish different counts
+        limits = None
     return UsualHour(
-        limits_from(chosen, edges, per_token=per_token and has_times),
+        limits,
         short,
         long,
         max((load(arm) for arm in chosen), default=0.0),
@@ -196,7 +200,7 @@ def number_above(
 
 def _share_above(traffic: ArmTraffic, threshold_ms: float) -> float:
     if traffic.quantiles_ms is None:
-        raise ValueError("the bucket has no latency")
+        raise Unusable("a bucket has answers without their latency")
     # Latencies are roughly log-normal, which is a straight line in (log latency, z): it runs through
     # p50 and p95, and above p95 through p95 and p99, since tails are heavier than that.
     p50, p95, p99 = map(_log, traffic.quantiles_ms)
@@ -246,7 +250,7 @@ def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
         seen += weight
         if seen >= half:
             return value
-    raise ValueError("the median of nothing")
+    raise Unusable("no bucket has a latency")
 
 
 def _log(latency_ms: float) -> float:

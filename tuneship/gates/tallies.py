@@ -201,7 +201,7 @@ def _limits(
         newest = known.recent
     try:
         now = limits_from(newest, edges, per_token=per_token)
-    except ValueError:
+    except (ValueError, Unusable):
         now = None
     if now is None or hour is None:
         return now or hour

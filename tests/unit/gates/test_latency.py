@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.unit.gates.rollouts import EDGES, START
-from tuneship.gates.latency import _share_above, freeze_limits
-from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
+from tests.unit.gates.rollouts import EDGES, START, plan_with
+from tuneship.gates.cells import Cells
+from tuneship.gates.latency import _share_above, freeze_limits, usual_hour
+from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries
 
 INFINITE = tuple(math.inf if edge is None else float(edge) for edge in EDGES)
 
@@ -102,3 +103,14 @@ def test_an_hour_with_few_buckets_is_extended_to_fifteen() -> None:
     assert limits is not None
     assert limits.requests == 1500
     assert limits.slow_ms == pytest.approx(932.0)
+
+
+def test_an_hour_of_servers_that_publish_different_counts_sets_no_limits() -> None:
+    one = ArmTraffic(requests=60, cells=Cells((138,), (60,)))
+    other = ArmTraffic(requests=60, histogram=(0, 60))
+    buckets = tuple(
+        Bucket(START + timedelta(minutes=i), arm, ArmTraffic())
+        for i, arm in enumerate([one, other])
+    )
+    mixed = RolloutSeries(buckets, START, dict.fromkeys(ARMS), dict.fromkeys(ARMS))
+    assert usual_hour(mixed, plan_with()).limits is None
