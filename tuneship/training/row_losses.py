@@ -86,13 +86,17 @@ def adapted(model: nn.Module, directory: Path, key: str | None) -> Iterator[None
     """Add a stored adapter to the layers of a model within the block; `key` opens sealed files.
 
     Its rank and its layers may differ from those of the adapter in training. Raises `OSError`, `ValueError` and
-    `AttributeError` for files that do not fit.
+    `AttributeError` for files that do not fit, or that hold more than plain LoRA matrices: what is left out would make
+    another model of it.
     """
     config: dict[str, Any] = json.loads(read_plain(directory / CONFIG_NAME, key))
     tensors = load(read_plain(directory / SAFETENSORS_WEIGHTS_NAME, key))
+    others = [name for name in tensors if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
+    if others or config.get("use_dora") or config.get("bias", "none") != "none":
+        raise ValueError("the adapter holds more than plain LoRA matrices")
     with ExitStack() as hooks:
         for name, a in tensors.items():
-            if not name.endswith(".lora_A.weight"):
+            if name.endswith(".lora_B.weight"):
                 continue
             module = name.removesuffix(".lora_A.weight")
             plain = module.removeprefix(MODULE_PREFIX)
