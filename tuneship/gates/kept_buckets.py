@@ -15,6 +15,8 @@ from pydantic import ConfigDict, TypeAdapter
 from tuneship.gates.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, first_after
 
 Edges = Mapping[Arm, tuple[float, ...] | None]
+# A record that somebody else wrote may hold a kilobyte that unpacks to gigabytes.
+MOST_BYTES = 64 << 20
 NO_EDGES: Edges = dict.fromkeys(ARMS)
 
 
@@ -60,7 +62,11 @@ def pack(kept: KeptBuckets) -> str:
 @lru_cache(maxsize=1 << 14)
 def unpack(text: str) -> KeptBuckets:
     """The inverse of `pack`. Raises ValueError."""
+    unzip = zlib.decompressobj()
     try:
-        return _KEPT.validate_json(zlib.decompress(base64.b64decode(text, validate=True)))
+        content = unzip.decompress(base64.b64decode(text, validate=True), MOST_BYTES)
     except zlib.error as error:
         raise ValueError("the buckets of a look cannot be unpacked") from error
+    if not unzip.eof:
+        raise ValueError("the buckets of a look are cut off, or take more than 64 MiB")
+    return _KEPT.validate_json(content)

@@ -1,10 +1,13 @@
 """The record survives as lines, a torn last line is left out, and the derived state follows the facts."""
 
+import base64
+import zlib
 from dataclasses import replace
 
 import pytest
 
 from tests.unit.gates.rollouts import START, Rollout, Steady, plan_with
+from tuneship.gates.kept_buckets import MOST_BYTES, unpack
 from tuneship.gates.record import (
     ApprovalAsked,
     Begun,
@@ -89,3 +92,17 @@ def test_a_changed_plan_is_refused_though_its_line_has_a_new_hash() -> None:
         lines.append(linked(lines[-1], to_line(fact)))
     with pytest.raises(ChangedLine, match="look 1 was decided by another one"):
         from_lines(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (base64.b64encode(zlib.compress(b" " * (MOST_BYTES + 1))).decode(), "more than 64 MiB"),
+        (base64.b64encode(zlib.compress(b"{}")[:-4]).decode(), "cut off"),
+        (base64.b64encode(b"no zlib").decode(), "cannot be unpacked"),
+    ],
+    ids=["huge", "cut off", "another form"],
+)
+def test_buckets_that_are_huge_or_damaged_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        unpack(text)
