@@ -1,7 +1,7 @@
 """Shift an endpoint's traffic from a baseline deployment to a candidate, step by step, as far as the evidence carries.
 
 Order: open the record -> find or create the endpoint -> forecast -> first step -> looks (renew the lease, read both
-deployments' metrics, decide, move) -> bake at 95 % -> 100 % -> retire the baseline. Requires: two
+deployments' metrics, decide, move) -> bake at 80 % -> 100 % -> retire the baseline. Requires: two
 deployments. Parameters: `CanaryPlan`. `tuneship/gates/canary.py` decides; `flows/rollout/rollback.py` returns the
 traffic.
 """

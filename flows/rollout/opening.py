@@ -176,7 +176,7 @@ def foresee(plan: CanaryPlan, log: Log) -> RolloutResult | None:
     """Forecast a rollout before its candidate exists; a result says why it would be refused."""
     endpoint_id = plan.endpoint_id
     # A bare server says nothing of an endpoint's own traffic.
-    endpoint = _find_or_create(plan, "") if endpoint_id else None
+    endpoint = _existing(endpoint_id) if endpoint_id else None
     if endpoint_id is None or endpoint is None or endpoint.version is None:
         return None
     before = _before(plan, endpoint_id, log)
@@ -228,23 +228,28 @@ def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
     return None
 
 
+def _existing(endpoint_id: str) -> CanaryEndpoint | None:
+    """Read an endpoint; None where a bare server cannot read endpoints."""
+    try:
+        return get_canary_endpoint(endpoint_id)
+    except ApiError as error:
+        if error.status not in NO_SUCH_ROUTE:
+            raise
+        missing = error
+    # A 404 says no endpoint or no such operation; a server that can list endpoints has none of this id.
+    try:
+        list_canary_endpoints(endpoint_id)
+    except ApiError as error:
+        if error.status in NO_SUCH_ROUTE:
+            return None
+        raise
+    raise missing
+
+
 def _find_or_create(plan: CanaryPlan, rollout_id: str) -> CanaryEndpoint | None:
     """Find or create the endpoint; None where a bare server cannot read endpoints."""
     if plan.endpoint_id is not None:
-        try:
-            return get_canary_endpoint(plan.endpoint_id)
-        except ApiError as error:
-            if error.status not in NO_SUCH_ROUTE:
-                raise
-            missing = error
-        # A 404 says no endpoint or no such operation; a server that can list endpoints has none of this id.
-        try:
-            list_canary_endpoints(plan.endpoint_id)
-        except ApiError as error:
-            if error.status in NO_SUCH_ROUTE:
-                return None
-            raise
-        raise missing
+        return _existing(plan.endpoint_id)
 
     name = str(plan.endpoint_name)
     try:

@@ -35,13 +35,6 @@ class Cells:
                 return k
         raise ValueError("the quantile of nothing")
 
-    def __add__(self, other: "Cells") -> "Cells":
-        merged = dict(zip(self.index, self.count, strict=True))
-        for k, count in zip(other.index, other.count, strict=True):
-            merged[k] = merged.get(k, 0) + count
-        index = tuple(sorted(merged))
-        return Cells(index, tuple(merged[k] for k in index))
-
 
 NO_CELLS = Cells((), ())
 

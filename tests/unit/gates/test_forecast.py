@@ -1,5 +1,6 @@
 """A forecast says how the gates will decide: it is drawn from them, and is the same every time."""
 
+import math
 from functools import cache
 
 import pytest
@@ -82,8 +83,11 @@ def test_little_traffic_begins_with_a_larger_step(requests: float, steps: list[i
 SLOWER_THAN_THE_MINIMUM = [(10.0, 0.005), (20.0, 0.0), (30.0, 0.01), (60.0, 0.005), (300.0, 0.02)]
 
 
-def is_within_nine_of_ten(requests: float, errors: float, seed: int) -> bool:
-    """Whether a rollout is promoted within the time that the hour before had forecast for nine of ten."""
+def is_within_nine_of_ten(requests: float, errors: float, seed: int) -> bool | None:
+    """Whether a rollout is promoted within the time that the hour before had forecast for nine of ten.
+
+    None where nothing was forecast for nine of ten.
+    """
     minute = Minute(requests, *[Behaviour(errors=errors)] * 2)
     kind = Kind("", lambda _: lambda *_: minute)
     hour = [bucket.baseline for bucket in watched(kind, seed)[0]]
@@ -100,7 +104,7 @@ def is_within_nine_of_ten(requests: float, errors: float, seed: int) -> bool:
     plan = plan_with(steps=steps, bake_weight=80, wait_for_traffic="12h")
     most = forecast(plan, today, choose_gates(plan, PUBLISHED)).promote_minutes_most
     run = roll_out(kind, seed, steps=steps)
-    return most is None or (run.is_promoted and run.looks <= most)
+    return None if most is None else run.is_promoted and run.looks <= most
 
 
 @pytest.mark.slow
@@ -110,5 +114,7 @@ def test_nine_of_ten_rollouts_end_within_the_time_of_nine_of_ten(
     requests: float, errors: float
 ) -> None:
     runs = [is_within_nine_of_ten(requests, errors, seed) for seed in range(5000, 5060)]
-    # 85 %, less two standard deviations of 60 runs.
-    assert sum(runs) >= 46
+    forecast_runs = [one for one in runs if one is not None]
+    assert len(forecast_runs) >= 40
+    # Less two standard deviations of so many runs.
+    assert sum(forecast_runs) >= len(forecast_runs) * (0.85 - 2 * math.sqrt(0.85 * 0.15 / 40))
