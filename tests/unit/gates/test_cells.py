@@ -14,7 +14,7 @@ from tests.unit.gates.drawn.worlds import Behaviour, Minute, cells_of
 from tests.unit.gates.rollouts import plan_with
 from tuneship.gates import tallies
 from tuneship.gates.cells import Cells, cell_of, value_at
-from tuneship.gates.latency import number_above
+from tuneship.gates.latency import _sum, number_above
 
 VALUES = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=60)
 
@@ -39,7 +39,7 @@ def test_a_quantile_of_cells_is_within_one_cell_of_the_exact_one(
 
 @given(VALUES, VALUES)
 def test_the_sum_of_cells_counts_the_values_of_both(one: list[float], other: list[float]) -> None:
-    both = cells_of(np.array(one)) + cells_of(np.array(other))
+    both = _sum([cells_of(np.array(one)), cells_of(np.array(other))])
     assert both == cells_of(np.array(one + other))
 
 

@@ -1,4 +1,4 @@
-"""What happens to both deployments in each minute, as functions of a minute and the candidate's weight.
+"""Functions of a minute and the candidate's weight that return how both deployments behave in it.
 
 What happens in a certain minute happens in one that is drawn: a fixed one could be just where the gates look. Next:
 `kinds.py` says how a rollout must end.
