@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from itertools import pairwise, zip_longest
+from itertools import pairwise, takewhile, zip_longest
 
 from tuneship.gates import readings, tallies
 from tuneship.gates.evidence import PROOF_BUCKETS, BucketCounts
@@ -433,9 +433,9 @@ def _with_hanging(
 
 def _lost_data(record: RolloutRecord) -> str | None:
     """Say that the traffic driver fell silent, where its counts are needed."""
-    last = record.looks[-1] if record.looks else None
     needs_probes = any(g.source == "probes" and g.state == "active" for g in record.begun.gates)
-    since = record.facts[record.facts.index(last) + 1 :] if last else record.facts
+    # Since the last look: the newest facts are at the end.
+    since = takewhile(lambda fact: not isinstance(fact, Look), reversed(record.facts))
     if needs_probes and not any(isinstance(fact, Probed) for fact in since):
         return "no counts from the traffic driver"
     return None

@@ -3,6 +3,7 @@
 import cProfile
 import pstats
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -49,5 +50,7 @@ def test_a_look_after_sixty_hours_reads_only_what_is_new() -> None:
     judge(series_of(buckets[:-1]), RUNNING, RUNNING, plan, RolloutRecord(record.facts[:-1]))
     with cProfile.Profile() as profile:
         judge(series_of(buckets), RUNNING, RUNNING, plan, record)
-    # 20 ms of processor time are some 100,000 calls.
-    assert pstats.Stats(profile).total_calls < 100_000  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    # 20 ms of processor time are some 100,000 calls; those that measure coverage are not counted.
+    counts: Any = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
+    calls = sum(count[1] for place, count in counts.items() if "slipcover" not in place[2])
+    assert 10_000 < calls < 100_000
