@@ -58,6 +58,8 @@ _CELLS: Final = {"latency": ("cells", "cells_per_token"), "token_usage": ("cells
 _TIMED: Final = {"histogram", *_CELLS["latency"]}
 # Far above any count, and every whole number below it is exact as a float.
 _MAX_NUMBER: Final = 1e15
+# The cell of 2^64: no time and no number of tokens is larger.
+_LAST_CELL: Final = 64 * PER_DOUBLING
 _NO_TRAFFIC: Final = ArmTraffic()
 
 
@@ -254,6 +256,8 @@ def _cells_of_bucket(index: Sequence[int], count: Sequence[int], name: str) -> C
         raise Unusable(f"{name} has not as many counts as indexes")
     if list(index) != sorted(set(index)):
         raise Unusable(f"{name} must rise")
+    if index and not -_LAST_CELL <= index[0] <= index[-1] <= _LAST_CELL:
+        raise Unusable(f"{name} holds a cell out of range")
     if count and not 0 < min(count) <= max(count) <= _MAX_NUMBER:
         raise Unusable(f"{name} holds a count out of range")
     return Cells(tuple(index), tuple(count))

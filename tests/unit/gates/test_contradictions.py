@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.unit.gates.rollouts import START, Served, answer, moment
+from tuneship.contract.metrics import CellCounts
 from tuneship.gates.cells import NO_CELLS, Cells
-from tuneship.gates.metrics_reader import read_series
+from tuneship.gates.metrics_reader import _cells, read_series
 from tuneship.gates.series import ArmTraffic, Unusable
 
 # Three answers, then nothing, then one answer and an error.
@@ -220,3 +221,9 @@ def test_one_request_more_or_one_in_a_hundred_is_no_contradiction() -> None:
     nearly["metrics"]["throughput"]["requests_per_second"] = [1_020 / 60]
     with pytest.raises(Unusable, match="throughput and error_rate"):
         read_series(nearly, nearly, "1m")
+
+
+def test_cells_beyond_all_times_make_a_missing_look() -> None:
+    cells = {"per_doubling": 16, "index": [[10**9]], "count": [[1]]}
+    with pytest.raises(Unusable, match="cell out of range"):
+        _cells(CellCounts.model_validate(cells), "cells")
