@@ -202,6 +202,7 @@ def prepared(data_dir: Path, environment: dict[str, str]) -> CanaryPlan:
         look_every_seconds=0.5,
         steps=[10, 100],
         max_looks_per_step=40,
+        wait_for_traffic="20s",
     )
 
 
