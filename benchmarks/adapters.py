@@ -24,7 +24,7 @@ from measuring.running import deploy, example_rows, exported, job_on, running, t
 from tuneship.client import Client
 from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.generation import Generate
-from tuneship.template import PromptTemplate
+from tuneship.prompts.template import PromptTemplate
 from tuneship.training.spec import PROGRESS_FILE
 
 BASE = Path(__file__).parents[1] / "tuneship" / "base_models" / "tuneship-tiny"

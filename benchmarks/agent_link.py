@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuneship.runtime.agent import ALONE_S, until_over
-from tuneship.runtime.agent_link import AgentAccess, open_agent
-from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
-from tuneship.runtime.agent_relay import AgentRelay
-from tuneship.runtime.certificates import AgentAuthority, agent_context
+from tuneship.agents.agent import ALONE_S, until_over
+from tuneship.agents.agent_link import AgentAccess, open_agent
+from tuneship.agents.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
+from tuneship.agents.agent_relay import AgentRelay
+from tuneship.agents.certificates import AgentAuthority, agent_context
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 
 STEP_S = 0.002

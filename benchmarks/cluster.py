@@ -36,7 +36,7 @@ from tuneship.contract.endpoints import (
     LeaseRequest,
     Member,
 )
-from tuneship.store.read_cache import MAX_AGE_S
+from tuneship.store.database.read_cache import MAX_AGE_S
 
 BASE = "tuneship-tiny"
 WRITERS, TRIES, PAUSE_S = 32, 2, 0.5

@@ -27,8 +27,8 @@ from measuring.running import UNLIMITED, example_rows, own_cpu_seconds, start, s
 from tuneship.client import Client
 from tuneship.contract.jobs import Hyperparameters, JobCreate
 from tuneship.settings import ClientSettings
-from tuneship.store.database import Database, sqlite_url
-from tuneship.store.tables import jobs, resource_counts
+from tuneship.store.database.database import Database, sqlite_url
+from tuneship.store.database.tables import jobs, resource_counts
 
 CLIENTS = 32
 OWN_JOBS = {"TUNESHIP_MAXIMUM_ACTIVE_JOBS": "1000000"}

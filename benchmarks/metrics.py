@@ -26,8 +26,8 @@ from tuneship.contract.endpoints import CanaryEndpointCreate, Member
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.recorder import Recorder
 from tuneship.settings import ClientSettings
-from tuneship.store import metric_windows
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database.database import Database, sqlite_url
+from tuneship.store.records import metric_windows
 
 DAYS = 30
 MINUTES = DAYS * 24 * 60

@@ -26,8 +26,8 @@ from tuneship.security.sealed_files import (
     read_plain,
     write_sealed,
 )
-from tuneship.store.blobs import DATA_FILE, Blobs, check_digest
-from tuneship.store.local_blobs import LocalBlobs
+from tuneship.store.files.blobs import DATA_FILE, Blobs, check_digest
+from tuneship.store.files.local_blobs import LocalBlobs
 
 # The size of the pieces in which a connection delivers an upload.
 UPLOAD_PIECE_BYTES = 64 << 10

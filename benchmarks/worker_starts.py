@@ -20,11 +20,11 @@ from contextlib import closing
 from pathlib import Path
 
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.forked_workers import LIBRARIES, ForkedProcesses
-from tuneship.runtime.landlock import Places
-from tuneship.runtime.serving_process import ServingOptions, start_serving
-from tuneship.runtime.worker_processes import LocalProcesses
-from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
+from tuneship.isolation.landlock import Places
+from tuneship.processes.forked_workers import LIBRARIES, ForkedProcesses
+from tuneship.processes.worker_processes import LocalProcesses
+from tuneship.processes.worker_protocol import Runtime, WorkerSpec
+from tuneship.replicas.serving_process import ServingOptions, start_serving
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.jobs.work_folders import FolderProgress
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLine

@@ -30,11 +30,12 @@ import sqlalchemy as sa
 from tests.support.job_rows import queued_job
 from tests.support.postgres_cluster import DURABLE, Cluster, programs
 from tuneship.service.access.data_keys import Keyring
-from tuneship.store import audit, job_records, list_counters, outbox, tables
-from tuneship.store import queries as rows
-from tuneship.store.audit import AuditRecord, Chain
-from tuneship.store.database import Database
-from tuneship.store.identifiers import new_id
+from tuneship.store.database import list_counters, tables
+from tuneship.store.database import queries as rows
+from tuneship.store.database.database import Database
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.records import audit, job_records, outbox
+from tuneship.store.records.audit import AuditRecord, Chain
 
 CHAIN, KEYRING = Chain(b"c" * 32), Keyring(b"k" * 32)
 # More than any tenant gets, since what is measured is not the refusal.

@@ -363,7 +363,7 @@ def service(place: Place, name: str) -> ClusterProgram:
         "TUNESHIP_AGENTS": "ray",
         "TUNESHIP_RAY_URLS": place.dashboard_url,
         "TUNESHIP_RAY_TOKEN_FILE": str(place.ray_token_file),
-        "TUNESHIP_AGENT_COMMAND": f"{sys.executable} -m tuneship.runtime.agent",
+        "TUNESHIP_AGENT_COMMAND": f"{sys.executable} -m tuneship.agents.agent",
         "TUNESHIP_DRAIN_NOTICE_S": "1",
         # Two nodes share this machine's ports.
         "TUNESHIP_AGENT_PORTS": "0",

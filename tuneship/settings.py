@@ -239,7 +239,7 @@ class ServiceSettings(BaseSettings):
     )
     agent_command: Annotated[
         Command, Field(min_length=1, description="Starts an agent on a node of a Ray cluster.")
-    ] = ("python", "-m", "tuneship.runtime.agent")
+    ] = ("python", "-m", "tuneship.agents.agent")
     agent_ports: Annotated[
         str, Field(pattern=r"^\d{1,5}(-\d{1,5})?$", description="On which agents of Ray listen.")
     ] = "20000-20999"

@@ -22,12 +22,13 @@ from tests.support.job_rows import long_queue
 from tests.support.members import LEASE_S
 from tests.support.postgres_cluster import Cluster
 from tuneship.metrics.observations import Observation, RequestOutcome
-from tuneship.service.common.leadership import SoleService
+from tuneship.service.cluster.leadership import SoleService
 from tuneship.service.deployments.replica_health import HealthChecks
 from tuneship.service.deployments.replica_plan import ReplicaPlan
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
-from tuneship.store import job_leases, job_queue, tables
-from tuneship.store.database import Database
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database
+from tuneship.store.records import job_leases, job_queue
 
 MODELS, DEPLOYMENTS = 1_000, 200
 ROUNDS, EACH = 20, 5

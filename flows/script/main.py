@@ -44,9 +44,9 @@ from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
 from tasks.api import api, connect, disconnect
 from tasks.deployments import DeploymentNotRunning
 from tasks.jobs import JobOverdue
+from tuneship.cli.parameter_files import UnreadableParameters, mapping_in, problems_of
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable, TuneshipError
 from tuneship.client.refusal_text import refusal_text
-from tuneship.parameter_files import UnreadableParameters, mapping_in, problems_of
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
 
 # By outcome; everything else is 1, and after a signal 128 + its number.

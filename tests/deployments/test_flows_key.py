@@ -13,7 +13,7 @@ from tuneship.cli.main import app
 from tuneship.contract.scopes import PRESETS
 from tuneship.security.master_key import read_or_make_secret
 from tuneship.service.access.api_keys import read_credentials, write_credentials
-from tuneship.store.database import SQLITE_FILE
+from tuneship.store.database.database import SQLITE_FILE
 
 DAY = timedelta(days=1)
 

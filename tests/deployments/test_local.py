@@ -34,7 +34,7 @@ from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.scopes import PRESETS
 from tuneship.contract.webhooks import WebhookCreate
 from tuneship.service.access.api_keys import is_in_force
-from tuneship.store.database import HEAD, SQLITE_FILE
+from tuneship.store.database.database import HEAD, SQLITE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 NAMES = {"service", "prefect-server", "bridge", "worker"}

@@ -28,7 +28,7 @@ from tuneship.service.catalogues.base_models import SHIPPED
 pytestmark = [pytest.mark.soak, pytest.mark.long]
 PROMPT = Generate(prompt="Which chapter is chronic eczema in?", max_tokens=8, temperature=0)
 CLIENTS = 8
-AGENT = "tuneship.runtime.agent"
+AGENT = "tuneship.agents.agent"
 REPLICA = "tuneship.serving"
 TRAINER = "tuneship.training"
 EPOCHS, LONGER_THAN_THE_TEST = 30, 10_000
@@ -61,7 +61,7 @@ def started(cluster: RayNodes, data: Path, **settings: Any) -> Serve:
         agents="ray",
         ray_urls=cluster.url,
         ray_token_file=str(cluster.token_file),
-        agent_command=f"{sys.executable} -m tuneship.runtime.agent",
+        agent_command=f"{sys.executable} -m tuneship.agents.agent",
         agent_ports="0",
     )
 

@@ -15,7 +15,7 @@ from tests.support.openai_clients import of_process
 from tests.support.processes import Serve
 from tests.support.waiting import until
 from tuneship.client import Client
-from tuneship.template import PromptTemplate
+from tuneship.prompts.template import PromptTemplate
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.agents import PlayedAgent, played_agent
 from tests.support.engines import PlayedEngines
-from tuneship.runtime.launchers import AgentSize, AgentState, CannotLaunch
+from tuneship.agents.launchers import AgentSize, AgentState, CannotLaunch
 
 
 class PlayedLauncher:

@@ -11,13 +11,13 @@ from typing import Any
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
-from tuneship.runtime.agent import AgentConnections
-from tuneship.runtime.agent_link import AgentAccess, AgentLink, AgentTiming, open_agent
-from tuneship.runtime.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
-from tuneship.runtime.agent_relay import AgentRelay
-from tuneship.runtime.agent_sockets import encoded
-from tuneship.runtime.certificates import AgentAuthority, agent_context
-from tuneship.runtime.serving_process import ServingOptions, start_serving
+from tuneship.agents.agent import AgentConnections
+from tuneship.agents.agent_link import AgentAccess, AgentLink, AgentTiming, open_agent
+from tuneship.agents.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
+from tuneship.agents.agent_relay import AgentRelay
+from tuneship.agents.agent_sockets import encoded
+from tuneship.agents.certificates import AgentAuthority, agent_context
+from tuneship.replicas.serving_process import ServingOptions, start_serving
 
 AUTHORITY = AgentAuthority(b"s" * 32)
 VERSION = "1.2.3"

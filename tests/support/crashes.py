@@ -35,12 +35,13 @@ from tuneship.service.datasets import merging as dataset_merging
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
-from tuneship.store import batch_records, endpoint_records, idempotency, tables, webhook_records
-from tuneship.store import job_leases as leases
-from tuneship.store import queries as rows
-from tuneship.store.audit import Chain
-from tuneship.store.blobs import StagedFile
-from tuneship.store.local_blobs import LocalBlobs
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.files.blobs import StagedFile
+from tuneship.store.files.local_blobs import LocalBlobs
+from tuneship.store.records import batch_records, endpoint_records, idempotency, webhook_records
+from tuneship.store.records import job_leases as leases
+from tuneship.store.records.audit import Chain
 from tuneship.training import checkpoints
 
 HISTORY = "history.jsonl"
@@ -346,14 +347,16 @@ def _written_in_half(death: Death) -> None:
 
 def _in_the_library(death: Death, side: str, name: str) -> None:
     """Count a pass before or after each call of this name by which the service uses its bucket."""
-    from tuneship.store import object_blobs  # only who keeps files in a bucket needs the library
+    from tuneship.store.files import (
+        object_blobs,  # only who keeps files in a bucket needs the library
+    )
 
     getattr(death, side)(object_blobs.obstore, name)
 
 
 def _between_parts(death: Death) -> None:
     """Count a pass when the first parts of a large file are on their way, and others are not read yet."""
-    from tuneship.store.object_blobs import PART_BYTES, ObjectBlobs
+    from tuneship.store.files.object_blobs import PART_BYTES, ObjectBlobs
 
     upload = ObjectBlobs._upload
 
@@ -373,7 +376,7 @@ def _between_parts(death: Death) -> None:
 
 def _half_fetched(death: Death) -> None:
     """Count a pass when half of a file has been downloaded."""
-    from tuneship.store.object_blobs import ObjectBlobs
+    from tuneship.store.files.object_blobs import ObjectBlobs
 
     blocks = ObjectBlobs._blocks
 

@@ -1,6 +1,6 @@
 """Replacements for worker processes: replicas that answer over their socket, and trainers that a test controls.
 
-Both follow the protocols of the real workers: `tuneship/runtime/worker_protocol.py`, the messages of
+Both follow the protocols of the real workers: `tuneship/processes/worker_protocol.py`, the messages of
 `tuneship/serving/replica_client.py`, and the progress file of `tuneship/training/`. No process is started.
 """
 
@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tuneship.runtime.replica_handle import CHECK_TOKENS
-from tuneship.runtime.worker_protocol import Worker, WorkerSpec
+from tuneship.processes.worker_protocol import Worker, WorkerSpec
+from tuneship.replicas.replica_handle import CHECK_TOKENS
 from tuneship.security.sealed_files import write_sealed
 from tuneship.training.spec import Order
 

@@ -21,6 +21,7 @@ from tests.support.conversion import PlayedConversion
 from tests.support.engines import PlayedEngines
 from tests.support.sqlite_files import new_sqlite
 from tests.support.waiting import PATIENCE_S, until
+from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.client import AsyncClient
 from tuneship.contract.scopes import SCOPES
 from tuneship.events.attempt import Sender
@@ -29,14 +30,14 @@ from tuneship.events.delivery import Deliverer, DeliveryTiming
 from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
-from tuneship.runtime.replica_pool import ReplicaPool
-from tuneship.runtime.replica_set import replica_process
+from tuneship.replicas.replica_set import replica_process
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
+from tuneship.service.cluster.membership import alone, member
 from tuneship.service.common.clock_watch import ClockWatch, awake_s
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.timing import ServiceTiming
@@ -45,14 +46,13 @@ from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import ConnectionTimeouts
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer, ServerTiming
-from tuneship.service.membership import alone, member
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
 from tuneship.settings import ClientSettings, ServiceSettings
-from tuneship.store.audit import Chain
-from tuneship.store.database import SQLITE_FILE, Database, url_of
-from tuneship.store.open_blobs import blobs_of
+from tuneship.store.database.database import SQLITE_FILE, Database, url_of
+from tuneship.store.files.open_blobs import blobs_of
+from tuneship.store.records.audit import Chain
 
 CATALOGUE = Catalogue()
 ANSWER = "Diseases of the skin"

@@ -21,14 +21,14 @@ from tuneship.service.events.audit import sign_head
 from tuneship.service.open_installation import Installation, open_for_service
 from tuneship.service.openai.batch_files import new_file, object_of
 from tuneship.settings import ServiceSettings
-from tuneship.store import queries as rows
-from tuneship.store import tables
-from tuneship.store.audit import Chain
-from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.batch_records import INPUT
-from tuneship.store.blobs import DATA_FILE
-from tuneship.store.database import sqlite_url
-from tuneship.store.identifiers import new_id
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.database import sqlite_url
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.files.blobs import DATA_FILE
+from tuneship.store.records.audit import Chain
+from tuneship.store.records.audit_heads import Heads, heads_file
+from tuneship.store.records.batch_records import INPUT
 
 
 class Installed:

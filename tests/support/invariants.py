@@ -20,10 +20,11 @@ from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.jobs import ALIVE, ENDED, JobStatus
 from tuneship.contract.openai.batches import OPEN
-from tuneship.store import audit, tables
-from tuneship.store.audit import Chain
-from tuneship.store.batch_records import PARTS
-from tuneship.store.queries import Row
+from tuneship.store.database import tables
+from tuneship.store.database.queries import Row
+from tuneship.store.records import audit
+from tuneship.store.records.audit import Chain
+from tuneship.store.records.batch_records import PARTS
 
 END_EVENTS = {"completed": "succeeded", "failed": "failed", "cancelled": "cancelled"}
 

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 from tests.support.files import contents_below
 from tests.support.in_process import Service
-from tuneship.store.blob_cache import INCOMING, OBJECTS
-from tuneship.store.blobs import STAGED
-from tuneship.store.stored_files import stored_objects
+from tuneship.store.files.blob_cache import INCOMING, OBJECTS
+from tuneship.store.files.blobs import STAGED
+from tuneship.store.files.stored_files import stored_objects
 
 
 def check_objects(service: Service) -> bool:

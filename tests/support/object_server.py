@@ -21,7 +21,7 @@ import pytest
 from deployments.cluster_parts import OBJECT_PORTS
 from deployments.cluster_parts import object_server as object_server_command
 from tests.support.waiting import free_port, until
-from tuneship.runtime.launch import die_with_parent
+from tuneship.processes.launch import die_with_parent
 
 WRITER, READER, SECRET = "writer", "reader", "not-a-secret"
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ROOT, Starter
-from tuneship.store.database import WORKS_WITH
+from tuneship.store.database.database import WORKS_WITH
 
 GIT = shutil.which("git") or "git"
-DATABASE = "tuneship/store/database.py"
+DATABASE = "tuneship/store/database/database.py"
 MIGRATIONS = "tuneship/store/migrations/versions"
 
 

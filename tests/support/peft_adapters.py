@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tuneship.template import PromptTemplate
+from tuneship.prompts.template import PromptTemplate
 
 
 def trained_elsewhere(base: Path, folder: Path, **options: Any) -> Path:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.postgres_cluster import Cluster, unprivileged
 from tests.support.waiting import until
-from tuneship.runtime.launch import die_with_parent
+from tuneship.processes.launch import die_with_parent
 
 # It names the socket in a folder of our own: nobody else can be there.
 PORT = 6432

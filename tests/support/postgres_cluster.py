@@ -22,9 +22,9 @@ import sqlalchemy as sa
 
 from deployments.background_processes import NotStarted
 from deployments.cluster_parts import postgres_programs
-from tuneship.runtime.launch import die_with_parent
-from tuneship.store import tables
-from tuneship.store.database import Database
+from tuneship.processes.launch import die_with_parent
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database
 
 SETTINGS = {
     "listen_addresses": "",

@@ -15,7 +15,7 @@ from tuneship.service.generation.prompts import rendered_prompt
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
-from tuneship.store.blobs import Blobs
+from tuneship.store.files.blobs import Blobs
 
 BASE = CATALOGUE.default
 RANK = 4

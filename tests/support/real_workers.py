@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tuneship.conversion.order import ProcessMessage
-from tuneship.runtime.worker_protocol import Worker, WorkerSpec
+from tuneship.processes.worker_protocol import Worker, WorkerSpec
 from tuneship.service.common.conversion import A_DAY, MODULES, ConversionLimits
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.guides import GrammarCompiler

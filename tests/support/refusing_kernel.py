@@ -28,8 +28,8 @@ from typing import Any
 import pytest
 
 from tests.support import processes
-from tuneship.runtime import isolation
-from tuneship.runtime.system_calls import ALLOW, JUMP_IF_EQUAL, LOAD, NUMBER_AT, RETURN, packed
+from tuneship.isolation import isolation
+from tuneship.isolation.system_calls import ALLOW, JUMP_IF_EQUAL, LOAD, NUMBER_AT, RETURN, packed
 
 NUMBERS = {
     "x86_64": {

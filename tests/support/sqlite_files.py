@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database.database import Database, sqlite_url
 
 
 @cache

@@ -10,7 +10,7 @@ from tests.support.in_process import Service
 from tests.support.whole_api import CREATING, Own, options_of
 from tests.support.world import World
 from tuneship.contract.operation import Operation
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import pytest
 
 from tests.support.agents import VERSION, access, listening
 from tests.support.engines import PlayedEngines
-from tuneship.runtime import agent_training
-from tuneship.runtime.agent_link import AgentAccess
-from tuneship.runtime.agent_protocol import AgentAddress
-from tuneship.runtime.agent_training import AgentTraining
-from tuneship.runtime.base_digest import BaseDigests
-from tuneship.runtime.launchers import AgentSize, CannotLaunch
-from tuneship.runtime.training_agents import TrainingAgent
-from tuneship.runtime.training_protocol import TrainOrder
+from tuneship.agents import agent_training
+from tuneship.agents.agent_link import AgentAccess
+from tuneship.agents.agent_protocol import AgentAddress
+from tuneship.agents.agent_training import AgentTraining
+from tuneship.agents.base_digest import BaseDigests
+from tuneship.agents.launchers import AgentSize, CannotLaunch
+from tuneship.agents.training_agents import TrainingAgent
+from tuneship.agents.training_protocol import TrainOrder
 from tuneship.training.spec import DataKeys, ResolvedHyperparameters, TrainingSpec
 
 HEARTBEAT_S = 0.05

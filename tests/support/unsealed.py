@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tuneship.service.jobs import local_launcher
-from tuneship.store import blobs
+from tuneship.store.files import blobs
 from tuneship.training.spec import DataKeys, Order
 
 

@@ -9,9 +9,9 @@ import os
 import platform
 import sys
 
-from tuneship.runtime import isolation
-from tuneship.runtime.landlock import CREATE_RULESET
-from tuneship.runtime.system_calls import (
+from tuneship.isolation import isolation
+from tuneship.isolation.landlock import CREATE_RULESET
+from tuneship.isolation.system_calls import (
     ALLOW,
     JUMP_IF_EQUAL,
     LOAD,

@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from tests.support.in_process import Service, jsonl, split
 from tuneship.contract.scopes import SCOPES
 from tuneship.service.access.api_keys import new_key
-from tuneship.store import idempotency, tables
-from tuneship.store.identifiers import new_id
+from tuneship.store.database import tables
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.records import idempotency
 
 TURNS = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 LINE = b'{"instruction":"case","response":"chapter"}\n'

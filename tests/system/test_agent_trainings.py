@@ -18,12 +18,12 @@ from tests.support.processes import Serve, ended_job, rows_file, served, start_j
 from tests.support.repeats import repeats
 from tests.support.waiting import children, is_alive, until
 from tuneship.contract.jobs import ENDED, Job
-from tuneship.store import tables
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database, sqlite_url
 from tuneship.training.spec import PROGRESS_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-AGENT = "tuneship.runtime.agent"
+AGENT = "tuneship.agents.agent"
 EPOCHS = 3
 # The time that a whole job takes on an agent, more or less.
 UNDISTURBED_S = 12.0

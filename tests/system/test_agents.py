@@ -31,7 +31,7 @@ from tuneship.contract.errors import ApiError
 from tuneship.contract.generation import Generate, Generation
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-AGENT = "tuneship.runtime.agent"
+AGENT = "tuneship.agents.agent"
 PROMPT = Generate(prompt="What is case 7?", max_tokens=8, temperature=0)
 TEXT = Embed(input=["What is case 7?"])
 CLIENTS = 32

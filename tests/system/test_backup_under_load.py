@@ -24,7 +24,7 @@ from tests.support.processes import (
 )
 from tests.support.waiting import until, until_async
 from tuneship.contract.generation import Generate
-from tuneship.store.backup_format import read_manifest
+from tuneship.store.installation.backup_format import read_manifest
 
 pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.slow, pytest.mark.long]
 CLIENTS = 32

@@ -39,8 +39,8 @@ from tuneship.contract.endpoints import (
     Member,
 )
 from tuneship.contract.errors import TuneshipError
-from tuneship.store.database import HEAD
-from tuneship.store.read_cache import MAX_AGE_S
+from tuneship.store.database.database import HEAD
+from tuneship.store.database.read_cache import MAX_AGE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 

@@ -14,9 +14,9 @@ from tests.support.cluster_members import PROMPT, Members
 from tests.support.postgres_cluster import Cluster
 from tests.support.repeating import repeating
 from tests.support.waiting import children, is_alive, until
+from tuneship.agents.certificates import PURPOSE, AgentAuthority
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
-from tuneship.runtime.certificates import PURPOSE, AgentAuthority
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]

@@ -29,9 +29,9 @@ from tests.support.repeats import repeats, variants
 from tuneship.contract.openai.batches import OPEN
 from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.service import serve
-from tuneship.store import tables
-from tuneship.store.batch_records import INPUT
-from tuneship.store.queries import Row
+from tuneship.store.database import tables
+from tuneship.store.database.queries import Row
+from tuneship.store.records.batch_records import INPUT
 from tuneship.training.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.slow]

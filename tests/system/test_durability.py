@@ -17,9 +17,10 @@ from tests.support.in_process import Service, split
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.endpoints.lease_expiry import RENEW_EVERY
 from tuneship.service.supervisor import Supervisor
-from tuneship.store import metric_windows, tables
-from tuneship.store import queries as rows
-from tuneship.store.job_leases import LEASE
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.records import metric_windows
+from tuneship.store.records.job_leases import LEASE
 
 Start = Callable[..., Service]
 pytestmark = pytest.mark.both_databases

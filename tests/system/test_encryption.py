@@ -29,9 +29,9 @@ from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.access.data_keys import AnotherMasterKey, Keyring, keyring_of
 from tuneship.serving.adapters import read_adapter
-from tuneship.store import queries as rows
-from tuneship.store import tables
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database, sqlite_url
 
 MAXIMUM: dict[str, Any] = {"security_settings": {"encryption_level": "maximum"}}
 CANARY = f"CANARY{uuid4().hex}"

@@ -26,8 +26,8 @@ from tuneship.contract.scopes import SCOPES
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.common.clock_watch import utc_now
-from tuneship.store.audit import Chain
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database.database import Database, sqlite_url
+from tuneship.store.records.audit import Chain
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 CLIENTS = 200

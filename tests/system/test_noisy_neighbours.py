@@ -28,14 +28,14 @@ from tests.support.in_process import jsonl
 from tests.support.processes import Serve, start
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.contract.scopes import SCOPES
+from tuneship.prompts.template import TEMPLATE_FILE
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.service.serve import utc_now
-from tuneship.store.audit import Chain
-from tuneship.store.database import Database, sqlite_url
-from tuneship.store.tables import job_metrics
-from tuneship.template import TEMPLATE_FILE
+from tuneship.store.database.database import Database, sqlite_url
+from tuneship.store.database.tables import job_metrics
+from tuneship.store.records.audit import Chain
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -27,8 +27,8 @@ from tests.support.files import contents_below, paths_below
 from tests.support.opened import opened
 from tests.support.processes import ROOT, Serve, rows_file
 from tests.support.waiting import until
-from tuneship.store import tables
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database, sqlite_url
 
 pytestmark = pytest.mark.slow
 TEXTS = (

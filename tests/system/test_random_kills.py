@@ -28,9 +28,9 @@ from tuneship.client import Client
 from tuneship.contract.generation import Generate
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.settings import ClientSettings
-from tuneship.store import tables
-from tuneship.store.audit import Chain
-from tuneship.store.database import Database, url_of
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database, url_of
+from tuneship.store.records.audit import Chain
 
 pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.long]
 CLIENTS = 6

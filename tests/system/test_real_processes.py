@@ -29,7 +29,7 @@ from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.embeddings import Embed
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import JobCreate
-from tuneship.store.database import IN_USE
+from tuneship.store.database.database import IN_USE
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 EPOCHS = 10

@@ -28,7 +28,7 @@ from tests.support.in_process import Service, split
 from tests.support.repeats import variants
 from tuneship.contract.jobs import ENDED
 from tuneship.contract.jobs import MOVES as JOB_MOVES
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 LEASE_S = 3600

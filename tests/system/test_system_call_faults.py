@@ -20,10 +20,10 @@ from tests.support.refusing_kernel import FLUSH, MAKE, RENAME, Fault, Kernel
 from tests.support.waiting import until
 from tests.system.test_load import TLS
 from tuneship.host.file_digest import sha256_of
-from tuneship.store import tables
-from tuneship.store.blobs import STAGED
-from tuneship.store.database import Database, sqlite_url
-from tuneship.store.identifiers import new_id
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database, sqlite_url
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.files.blobs import STAGED
 
 pytestmark = pytest.mark.slow
 WRITE, STORE = ("write",), ("pwrite64",)

@@ -22,8 +22,8 @@ from tests.support.waiting import until
 from tuneship.client import ApiError, Client
 from tuneship.contract.datasets import DatasetMerge, DatasetUpload
 from tuneship.contract.jobs import ENDED, Job
-from tuneship.store import tables
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database, sqlite_url
 from tuneship.training.__main__ import DISK_BROKEN, DISK_FULL
 
 pytestmark = [

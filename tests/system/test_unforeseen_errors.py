@@ -11,15 +11,16 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tests.support.in_process import Service, split
-from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.replicas.replica_set import ReplicaSet
 from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.deployments.replica_health import HealthChecks
 from tuneship.service.jobs import record_progress as job_progress
 from tuneship.service.jobs import runner as training_keeper
-from tuneship.store import endpoint_records, tables
-from tuneship.store.database import is_away
+from tuneship.store.database import tables
+from tuneship.store.database.database import is_away
+from tuneship.store.records import endpoint_records
 
 Start = Callable[..., Service]
 PRIVATE = "text of /a/private/path"

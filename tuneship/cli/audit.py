@@ -21,9 +21,9 @@ from tuneship.cli.common import drop_unwritable_output, fail, opened_installatio
 from tuneship.contract.common import render_time_ms
 
 if TYPE_CHECKING:  # the light install has no service
-    from tuneship.store.audit import Chain
-    from tuneship.store.audit_heads import Heads
-    from tuneship.store.database import Database
+    from tuneship.store.database.database import Database
+    from tuneship.store.records.audit import Chain
+    from tuneship.store.records.audit_heads import Heads
 
 BROKEN, NO_HEADS = 4, 5
 # The beginnings of cells that a spreadsheet would run as formulas.
@@ -53,8 +53,8 @@ def verify(
 ) -> None:
     """Check every row and every signed head."""
     with _opened(data_dir, heads) as (database, chain, signed):
-        from tuneship.store import audit  # noqa: PLC0415 - the light install
-        from tuneship.store.audit_heads import HeadsDamaged  # noqa: PLC0415
+        from tuneship.store.records import audit  # noqa: PLC0415 - the light install
+        from tuneship.store.records.audit_heads import HeadsDamaged  # noqa: PLC0415
 
         try:
             kept = list(signed.read())
@@ -106,7 +106,7 @@ def export(
         database.read() as connection,
         _whole_output(),
     ):
-        from tuneship.store import audit  # noqa: PLC0415 - the light install
+        from tuneship.store.records import audit  # noqa: PLC0415 - the light install
 
         rows: Iterable[dict[str, Any]] = (
             {**row, "at": render_time_ms(row["at"]), "mac": row["mac"].hex()}
@@ -150,8 +150,8 @@ def _opened(
     settings = service_settings(data_dir=data_dir)
     with opened_installation(settings) as opened:
         from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
-        from tuneship.store.audit import Chain  # noqa: PLC0415
-        from tuneship.store.audit_heads import Heads, heads_file  # noqa: PLC0415
+        from tuneship.store.records.audit import Chain  # noqa: PLC0415
+        from tuneship.store.records.audit_heads import Heads, heads_file  # noqa: PLC0415
 
         database, secret = opened.database, opened.secret
         file = heads or heads_file(settings.audit_heads, settings.data_dir)

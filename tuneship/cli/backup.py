@@ -19,9 +19,9 @@ from tuneship.contract.common import render_time
 from tuneship.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
-    from tuneship.store.backup_format import Manifest
-    from tuneship.store.queries import Row
-    from tuneship.store.restore import RestoreTarget
+    from tuneship.store.database.queries import Row
+    from tuneship.store.installation.backup_format import Manifest
+    from tuneship.store.installation.restore import RestoreTarget
 
 WRONG = 4
 # Longer than a running service takes between storing a file and its row.
@@ -54,8 +54,8 @@ def backup(
     if target.is_relative_to(own) or own.is_relative_to(target):
         fail(f"{folder} and the data directory lie in each other: name a folder elsewhere")
     with opened_installation(settings, reads_files=True) as opened, _plain_faults():
-        from tuneship.store.audit_heads import heads_file  # noqa: PLC0415 - the light install
-        from tuneship.store.backup import Backup, Source  # noqa: PLC0415
+        from tuneship.store.installation.backup import Backup, Source  # noqa: PLC0415
+        from tuneship.store.records.audit_heads import heads_file  # noqa: PLC0415 - the light install
 
         heads = heads_file(settings.audit_heads, settings.data_dir)
         source = Source(
@@ -94,16 +94,16 @@ def restore(
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
         from tuneship.service.open_installation import direct_url_of  # noqa: PLC0415
-        from tuneship.store.audit_heads import heads_file  # noqa: PLC0415
-        from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
-        from tuneship.store.database import url_of  # noqa: PLC0415
-        from tuneship.store.open_blobs import blobs_of  # noqa: PLC0415
-        from tuneship.store.restore import (  # noqa: PLC0415
+        from tuneship.store.database.database import url_of  # noqa: PLC0415
+        from tuneship.store.files.blobs import BlobsAway  # noqa: PLC0415
+        from tuneship.store.files.open_blobs import blobs_of  # noqa: PLC0415
+        from tuneship.store.installation.restore import (  # noqa: PLC0415
             RestoreTarget,
             complete_backup,
             prepared,
             settle,
         )
+        from tuneship.store.records.audit_heads import heads_file  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
     try:
@@ -168,9 +168,9 @@ def _counted(manifest: "Manifest") -> str:
 def keys_in_force(made: Path) -> "list[Row]":
     """The API keys that restored rows let in, oldest first."""
     from tuneship.service.access.api_keys import is_in_force  # noqa: PLC0415 - the light install
-    from tuneship.store import api_key_records  # noqa: PLC0415
-    from tuneship.store.backup_format import rows_in  # noqa: PLC0415
-    from tuneship.store.restore import ROWS  # noqa: PLC0415
+    from tuneship.store.installation.backup_format import rows_in  # noqa: PLC0415
+    from tuneship.store.installation.restore import ROWS  # noqa: PLC0415
+    from tuneship.store.records import api_key_records  # noqa: PLC0415
 
     with rows_in(made / ROWS) as rows, rows.read() as connection:
         found = api_key_records.all_of(connection)
@@ -181,9 +181,9 @@ def revoke(keys: "list[Row]", made: Path, secret: bytes | None) -> None:
     """Revoke API keys in restored rows, with a row of the audit chain for each. Raises `BackupFault`."""
     from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
     from tuneship.service.access.api_keys import Keys  # noqa: PLC0415
-    from tuneship.store.audit import Chain  # noqa: PLC0415
-    from tuneship.store.backup_format import BackupFault, rows_in  # noqa: PLC0415
-    from tuneship.store.restore import ROWS  # noqa: PLC0415
+    from tuneship.store.installation.backup_format import BackupFault, rows_in  # noqa: PLC0415
+    from tuneship.store.installation.restore import ROWS  # noqa: PLC0415
+    from tuneship.store.records.audit import Chain  # noqa: PLC0415
 
     if secret is None:
         raise BackupFault(
@@ -202,8 +202,8 @@ def checked_master_key(folder: Path, made: Path, target: "RestoreTarget") -> byt
     """The master key of the target or else of the backup. Raises `AnotherMasterKey` if it is not that of the rows."""
     from tuneship.security.master_key import read_secret  # noqa: PLC0415 - the light install
     from tuneship.service.open_installation import check_key  # noqa: PLC0415
-    from tuneship.store.backup_format import KEY, rows_in  # noqa: PLC0415
-    from tuneship.store.restore import ROWS  # noqa: PLC0415
+    from tuneship.store.installation.backup_format import KEY, rows_in  # noqa: PLC0415
+    from tuneship.store.installation.restore import ROWS  # noqa: PLC0415
 
     file = target.master_key if target.master_key.exists() else folder / KEY
     if not file.exists():

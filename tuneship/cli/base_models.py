@@ -21,7 +21,7 @@ from tuneship.startup import StartupError
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
     from tuneship.service.catalogues.origins import Origin
-    from tuneship.store.base_model_records import BaseModelUsers
+    from tuneship.store.records.base_model_records import BaseModelUsers
 
 WRONG = 4
 # Of the table of `bases`, in the order of what is left out last.
@@ -234,7 +234,7 @@ def _users(settings: ServiceSettings) -> "Mapping[str, BaseModelUsers]":
     if not has_installation(settings):
         return {}
     with opened_installation(settings) as opened:
-        from tuneship.store.base_model_records import users_of_base_models  # noqa: PLC0415 - light
+        from tuneship.store.records.base_model_records import users_of_base_models  # noqa: PLC0415 - light
 
         with opened.database.read() as connection:
             return users_of_base_models(connection)

@@ -82,7 +82,7 @@ def opened_installation(
             from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
             from tuneship.service.open_installation import open_for_command  # noqa: PLC0415
-            from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
+            from tuneship.store.files.blobs import BlobsAway  # noqa: PLC0415
         except ModuleNotFoundError as error:
             fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
         try:

@@ -157,7 +157,7 @@ def opened(data_dir: Path | None) -> Generator["Keys"]:
     with opened_installation(service_settings(data_dir=data_dir)) as opened:
         from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
         from tuneship.service.access.api_keys import Keys  # noqa: PLC0415
-        from tuneship.store.audit import Chain  # noqa: PLC0415
+        from tuneship.store.records.audit import Chain  # noqa: PLC0415
 
         database, secret = opened.database, opened.secret
         chain = Chain(derived_secret(secret, "audit"))

@@ -251,7 +251,7 @@ def body_of(
     content = dict(begun or {})
     source = given.get("params")
     if source is not None:
-        from tuneship.parameter_files import UnreadableParameters, mapping_in  # noqa: PLC0415 - starts slowly
+        from tuneship.cli.parameter_files import UnreadableParameters, mapping_in  # noqa: PLC0415 - starts slowly
 
         name = "standard input" if source == "-" else source
         try:
@@ -275,7 +275,7 @@ def body_of(
 
 
 def _checked(validate: Callable[[], Any], content: Mapping[str, Any]) -> Any:
-    from tuneship.parameter_files import problems_of  # noqa: PLC0415 - starts slowly
+    from tuneship.cli.parameter_files import problems_of  # noqa: PLC0415 - starts slowly
 
     try:
         return validate()

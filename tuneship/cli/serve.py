@@ -48,7 +48,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install has no service
 
         from tuneship.service.serve import serve as run  # noqa: PLC0415
-        from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
+        from tuneship.store.files.blobs import BlobsAway  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"the service needs `pip install 'tuneship[service]'` (missing: {error.name})")
     try:

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from tuneship.conversion.order import ReadingOrder
-from tuneship.serving.model import ModelRefused
-from tuneship.template import (
+from tuneship.prompts.template import (
     NAMED_TEMPLATES_FOLDER,
     TEMPLATE_FILE,
     TEMPLATE_FILES,
     TOKENIZER_CONFIG_FILE,
     PromptTemplate,
 )
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import TOKENIZER_FILE, check_kind, load_tokenizer
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import TOKENIZER_FILE, check_kind, load_tokenizer
+from tuneship.serving.model import ModelRefused
 from tuneship.training.tokenizer_check import (
     difference_from,
     load_as_transformers,

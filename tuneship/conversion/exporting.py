@@ -29,10 +29,10 @@ from tuneship.conversion.order import GGUF_FILE, NICENESS, ExportOrder, ExportRe
 from tuneship.conversion.side_files import read_object, write_side_files
 from tuneship.host.priority import lower_priority
 from tuneship.host.weight_files import ADAPTER_CONFIG
-from tuneship.parity import Probe
+from tuneship.prompts.parity import Probe
+from tuneship.prompts.template import PromptTemplate
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.parity_check import differing_choice
-from tuneship.template import PromptTemplate
 
 LIBRARIES = ("transformers", "peft", "torch", "safetensors", "tokenizers")
 # The differences that rounding explains, in standard deviations of the logits: about three times what was measured on

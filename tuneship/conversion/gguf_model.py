@@ -21,7 +21,7 @@ from tuneship.conversion.gguf_header import (
     check_convertible,
     read_header,
 )
-from tuneship.template import PromptTemplate
+from tuneship.prompts.template import PromptTemplate
 
 WEIGHTS = "model.safetensors"
 # The settings of the rotation of all Llama models since 3.1 but for the factor.

@@ -19,7 +19,7 @@ from tuneship.conversion.gguf_header import LAYER_TENSORS, ROPE_FACTORS, GgufRef
 from tuneship.conversion.gguf_model import rope_factors
 from tuneship.conversion.side_files import text_format
 from tuneship.conversion.template_texts import portable_source
-from tuneship.template import PromptTemplate
+from tuneship.prompts.template import PromptTemplate
 
 # llama.cpp's name of each kind of model that is written.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from tuneship import parity
 from tuneship.conversion.failure_reasons import refusal_of
 from tuneship.conversion.logits import engine_with_adapter, peft_model
 from tuneship.conversion.order import NICENESS, ImportOrder, ImportReport
@@ -19,9 +18,10 @@ from tuneship.conversion.plain_adapter import write_plain
 from tuneship.conversion.received_adapter import AdapterFault, check_template, received
 from tuneship.conversion.trained_tokenizer import check_tokenizer
 from tuneship.host.priority import lower_priority
+from tuneship.prompts import parity
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import encode, load_tokenizer
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import encode, load_tokenizer
 from tuneship.training.greedy import greedy_logits
 from tuneship.training.parity_notes import probe_of
 

@@ -10,15 +10,15 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tuneship.parity import Probe, greedy_count, prompts
+from tuneship.prompts.parity import Probe, greedy_count, prompts
+from tuneship.prompts.template import PromptTemplate
+from tuneship.prompts.text_tokenizer import encode, load_tokenizer
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.parity_check import answer_logits
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights_choice import logits_of_engine, text_tokens
-from tuneship.template import PromptTemplate
-from tuneship.text_tokenizer import encode, load_tokenizer
 from tuneship.training.base_model import load_base
 from tuneship.training.parity_notes import probe_of
 

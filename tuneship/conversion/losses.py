@@ -5,12 +5,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tuneship.conversion.order import QUESTION
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import continuation, encode
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.model import CausalModel
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights_choice import token_losses
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import continuation, encode
 
 ANSWER_TOKENS = 32
 

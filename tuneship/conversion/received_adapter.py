@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 from tuneship.conversion.order import ImportOrder
 from tuneship.conversion.template_texts import difference_from_base
 from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from tuneship.template import (
+from tuneship.prompts.template import (
     NAMED_TEMPLATES_FOLDER,
     SPECIAL_TOKENS_FILE,
     TEMPLATE_FILE,

@@ -12,16 +12,16 @@ from typing import Any
 
 from tuneship.conversion.logits import Talk
 from tuneship.conversion.template_texts import portable_source
-from tuneship.serving.model import ModelRefused
-from tuneship.template import (
+from tuneship.prompts.template import (
     SPECIAL_TOKEN_NAMES,
     SPECIAL_TOKENS_FILE,
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
     PromptTemplate,
 )
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import TOKENIZER_FILE, encode, load_tokenizer
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import TOKENIZER_FILE, encode, load_tokenizer
+from tuneship.serving.model import ModelRefused
 from tuneship.training.tokenizer_check import difference_from, load_as_transformers
 
 GENERATION_FILE = "generation_config.json"

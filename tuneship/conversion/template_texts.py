@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from tuneship.template import SPECIAL_TOKEN_NAMES, PromptTemplate, read_template
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import load_tokenizer
+from tuneship.prompts.template import SPECIAL_TOKEN_NAMES, PromptTemplate, read_template
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import load_tokenizer
 
 
 def portable_source(template: PromptTemplate) -> str:

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from tuneship.conversion.side_files import read_object
+from tuneship.prompts.template import (
+    SPECIAL_TOKEN_NAMES,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
+from tuneship.prompts.text_tokenizer import TOKENIZER_FILE, load_tokenizer
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.template import SPECIAL_TOKEN_NAMES, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
-from tuneship.text_tokenizer import TOKENIZER_FILE, load_tokenizer
 from tuneship.training.tokenizer_check import TEXTS
 
 

@@ -21,10 +21,10 @@ from tuneship.events.signing import signed_headers
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
 from tuneship.security.vault import SealBroken, Vault
-from tuneship.store import webhook_records
-from tuneship.store.database import Database
-from tuneship.store.row_types import WebhookRow
-from tuneship.store.webhook_records import FAILING, GONE, Due
+from tuneship.store.database.database import Database
+from tuneship.store.database.row_types import WebhookRow
+from tuneship.store.records import webhook_records
+from tuneship.store.records.webhook_records import FAILING, GONE, Due
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.security.vault import SealBroken
 from tuneship.service.access.data_keys import TENANTS, Keyring, keyring_of
 from tuneship.service.open_installation import Installation
-from tuneship.store import job_records, object_key_records
-from tuneship.store.blobs import Blobs
-from tuneship.store.ownership import work_in
-from tuneship.store.quarantine import left_over, objects_of
-from tuneship.store.stored_files import StoredObject, stored_objects
+from tuneship.store.files.blobs import Blobs
+from tuneship.store.files.quarantine import left_over, objects_of
+from tuneship.store.files.stored_files import StoredObject, stored_objects
+from tuneship.store.installation.ownership import work_in
+from tuneship.store.records import job_records, object_key_records
 
 
 @dataclass(frozen=True)

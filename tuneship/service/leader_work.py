@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks, is_early
-from tuneship.runtime.worker_protocol import Runtime
+from tuneship.processes.worker_protocol import Runtime
 from tuneship.service.batches.keeper import BatchKeeper
 from tuneship.service.batches.pace import TakeSpare
 from tuneship.service.common.shutdown import end_tasks
@@ -27,19 +27,12 @@ from tuneship.service.jobs.launcher import TrainingLauncher
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
 from tuneship.service.jobs.work_folders import WorkFolders
-from tuneship.store import (
-    deployment_logs,
-    idempotency,
-    job_leases,
-    member_ages,
-    member_demand,
-    metric_windows,
-    rate_windows,
-)
-from tuneship.store import outbox as events
-from tuneship.store.blobs import CHECKPOINTS
-from tuneship.store.leader_lease import LeadershipLost
-from tuneship.store.quarantine import objects_of
+from tuneship.store.cluster import member_ages, member_demand, rate_windows
+from tuneship.store.cluster.leader_lease import LeadershipLost
+from tuneship.store.files.blobs import CHECKPOINTS
+from tuneship.store.files.quarantine import objects_of
+from tuneship.store.records import deployment_logs, idempotency, job_leases, metric_windows
+from tuneship.store.records import outbox as events
 
 logger = logging.getLogger(__name__)
 

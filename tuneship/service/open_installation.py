@@ -17,14 +17,15 @@ from tuneship.security.master_key import derived_secret, read_or_make_secret, re
 from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
-from tuneship.store import audit, installation
-from tuneship.store.audit_heads import Head, Heads, HeadsDamaged, heads_file
-from tuneship.store.blobs import Blobs
-from tuneship.store.cut_log import lost_pages
-from tuneship.store.database import Database, parsed_url, url_of
-from tuneship.store.installation import FoundDatabase
-from tuneship.store.open_blobs import blobs_of
-from tuneship.store.ownership import (
+from tuneship.store.database.database import Database, parsed_url, url_of
+from tuneship.store.database.row_types import InstallationRow
+from tuneship.store.files.blobs import Blobs
+from tuneship.store.files.open_blobs import blobs_of
+from tuneship.store.files.quarantine import PASSING, objects_of
+from tuneship.store.installation import installation
+from tuneship.store.installation.cut_log import lost_pages
+from tuneship.store.installation.installation import FoundDatabase
+from tuneship.store.installation.ownership import (
     RECORD,
     check_membership,
     check_name,
@@ -32,8 +33,8 @@ from tuneship.store.ownership import (
     read_record,
     record_ownership,
 )
-from tuneship.store.quarantine import PASSING, objects_of
-from tuneship.store.row_types import InstallationRow
+from tuneship.store.records import audit
+from tuneship.store.records.audit_heads import Head, Heads, HeadsDamaged, heads_file
 
 # A clock may be set back this far, e.g. by NTP after a start.
 CLOCK_TOLERANCE = timedelta(minutes=5)

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuneship.agents.agent_replicas import AgentReplicas
+from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
+from tuneship.agents.launchers import AgentSize, CannotLaunch, Launcher, LauncherAway
+from tuneship.agents.local_agents import LocalAgents
+from tuneship.agents.ray_jobs import AgentJob, RayCluster, RayJobs
 from tuneship.host.machine import cache_share
-from tuneship.runtime.agent_replicas import AgentReplicas
-from tuneship.runtime.agent_starter import AgentOptions, AgentStarter, BaseOptions
-from tuneship.runtime.engine_kinds import VLLM_ENGINE, VllmServer
-from tuneship.runtime.launchers import AgentSize, CannotLaunch, Launcher, LauncherAway
-from tuneship.runtime.local_agents import LocalAgents
-from tuneship.runtime.ray_jobs import AgentJob, RayCluster, RayJobs
-from tuneship.runtime.replica_protocol import OpenReplica
-from tuneship.runtime.replica_set import replica_process
-from tuneship.runtime.worker_protocol import Runtime
+from tuneship.processes.worker_protocol import Runtime
+from tuneship.replicas.engine_kinds import VLLM_ENGINE, VllmServer
+from tuneship.replicas.replica_protocol import OpenReplica
+from tuneship.replicas.replica_set import replica_process
 from tuneship.security.master_key import derived_secret
 from tuneship.service.access.isolation import worker_folder
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
@@ -29,7 +29,7 @@ from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
 if TYPE_CHECKING:
-    from tuneship.runtime.certificates import AgentAuthority
+    from tuneship.agents.certificates import AgentAuthority
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def agent_authority(secret: bytes) -> tuple["AgentAuthority", str]:
 
     Several installations may use one cluster of nodes. Derived from the master key, both are the same after a restart.
     """
-    from tuneship.runtime.certificates import (  # noqa: PLC0415 - loads X.509, for agents alone
+    from tuneship.agents.certificates import (  # noqa: PLC0415 - loads X.509, for agents alone
         PURPOSE,
         AgentAuthority,
     )

@@ -1,7 +1,7 @@
 """Chooses by the settings where trainings run: as processes of the service, or by agents."""
 
-from tuneship.runtime.training_agents import TrainingAgents
-from tuneship.runtime.worker_protocol import Runtime
+from tuneship.agents.training_agents import TrainingAgents
+from tuneship.processes.worker_protocol import Runtime
 from tuneship.service.common.clock_watch import utc_now
 from tuneship.service.own_replicas import agent_authority, agent_launcher
 from tuneship.settings import ServiceSettings

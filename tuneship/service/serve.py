@@ -27,6 +27,7 @@ from typing import Any
 
 import uvicorn
 
+from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
@@ -39,15 +40,14 @@ from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_
 from tuneship.host.process_start import process_start
 from tuneship.host.systemd import notify
 from tuneship.host.thread_pools import Threads, use_large_stacks
+from tuneship.isolation.isolation import hide
 from tuneship.metrics.recorder import Recorder
-from tuneship.runtime.engine_kinds import VLLM_ENGINE
-from tuneship.runtime.forked_workers import ForkedProcesses
-from tuneship.runtime.isolation import hide
-from tuneship.runtime.launch import die_with_parent, leave_no_core
-from tuneship.runtime.replica_pool import ReplicaPool
-from tuneship.runtime.replica_protocol import NotStartedYet, OpenReplica
-from tuneship.runtime.vllm import vllm_replica
-from tuneship.runtime.worker_protocol import Runtime
+from tuneship.processes.forked_workers import ForkedProcesses
+from tuneship.processes.launch import die_with_parent, leave_no_core
+from tuneship.processes.worker_protocol import Runtime
+from tuneship.replicas.engine_kinds import VLLM_ENGINE
+from tuneship.replicas.replica_protocol import NotStartedYet, OpenReplica
+from tuneship.replicas.vllm import vllm_replica
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
@@ -60,18 +60,19 @@ from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.catalogues.origins import added_folder
-from tuneship.service.common.clock_watch import ClockWatch, utc_now
-from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.leadership import BackgroundTask, Leadership, Led
-from tuneship.service.common.periodic import Periodic
-from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
-from tuneship.service.common.timing import ServiceTiming
-from tuneship.service.context.context import Parts
-from tuneship.service.deployments.shared_replicas import (
+from tuneship.service.cluster.leadership import BackgroundTask, Leadership, Led
+from tuneship.service.cluster.membership import Membership, alone, member
+from tuneship.service.cluster.shared_replicas import (
     SharedGroups,
     SharedReplicas,
     shared_replicas,
 )
+from tuneship.service.common.clock_watch import ClockWatch, utc_now
+from tuneship.service.common.cursors import Cursors
+from tuneship.service.common.periodic import Periodic
+from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
+from tuneship.service.common.timing import ServiceTiming
+from tuneship.service.context.context import Parts
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
@@ -79,7 +80,6 @@ from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.service.jobs.work_folders import clear_work
-from tuneship.service.membership import Membership, alone, member
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.open_installation import (
@@ -93,13 +93,13 @@ from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
-from tuneship.store import endpoint_records, idempotency
-from tuneship.store import job_leases as leases
-from tuneship.store.audit import Chain
-from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.database import IN_USE, Database, ports_of, url_of
-from tuneship.store.ownership import name_of, work_in
-from tuneship.store.quarantine import PASSING, left_over, objects_of, set_aside
+from tuneship.store.database.database import IN_USE, Database, ports_of, url_of
+from tuneship.store.files.quarantine import PASSING, left_over, objects_of, set_aside
+from tuneship.store.installation.ownership import name_of, work_in
+from tuneship.store.records import endpoint_records, idempotency
+from tuneship.store.records import job_leases as leases
+from tuneship.store.records.audit import Chain
+from tuneship.store.records.audit_heads import Heads, heads_file
 from tuneship.traffic.split import DRAWS
 
 REPLICAS_END_S = 4.0

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import RETRY_PAUSE_S, Ticks, is_early
-from tuneship.runtime.worker_protocol import Runtime
+from tuneship.processes.worker_protocol import Runtime
 from tuneship.service.batches.pace import TakeSpare
-from tuneship.service.common.leadership import Leadership
+from tuneship.service.cluster.leadership import Leadership
+from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.reconciler import DeploymentKeeper
-from tuneship.service.deployments.shared_replicas import SharedReplicas
 from tuneship.service.leader_work import LeaderWork
-from tuneship.store import state_counts
-from tuneship.store.database import Fence
-from tuneship.store.member_sessions import ALONE
+from tuneship.store.cluster.member_sessions import ALONE
+from tuneship.store.database.database import Fence
+from tuneship.store.records import state_counts
 
 logger = logging.getLogger(__name__)
 

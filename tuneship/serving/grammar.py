@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from tuneship.tool_syntax import CallSyntax
+from tuneship.prompts.tool_syntax import CallSyntax
 
 # A name has one spelling only: with `\u0061` for `a`, an additional property could be a declared one that does not fit.
 _OPTIONS: Any = {"json_allowed_escapes": '"\\bfnrt', "lenient": False}

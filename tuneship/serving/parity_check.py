@@ -2,7 +2,7 @@
 
 A wrong scale, another base model of the same shape, a different attention: each shows in the logits of a few prompts or
 in the first tokens of the answers, before the first request is served. They are stored beside the adapter
-(`tuneship/parity.py`).
+(`tuneship/prompts/parity.py`).
 """
 
 from collections.abc import Sequence as Items
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tuneship.parity import PARITY_FILE, Parity, Probe
+from tuneship.prompts.parity import PARITY_FILE, Parity, Probe
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_cache import SlotCache

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tuneship.prompts.text_tokenizer import TokenizerFault, load_tokenizer
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.kv_cache import SlotCache
@@ -18,7 +19,6 @@ from tuneship.serving.model import CausalModel, ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest, Sequence
 from tuneship.serving.weights import FLOATS, QUANTISED
-from tuneship.text_tokenizer import TokenizerFault, load_tokenizer
 
 TEXT = (
     "A patient comes to the clinic with a cough that has lasted for three weeks. The doctor listens to the lungs, asks "

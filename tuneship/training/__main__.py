@@ -17,9 +17,9 @@ import traceback
 from pathlib import Path
 
 from tuneship.host.priority import lower_priority
-from tuneship.runtime.isolation import narrow
-from tuneship.runtime.landlock import Places
-from tuneship.runtime.launch import INHERITED
+from tuneship.isolation.isolation import narrow
+from tuneship.isolation.landlock import Places
+from tuneship.processes.launch import INHERITED
 from tuneship.training.progress_file import (
     NEEDS_LESS_MEMORY,
     ProgressFile,
@@ -124,7 +124,7 @@ def restrict_to_job_files(order: Order, spec: TrainingSpec) -> None:
     os.write(ours, order.to_line().encode())
     os.close(ours)
     os.set_inheritable(theirs, True)
-    launch = ("-m", "tuneship.runtime.launch", str(os.getppid()), INHERITED)
+    launch = ("-m", "tuneship.processes.launch", str(os.getppid()), INHERITED)
     module = ("tuneship.training", str(order.folder), str(theirs))
     os.execv(sys.executable, [sys.executable, *launch, *module])  # noqa: S606 - ourselves
 

@@ -15,9 +15,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from tuneship.template import TemplateFailed
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
+from tuneship.prompts.template import TemplateFailed
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
 from tuneship.training.device import device, number_format
 from tuneship.training.progress_file import Reason, TrainingFailed
 from tuneship.training.tokenized_examples import Encoder

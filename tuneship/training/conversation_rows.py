@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuneship.contract.dataset_lines import Message
-from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.training.tokenized_examples import Segment
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from tuneship.contract import strict_json
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.example_problem import ExampleProblem
+from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.security.sealed_files import open_plain
-from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.batches import Indices
 from tuneship.training.objective import ExampleRows, Objective
 from tuneship.training.progress_file import ProgressFile, Reason, TrainingFailed

@@ -7,7 +7,7 @@ ranks cannot drift apart, a checkpoint is the same as for one process, and the n
 them.
 
 Weights and gradients lie in anonymous memory that the processes share; tasks and replies go over pairs of connected
-sockets. Both work without network (`tuneship/runtime/isolation.py`), where NCCL and gloo would not. An adapter is
+sockets. Both work without network (`tuneship/isolation/isolation.py`), where NCCL and gloo would not. An adapter is
 small: 40 million numbers are 160 MB in each direction. Next: `worker_rank.py`, `training_loop.py`.
 """
 
@@ -41,7 +41,7 @@ from tuneship.training.spec import ResolvedHyperparameters
 from tuneship.training.tokenized_examples import TokenizedExamples
 
 # The launched process dies with the one that started it, and is isolated like it.
-LAUNCH_ARGUMENTS = ("-m", "tuneship.runtime.launch")
+LAUNCH_ARGUMENTS = ("-m", "tuneship.processes.launch")
 # A task with this step is an evaluation.
 EVALUATE = 0
 BYTES_PER_WEIGHT = 4

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from tuneship.contract.dataset_lines import DatasetFormat, parse_example
 from tuneship.contract.tool_lines import tools_of
-from tuneship.template import PromptTemplate
+from tuneship.prompts.template import PromptTemplate
 from tuneship.training.batches import Indices, PaddedBatch
 from tuneship.training.conversation_rows import conversation_rows
 from tuneship.training.tokenized_examples import Segment, TokenizedExamples

@@ -1,6 +1,6 @@
 """Saves the tuned model's logits and greedy tokens for a few fixed prompts beside its adapter, for the parity check.
 
-The file and the check are in `tuneship/parity.py`.
+The file and the check are in `tuneship/prompts/parity.py`.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tuneship import parity
+from tuneship.prompts import parity
 from tuneship.training.learner import Learner
 from tuneship.training.tokenized_examples import Encoder
 

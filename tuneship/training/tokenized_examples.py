@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tuneship.template import PromptTemplate
-from tuneship.text_format import ModelTextFormat, token_at
+from tuneship.prompts.template import PromptTemplate
+from tuneship.prompts.text_format import ModelTextFormat, token_at
 
 # Prompts that end alike are tokenised once: most do, from the last special token on.
 REMEMBERED_PROMPTS = 4096

@@ -1,7 +1,7 @@
 """Compares how we read a model's texts with how transformers does: a model is tuned and served by the same tokens.
 
 transformers builds some tokenizers from their vocabulary again, by the class that a configuration names, and adds the
-tokens that tokenizer.json lacks. Loads transformers. Next: `tuneship/text_tokenizer.py`.
+tokens that tokenizer.json lacks. Loads transformers. Next: `tuneship/prompts/text_tokenizer.py`.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from tuneship.text_format import ANSWER, ASKED, ModelTextFormat
+from tuneship.prompts.text_format import ANSWER, ASKED, ModelTextFormat
 
 # What tokenizers differ in: spaces and line breaks in every place, digits, accents, other scripts, code, emoji.
 TEXTS = (

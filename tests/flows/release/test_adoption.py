@@ -26,7 +26,7 @@ from tuneship.contract.datasets import DatasetMerge
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.jobs import JobCreate, JobSummary
 from tuneship.settings import ClientSettings
-from tuneship.store.idempotency import KEPT
+from tuneship.store.records.idempotency import KEPT
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 

@@ -22,8 +22,8 @@ from tuneship.service.access.api_keys import (
     write_credentials,
 )
 from tuneship.service.access.key_usage import KeyKeeper
-from tuneship.store.audit import Chain
-from tuneship.store.database import Database
+from tuneship.store.database.database import Database
+from tuneship.store.records.audit import Chain
 
 both_databases = pytest.mark.both_databases
 MINUTE = timedelta(seconds=60)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tests.support.files import contents_below
 from tests.support.in_process import ANSWER, Service, split
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, MODE
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 HIPAA = {"compliance_mode": "hipaa"}
 UNION = {

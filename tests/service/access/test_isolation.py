@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.processes import ROOT, Serve
 from tests.support.waiting import PATIENCE_S
-from tests.unit.runtime.test_isolation import WITHOUT_LIMIT
+from tests.unit.isolation.test_isolation import WITHOUT_LIMIT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing isolates")
 

@@ -32,7 +32,7 @@ from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.readings import limits_of
 from tuneship.service.batches import answering, batch_run
 from tuneship.service.batches.batch_run import BatchTiming
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 pytestmark = pytest.mark.both_databases
 

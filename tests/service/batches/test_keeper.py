@@ -26,7 +26,7 @@ from tuneship.host.disk_space import DiskNearlyFull
 from tuneship.service.batches import batch_run, stored_answers
 from tuneship.service.batches.batch_run import BatchTiming
 from tuneship.service.batches.keeper import to_start
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 both_databases = pytest.mark.both_databases
 NAMES = [f"request {number}" for number in range(12)]

@@ -18,12 +18,13 @@ from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
 from tests.support.small_disks import enlarge, fill, small_disk
 from tuneship.service.serve import locked, recover
-from tuneship.store import backup as backup_module
-from tuneship.store import backup_format, tables
-from tuneship.store import restore as restore_module
-from tuneship.store.backup import Backup
-from tuneship.store.backup_format import MANIFEST, read_manifest
-from tuneship.store.database import Database
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database
+from tuneship.store.installation import backup as backup_module
+from tuneship.store.installation import backup_format
+from tuneship.store.installation import restore as restore_module
+from tuneship.store.installation.backup import Backup
+from tuneship.store.installation.backup_format import MANIFEST, read_manifest
 
 CHECK = ("check", "--recheck-after", "0")
 COMPLETE = {"audit-heads", "blobs", "rows", MANIFEST}

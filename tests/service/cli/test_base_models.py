@@ -26,7 +26,7 @@ from tests.support.repeats import variants
 from tests.support.waiting import until
 from tuneship.cli.main import app
 from tuneship.conversion.order import ReadingReport
-from tuneship.runtime.forked_workers import ForkedProcesses
+from tuneship.processes.forked_workers import ForkedProcesses
 from tuneship.service.catalogues.adding import refuse_unusable, staged, sweep
 from tuneship.service.catalogues.base_models import SHIPPED, AddedModels
 from tuneship.service.catalogues.sources import AddingRefused
@@ -483,7 +483,7 @@ def test_a_running_service_offers_trains_and_serves_a_model_that_is_added_meanwh
     serve = Serve(data, preload_training="true")
     try:
         client = serve.client()
-        until(lambda: serve.workers("tuneship.runtime.fork_server"))
+        until(lambda: serve.workers("tuneship.processes.fork_server"))
         assert answer(data, "add", str(checkpoint(tmp_path / "own")))["id"] == "own"
         assert {model.id for model in client.models.list().models} == {"own", "tuneship-tiny"}
         with rows_file(tmp_path / "rows.jsonl", 64).open("rb") as rows:

@@ -28,10 +28,10 @@ from tuneship.contract.scopes import PRESETS
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys, key_id, read_credentials, write_credentials
 from tuneship.service.events.audit import sign_head
-from tuneship.store import audit
-from tuneship.store.audit import Chain
-from tuneship.store.audit_heads import HEADS_FILE, Heads, HeadsDamaged
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database.database import Database, sqlite_url
+from tuneship.store.records import audit
+from tuneship.store.records.audit import Chain
+from tuneship.store.records.audit_heads import HEADS_FILE, Heads, HeadsDamaged
 
 pytestmark = pytest.mark.both_databases
 

@@ -95,7 +95,7 @@ def test_a_backup_names_what_is_missing_and_what_is_damaged_in_the_bucket(
 def test_without_the_library_the_extra_is_named(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "tuneship.store.object_blobs", raising=False)
+    monkeypatch.delitem(sys.modules, "tuneship.store.files.object_blobs", raising=False)
     monkeypatch.setitem(sys.modules, "obstore", None)
     installed.options["blob_url"] = "s3://bucket/1"
     assert "pip install 'tuneship[objects]'" in installed.refused()

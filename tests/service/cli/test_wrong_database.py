@@ -17,11 +17,11 @@ from tests.support.processes import Serve
 from tuneship.host.interpreter import known_fault
 from tuneship.service.serve import recover as recover_files
 from tuneship.startup import StartupError
-from tuneship.store import database as database_module
-from tuneship.store import tables
-from tuneship.store.database import HEAD, revision_of
-from tuneship.store.ownership import read_record
-from tuneship.store.quarantine import SET_ASIDE
+from tuneship.store.database import database as database_module
+from tuneship.store.database import tables
+from tuneship.store.database.database import HEAD, revision_of
+from tuneship.store.files.quarantine import SET_ASIDE
+from tuneship.store.installation.ownership import read_record
 
 DAY = timedelta(days=1)
 
@@ -224,7 +224,7 @@ def test_an_installation_of_an_earlier_version_starts_without_a_hand(
     installed = Installed(tmp_path)
     engine = sa.create_engine(Sqlite(tmp_path / "tuneship.sqlite").url)
     config = Config()
-    scripts = Path(database_module.__file__).parent / "migrations"
+    scripts = Path(database_module.__file__).parents[1] / "migrations"
     config.set_main_option("script_location", str(scripts))
     with engine.begin() as connection:
         config.attributes["connection"] = connection

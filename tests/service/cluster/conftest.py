@@ -8,7 +8,7 @@ import pytest
 from tests.support.in_process import Service
 from tests.support.members import SHORT_LEASE_S, cluster_of
 from tests.support.postgres_cluster import Cluster
-from tuneship.store.database import Database
+from tuneship.store.database.database import Database
 
 
 @pytest.fixture

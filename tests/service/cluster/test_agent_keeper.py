@@ -16,19 +16,19 @@ from tests.support.engines import PlayedEngines
 from tests.support.in_process import CATALOGUE
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until_async
+from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
+from tuneship.agents.attached_replicas import AttachedReplicas
+from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_starter import AgentOptions, AgentStarter, BaseOptions
-from tuneship.runtime.attached_replicas import AttachedReplicas
-from tuneship.runtime.replica_pool import ReplicaPool
-from tuneship.runtime.replica_protocol import NoReplica
-from tuneship.runtime.replica_set import replica_process
+from tuneship.replicas.replica_protocol import NoReplica
+from tuneship.replicas.replica_set import replica_process
+from tuneship.service.cluster.agent_keeper import AgentKeeper, AgentKeeperTiming
+from tuneship.service.cluster.attached_agents import AttachedAgents
+from tuneship.service.cluster.shared_replicas import SharedGroups
 from tuneship.service.common.streaming import Notifier
-from tuneship.service.deployments.agent_keeper import AgentKeeper, AgentKeeperTiming
-from tuneship.service.deployments.attached_agents import AttachedAgents
-from tuneship.service.deployments.shared_replicas import SharedGroups
 from tuneship.serving.replica_client import GenerateRequest
-from tuneship.store import agent_records, leader_lease
-from tuneship.store.database import Database
+from tuneship.store.cluster import agent_records, leader_lease
+from tuneship.store.database.database import Database
 
 pytestmark = pytest.mark.postgres
 

@@ -23,11 +23,11 @@ from tuneship.service.open_installation import (
 )
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
-from tuneship.store import tables
-from tuneship.store.audit import Chain
-from tuneship.store.blobs import StoreRefused
-from tuneship.store.database import Database, DatabaseInUse
-from tuneship.store.ownership import FilesOfAnotherDatabase
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database, DatabaseInUse
+from tuneship.store.files.blobs import StoreRefused
+from tuneship.store.installation.ownership import FilesOfAnotherDatabase
+from tuneship.store.records.audit import Chain
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 NEEDED = {

@@ -10,8 +10,8 @@ from tests.support.in_process import ANSWER, Service
 from tests.support.members import standing_still
 from tests.support.waiting import until
 from tuneship.host.file_digest import sha256_of
-from tuneship.store import tables
-from tuneship.store.job_leases import LEASE
+from tuneship.store.database import tables
+from tuneship.store.records.job_leases import LEASE
 
 pytestmark = pytest.mark.postgres
 

@@ -14,10 +14,12 @@ from tests.support.in_process import Service
 from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until, until_async
-from tuneship.service.common.leadership import LeaseLeadership, SoleService
-from tuneship.store import job_records, leader_lease, tables
-from tuneship.store.database import Database, Fence
-from tuneship.store.leader_lease import LeadershipLost
+from tuneship.service.cluster.leadership import LeaseLeadership, SoleService
+from tuneship.store.cluster import leader_lease
+from tuneship.store.cluster.leader_lease import LeadershipLost
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database, Fence
+from tuneship.store.records import job_records
 
 pytestmark = pytest.mark.postgres
 

@@ -10,8 +10,8 @@ from tests.support.batches import batch, ended, permits, request
 from tests.support.in_process import ANSWER, Service, split
 from tests.support.members import standing_still
 from tests.support.waiting import until
-from tuneship.store.job_leases import LEASE
-from tuneship.store.read_cache import MAX_AGE_S
+from tuneship.store.database.read_cache import MAX_AGE_S
+from tuneship.store.records.job_leases import LEASE
 
 pytestmark = pytest.mark.postgres
 

@@ -21,8 +21,13 @@ from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until
 from tuneship.service.open_installation import open_for_service
 from tuneship.settings import ServiceSettings
-from tuneship.store import installation
-from tuneship.store.database import Database, DatabaseInUse, DatabaseTimeouts, PoolerInBetween
+from tuneship.store.database.database import (
+    Database,
+    DatabaseInUse,
+    DatabaseTimeouts,
+    PoolerInBetween,
+)
+from tuneship.store.installation import installation
 
 pytestmark = pytest.mark.postgres
 

@@ -7,9 +7,9 @@ import sqlalchemy as sa
 
 from tests.support.in_process import Service
 from tests.support.waiting import until
-from tuneship.store import member_ages
-from tuneship.store.database import Database
-from tuneship.store.tables import member_ages as table
+from tuneship.store.cluster import member_ages
+from tuneship.store.database.database import Database
+from tuneship.store.database.tables import member_ages as table
 
 pytestmark = pytest.mark.postgres
 

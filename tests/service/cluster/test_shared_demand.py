@@ -7,12 +7,13 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.waiting import until_async
+from tuneship.service.cluster.shared_demand import TOPIC, DemandTiming, SharedDemand
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.scaling import Demand
 from tuneship.service.common.streaming import Notifier
-from tuneship.service.deployments.shared_demand import TOPIC, DemandTiming, SharedDemand
-from tuneship.store import member_demand, tables
-from tuneship.store.database import Database
+from tuneship.store.cluster import member_demand
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database
 
 pytestmark = pytest.mark.postgres
 

@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 from tuneship.service.http.rate_limits import WINDOW_S, RateWindow
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
-from tuneship.store import rate_windows, tables
-from tuneship.store.database import Database
+from tuneship.store.cluster import rate_windows
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database
 
 pytestmark = pytest.mark.postgres
 

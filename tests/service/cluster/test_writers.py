@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.members import cluster_of
 from tests.support.postgres_cluster import Cluster
-from tuneship.store import audit, metric_windows, tables
-from tuneship.store.metric_windows import HOUR, MINUTE, WHOLE
+from tuneship.store.database import tables
+from tuneship.store.records import audit, metric_windows
+from tuneship.store.records.metric_windows import HOUR, MINUTE, WHOLE
 
 pytestmark = pytest.mark.postgres
 

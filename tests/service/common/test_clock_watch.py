@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tests.support.in_process import Service
 from tuneship.service.common.clock_watch import HOLD_S, ClockWatch
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOUR_S = 3600.0

@@ -7,7 +7,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.service.common.failures import declared
-from tuneship.store.blobs import BlobsAway
+from tuneship.store.files.blobs import BlobsAway
 
 SECRET = "/data/a.sqlite: select 1"
 

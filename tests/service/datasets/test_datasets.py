@@ -24,7 +24,7 @@ from tuneship.security.sealed_files import read_plain
 from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.http.boundary import InFlightLimits
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 pytestmark = pytest.mark.both_databases
 Start = Callable[..., Service]

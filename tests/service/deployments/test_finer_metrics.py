@@ -12,8 +12,9 @@ from tuneship.metrics.windows import CELLS_PER_DOUBLING
 from tuneship.service.context.context import Context
 from tuneship.service.endpoints.handlers import own_endpoint
 from tuneship.service.generation.routing import RoutingTarget, choose_by_split
-from tuneship.store import metric_windows, tables
-from tuneship.store.metric_windows import HOUR
+from tuneship.store.database import tables
+from tuneship.store.records import metric_windows
+from tuneship.store.records.metric_windows import HOUR
 
 OUTCOMES = {
     RequestOutcome.SUCCESS: 40,

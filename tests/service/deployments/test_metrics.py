@@ -14,7 +14,7 @@ from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.metrics.columns import FACTS
 from tuneship.metrics.observations import Observation, RequestOutcome
-from tuneship.store.tables import metric_windows as table
+from tuneship.store.database.tables import metric_windows as table
 
 pytestmark = pytest.mark.both_databases
 

@@ -57,7 +57,7 @@ def test_a_base_of_vllm_is_deployed_answers_and_ends_with_the_service(
     )
     assert answer.usage.completion_tokens == 4
     assert answer.finish_reason == "length"
-    assert len(serve.workers("tuneship.runtime.agent")) == agents
+    assert len(serve.workers("tuneship.agents.agent")) == agents
     notes = [json.loads(line) for line in notes_file.read_text().splitlines()]
     asked = [one["asked"] for one in notes if "asked" in one][-1]
     assert len(asked["prompt"]) == answer.usage.prompt_tokens

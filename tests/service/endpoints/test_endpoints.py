@@ -21,7 +21,8 @@ from tuneship.contract.endpoints import (
 from tuneship.service.context.context import Context
 from tuneship.service.endpoints.handlers import own_endpoint
 from tuneship.service.generation.routing import choose_by_split
-from tuneship.store import endpoint_records, tables
+from tuneship.store.database import tables
+from tuneship.store.records import endpoint_records
 from tuneship.traffic.split import DRAWS
 
 pytestmark = pytest.mark.both_databases

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from tests.support.in_process import Service, split
 from tests.support.waiting import until
 from tuneship.service.serve import SPARE_THREADS
-from tuneship.store import tables
-from tuneship.store.job_leases import LEASE
+from tuneship.store.database import tables
+from tuneship.store.records.job_leases import LEASE
 
 pytestmark = pytest.mark.both_databases
 SOON_S = 60.0

@@ -13,11 +13,12 @@ from tests.support.in_process import ANSWER, Service
 from tests.support.sqlite_files import new_sqlite
 from tuneship.service.access.api_keys import new_key
 from tuneship.service.http.rate_limits import AUDITED_FAILURES_PER_MINUTE
-from tuneship.store import audit, tables
-from tuneship.store.audit import Chain, Fault
-from tuneship.store.audit_heads import Head, Heads, HeadsDamaged
-from tuneship.store.database import Database
-from tuneship.store.row_types import AuditRow
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database
+from tuneship.store.database.row_types import AuditRow
+from tuneship.store.records import audit
+from tuneship.store.records.audit import Chain, Fault
+from tuneship.store.records.audit_heads import Head, Heads, HeadsDamaged
 
 pytestmark = pytest.mark.both_databases
 AUDITED = {"security_settings": {"audit_logging": True}}

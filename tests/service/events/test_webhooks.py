@@ -24,8 +24,8 @@ from tuneship.contract.webhooks import Replay, SecretRotation, WebhookCreate, We
 from tuneship.events.connector import LOOKUPS
 from tuneship.events.delivery import DeliveryTiming
 from tuneship.settings import LocalSettings
-from tuneship.store import outbox as events
-from tuneship.store import tables
+from tuneship.store.database import tables
+from tuneship.store.records import outbox as events
 
 Start = Callable[..., Service]
 HOOK = {"url": "https://receiver.test/hook", "events": ["*"]}

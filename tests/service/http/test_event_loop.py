@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.in_process import ANSWER, CATALOGUE, Service, jsonl
 from tests.support.whole_api import OPERATIONS, Own, missing_ids, options_of, path_of
-from tuneship.template import TEMPLATE_FILE
+from tuneship.prompts.template import TEMPLATE_FILE
 
 LIMIT_S = 0.02
 MEBIBYTE = 1 << 20

@@ -24,7 +24,7 @@ from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.series import ArmTraffic, InFlightAges
 from tuneship.service.common.fault_injection import PromptLengths, shortened
 from tuneship.service.http.boundary import InFlightLimits
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 Start = Callable[..., Service]
 Task = Future[httpx.Response]

@@ -18,7 +18,7 @@ from tests.support.in_process import LINES, Service, jsonl
 from tuneship.host import disk_space
 from tuneship.service.context.context import Context
 from tuneship.service.http import forms
-from tuneship.store.blobs import STAGED
+from tuneship.store.files.blobs import STAGED
 
 Start = Callable[..., Service]
 

@@ -14,13 +14,13 @@ from sqlalchemy.exc import OperationalError
 
 from tests.support.in_process import Service
 from tests.support.training_nodes import TrainingNodes
-from tuneship.runtime.agent_training_link import TrainingAgentLost
-from tuneship.runtime.launchers import AgentSize
-from tuneship.runtime.training_protocol import GONE_S
+from tuneship.agents.agent_training_link import TrainingAgentLost
+from tuneship.agents.launchers import AgentSize
+from tuneship.agents.training_protocol import GONE_S
 from tuneship.service.jobs import agent_launcher
 from tuneship.service.jobs.agent_launcher import NodeTraining
 from tuneship.service.serve import recover
-from tuneship.store import tables
+from tuneship.store.database import tables
 from tuneship.training.checkpoint_folders import step_folder
 from tuneship.training.spec import CANCEL_FILE, FORMAT_FILE
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tests.support.in_process import Service
 from tuneship.service.common.timing import ServiceTiming
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 pytestmark = pytest.mark.both_databases
 JOBS = "/v1/fine-tuning/jobs"

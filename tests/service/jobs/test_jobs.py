@@ -16,7 +16,7 @@ from tuneship.gates.divergence import DivergenceWatch, watch_training
 from tuneship.gates.training_gates import FinishedJob, TrainingRules, judge_training
 from tuneship.host import machine
 from tuneship.service.models.hyperparameters import resolved
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 pytestmark = pytest.mark.both_databases
 Start = Callable[..., Service]

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.in_process import Service
 from tuneship.service.jobs.runner import START_AGAIN_AFTER
-from tuneship.store import queries as rows
-from tuneship.store import tables
-from tuneship.store.queries import Row
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.queries import Row
 
 pytestmark = pytest.mark.both_databases
 Break = Callable[[Service], None]

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.training_nodes import TrainingNodes
 from tests.support.waiting import until_async
+from tuneship.agents.launchers import AgentSize
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.launchers import AgentSize
 from tuneship.service.jobs import next_agents as next_agents_module
 from tuneship.service.jobs.next_agents import NextAgents
 

@@ -43,7 +43,7 @@ def test_workers_outlive_the_process_that_they_are_forked_from(tmp_path: Path) -
     serve = Serve(tmp_path / "data", preload_training="true")
     try:
         client = serve.client()
-        (forks,) = until(lambda: serve.workers("tuneship.runtime.fork_server"))
+        (forks,) = until(lambda: serve.workers("tuneship.processes.fork_server"))
         rows = rows_file(tmp_path / "rows.jsonl", 64)
         first = ended_job(client, start_job(client, rows))
         assert first.fine_tuned_model is not None, first.error
@@ -56,7 +56,7 @@ def test_workers_outlive_the_process_that_they_are_forked_from(tmp_path: Path) -
         second = ended_job(client, start_job(client, rows))
         assert second.status == "completed", second.error
         assert serve.workers("tuneship.serving") == [replica]
-        (successor,) = serve.workers("tuneship.runtime.fork_server")
+        (successor,) = serve.workers("tuneship.processes.fork_server")
         assert successor != forks
         serve.kill()
         until(lambda: not is_alive(successor))

@@ -18,11 +18,11 @@ from tuneship.host.thread_pools import Threads
 from tuneship.service.jobs.launcher import StoredCheckpoint
 from tuneship.service.jobs.stored_checkpoints import FOLDER, StoredCheckpoints
 from tuneship.service.jobs.work_folders import clear_work
-from tuneship.store import tables
-from tuneship.store.blobs import BlobsAway
-from tuneship.store.job_leases import LEASE
-from tuneship.store.local_blobs import LocalBlobs
-from tuneship.store.quarantine import left_over, objects_of
+from tuneship.store.database import tables
+from tuneship.store.files.blobs import BlobsAway
+from tuneship.store.files.local_blobs import LocalBlobs
+from tuneship.store.files.quarantine import left_over, objects_of
+from tuneship.store.records.job_leases import LEASE
 from tuneship.training.checkpoint_folders import step_folder
 from tuneship.training.spec import FORMAT_FILE
 

@@ -16,7 +16,7 @@ from tuneship.conversion.order import ExportOrder, ExportReport
 from tuneship.host.staging import staged
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.models.exports import EXPORTING
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 
 def content(service: Service, model: str, client: str = "alice", **query: Any) -> httpx.Response:

@@ -36,7 +36,7 @@ from tuneship.service.common.conversion import (
     convert_in_process,
 )
 from tuneship.service.models import content, handlers
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 Start = Callable[..., Service]
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

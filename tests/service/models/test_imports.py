@@ -16,8 +16,8 @@ from tests.support.in_process import Service
 from tuneship.contract.models import ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
 from tuneship.service.catalogues.base_models import SHIPPED
-from tuneship.store import tables
-from tuneship.store.quarantine import objects_of
+from tuneship.store.database import tables
+from tuneship.store.files.quarantine import objects_of
 
 TINY = SHIPPED / "tuneship-tiny"
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.support.in_process import Service
+from tuneship.agents.agent_starter import BaseOptions
+from tuneship.agents.launchers import AgentSize
 from tuneship.host import machine
-from tuneship.runtime.agent_starter import BaseOptions
-from tuneship.runtime.engine_kinds import VllmServer
-from tuneship.runtime.launchers import AgentSize
+from tuneship.replicas.engine_kinds import VllmServer
 from tuneship.service.catalogues.base_models import SHIPPED, Catalogue, CatalogueFault
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.own_replicas import base_options

@@ -17,8 +17,8 @@ from tests.support.invariants import rows_of
 from tests.support.object_invariants import check_objects
 from tests.support.object_server import ObjectServer
 from tests.support.repeating import repeating
-from tuneship.store import tables
-from tuneship.store.object_blobs import PART_BYTES
+from tuneship.store.database import tables
+from tuneship.store.files.object_blobs import PART_BYTES
 
 pytestmark = pytest.mark.slow
 

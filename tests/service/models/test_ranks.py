@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.support.in_process import Service
-from tuneship.runtime.engine_kinds import OWN_ENGINE, VLLM_ENGINE, option_of
+from tuneship.replicas.engine_kinds import OWN_ENGINE, VLLM_ENGINE, option_of
 from tuneship.service.catalogues.base_models import SHIPPED
 
 Start = Callable[..., Service]

@@ -18,7 +18,7 @@ from tests.support.openai_clients import bare_headers
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openai.ids import result_file_of, shown_id
 from tuneship.contract.scopes import PRESETS, SCOPES
-from tuneship.store.identifiers import new_id
+from tuneship.store.database.identifiers import new_id
 
 Declared = OpenAIOperation[..., Any]
 PLANTED = "zq planted text 7731"

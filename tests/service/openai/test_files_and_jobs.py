@@ -14,7 +14,7 @@ from tests.support.openai_clients import bare_headers, blocking
 from tuneship.contract.openai.ids import result_file_of
 from tuneship.service.models.hyperparameters import usual_rate
 from tuneship.service.openai import result_files
-from tuneship.store import job_records
+from tuneship.store.records import job_records
 
 pytestmark = pytest.mark.both_databases
 

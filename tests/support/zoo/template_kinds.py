@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tuneship.template import BUILT_IN_TEMPLATE
+from tuneship.prompts.template import BUILT_IN_TEMPLATE
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = tuple(place / "shared" / "data" / "chat_templates" for place in (ROOT, ROOT.parent))

@@ -28,7 +28,7 @@ from tests.system.faults.stage import BUCKET, Stage
 from tuneship.client import ApiError
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.settings import ClientSettings
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 

@@ -26,10 +26,10 @@ from tuneship.conversion.order import (
     ImportReport,
     ReadingOrder,
 )
-from tuneship.parity import GREEDY_TOKENS, PARITY_FILE, TALKS, Parity
+from tuneship.prompts.parity import GREEDY_TOKENS, PARITY_FILE, TALKS, Parity
+from tuneship.prompts.template import PromptTemplate
 from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.template import PromptTemplate
 
 pytestmark = [
     pytest.mark.slow,

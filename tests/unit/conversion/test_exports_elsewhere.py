@@ -18,9 +18,9 @@ from tuneship.conversion import exporting
 from tuneship.conversion.logits import ADAPTER, engine_with_adapter
 from tuneship.conversion.order import GGUF_FILE, ExportOrder, ExportReport
 from tuneship.conversion.side_files import text_format
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import load_tokenizer
 from tuneship.serving.sequence import GenerateRequest
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import load_tokenizer
 
 pytestmark = [
     pytest.mark.slow,

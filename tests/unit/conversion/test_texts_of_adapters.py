@@ -15,11 +15,11 @@ from transformers import AutoTokenizer
 from tuneship.conversion.received_adapter import AdapterFault, check_template
 from tuneship.conversion.template_texts import portable_source
 from tuneship.conversion.trained_tokenizer import check_tokenizer
+from tuneship.prompts.template import PromptTemplate
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import load_tokenizer
 from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.template import PromptTemplate
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import load_tokenizer
 
 SOURCE = "{{ bos_token }}{%- for m in messages %}\n{{ m['content'] + eos_token }}{% endfor %}"
 OTHER = "{{ bos_token }}{%- for m in messages %}{{ '-' + m['content'] + eos_token }}{% endfor %}"

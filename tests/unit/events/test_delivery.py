@@ -24,10 +24,11 @@ from tuneship.events.connector import Receivers
 from tuneship.events.delivery import IN_FLIGHT, Deliverer, DeliveryTiming
 from tuneship.events.signing import new_secret
 from tuneship.security.vault import Vault
-from tuneship.store import tables, webhook_records
-from tuneship.store.database import Database
-from tuneship.store.identifiers import new_id
-from tuneship.store.outbox import KEPT, emit, events_of, forget
+from tuneship.store.database import tables
+from tuneship.store.database.database import Database
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.records import webhook_records
+from tuneship.store.records.outbox import KEPT, emit, events_of, forget
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 TRUST = default_trust()

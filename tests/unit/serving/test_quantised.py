@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.unit.serving.conftest import StartReplica
 from tests.unit.serving.test_engine import run
-from tuneship.parity import Parity, Probe
+from tuneship.prompts.parity import Parity, Probe
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.integer_kernels import MIN_SHARED_NUMBERS, Kernels, kernels

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sqlite_files import new_sqlite
-from tuneship.store.database import Database
+from tuneship.store.database.database import Database
 
 
 @pytest.fixture

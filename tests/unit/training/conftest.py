@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import until
-from tuneship.runtime.forked_workers import LIBRARIES, ForkedProcesses
-from tuneship.runtime.worker_processes import LocalProcesses
-from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
+from tuneship.processes.forked_workers import LIBRARIES, ForkedProcesses
+from tuneship.processes.worker_processes import LocalProcesses
+from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 
 COLOURS = ("red", "green", "blue", "black", "white", "brown")

@@ -20,11 +20,11 @@ from tuneship.training.spec import SIGNALLED
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import Job, JobMaker
-    from tuneship.runtime.worker_protocol import Runtime
+    from tuneship.processes.worker_protocol import Runtime
 
 ISOLATED = (
-    "import os\nfrom pathlib import Path\nfrom tuneship.runtime.isolation import isolate\n"
-    "from tuneship.runtime.landlock import Places\n"
+    "import os\nfrom pathlib import Path\nfrom tuneship.isolation.isolation import isolate\n"
+    "from tuneship.isolation.landlock import Places\n"
     "os.environ['TMPDIR'] = {folder!r}\nisolate(Places((Path({base!r}),), (Path({folder!r}),)))"
 )
 MANY_EPOCHS = 10_000

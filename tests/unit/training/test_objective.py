@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 
 from tuneship.contract.dataset_lines import DatasetFormat
-from tuneship.template import PromptTemplate
-from tuneship.text_format import ModelTextFormat
+from tuneship.prompts.template import PromptTemplate
+from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.batches import collate
 from tuneship.training.data_files import read_data, read_rows

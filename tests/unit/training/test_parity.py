@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from tests.support.families import build_family
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tests.unit.serving.test_engine import build
-from tuneship.parity import GREEDY_TOKENS, Parity, Probe, prompts, reads_alike
+from tuneship.prompts.parity import GREEDY_TOKENS, Parity, Probe, prompts, reads_alike
+from tuneship.prompts.template import PromptTemplate
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.template import PromptTemplate
 from tuneship.training.progress_file import ProgressFile, StopRequest
 from tuneship.training.spec import DataKeys
 from tuneship.training.training_loop import train

@@ -101,9 +101,9 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     from transformers import AutoModelForCausalLM
 
     from tests.unit.training.conftest import write_rows
-    from tuneship.template import PromptTemplate
-    from tuneship.text_format import ModelTextFormat
-    from tuneship.text_tokenizer import load_tokenizer
+    from tuneship.prompts.template import PromptTemplate
+    from tuneship.prompts.text_format import ModelTextFormat
+    from tuneship.prompts.text_tokenizer import load_tokenizer
     from tuneship.training.batches import collate
     from tuneship.training.data_files import read_rows
     from tuneship.training.objective import SupervisedFineTuning

@@ -22,7 +22,7 @@ from tuneship.training.progress_file import ProgressFile, StopRequest
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import Job, JobMaker
-    from tuneship.runtime.worker_protocol import Runtime
+    from tuneship.processes.worker_protocol import Runtime
 
 ROOM = str(Path(tuneship.training.__file__).parent)
 POINTS = {"": 8, "learner.py": 6, "checkpoints.py": 6}

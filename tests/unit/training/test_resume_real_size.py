@@ -7,7 +7,7 @@ import pytest
 from tests.support.package_index import need_package_index
 from tests.unit.training.conftest import ROOT, JobMaker
 from tests.unit.training.test_process import wait_for_step
-from tuneship.runtime.worker_protocol import Runtime
+from tuneship.processes.worker_protocol import Runtime
 
 pytestmark = pytest.mark.soak
 

@@ -11,9 +11,9 @@ import pytest
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tests.support.zoo.tokenizer_kinds import BY_NAME as TOKENIZERS
 from tuneship.contract.dataset_lines import Message
-from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import load_tokenizer
+from tuneship.prompts.template import PromptTemplate, TemplateFailed
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import load_tokenizer
 from tuneship.training.conversation_rows import conversation_rows
 from tuneship.training.data_files import carve_out, read_rows
 from tuneship.training.objective import SupervisedFineTuning

@@ -17,8 +17,8 @@ from tuneship.security.master_key import derived_secret
 from tuneship.security.sealed_files import ObjectDamaged, new_key
 from tuneship.security.vault import SealBroken, Vault
 from tuneship.startup import StartupError
-from tuneship.store import object_key_records as records
-from tuneship.store.database import Database
+from tuneship.store.database.database import Database
+from tuneship.store.records import object_key_records as records
 
 TENANT_KEY_BYTES = 32
 # The prefix of a tenant key's name, before the client id.

@@ -2,7 +2,7 @@
 
 It is the union of the other safeguards and of rules without a setting: a request comes over TLS or from this machine,
 with a key of at most 90 days. Safeguards of every installation need no rule here: no text is stored, and workers leave
-no core file. Names are left out of webhooks by `store/outbox.py`.
+no core file. Names are left out of webhooks by `store/records/outbox.py`.
 """
 
 from collections.abc import Mapping

@@ -5,15 +5,15 @@ import os
 import shutil
 from pathlib import Path
 
-from tuneship.runtime.intrusion_outcomes import intrusion_outcomes
-from tuneship.runtime.landlock import Places
-from tuneship.runtime.worker_processes import TEMPORARY
+from tuneship.isolation.landlock import Places
+from tuneship.processes.intrusion_outcomes import intrusion_outcomes
+from tuneship.processes.worker_processes import TEMPORARY
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.settings import ServiceSettings
-from tuneship.store.audit_heads import heads_file
-from tuneship.store.database import SQLITE_FILE
-from tuneship.store.open_blobs import readable_root
+from tuneship.store.database.database import SQLITE_FILE
+from tuneship.store.files.open_blobs import readable_root
+from tuneship.store.records.audit_heads import heads_file
 
 logger = logging.getLogger(__name__)
 

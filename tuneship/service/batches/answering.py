@@ -26,8 +26,8 @@ from tuneship.service.common.refusals import refusal, refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.openai.bindings import OPENAI_SERVED
 from tuneship.service.openai.refusals import openai_refusal
-from tuneship.store.identifiers import new_id
-from tuneship.store.row_types import BatchRow
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.database.row_types import BatchRow
 
 Body = (
     chat.ChatCompletionCreate

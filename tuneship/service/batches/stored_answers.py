@@ -24,12 +24,13 @@ from tuneship.service.openai.batch_files import (
     object_of,
     open_batch_file,
 )
-from tuneship.store import batch_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.batch_records import ANSWERS_PART, ERRORS_PART, OUTPUT
-from tuneship.store.blobs import StagedFile
-from tuneship.store.outbox import emit
-from tuneship.store.row_types import BatchRow
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.row_types import BatchRow
+from tuneship.store.files.blobs import StagedFile
+from tuneship.store.records import batch_records
+from tuneship.store.records.batch_records import ANSWERS_PART, ERRORS_PART, OUTPUT
+from tuneship.store.records.outbox import emit
 
 COPIED_BYTES = 1 << 20
 # The names of the two files, behind the id of their batch.

@@ -24,7 +24,10 @@ import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
 from tuneship.host.weight_files import ADAPTER_CONFIG, WeightsFault, weight_files
-from tuneship.runtime.engine_kinds import (
+from tuneship.prompts.template import PromptTemplate, TemplateFailed
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.prompts.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
+from tuneship.replicas.engine_kinds import (
     ENGINES,
     OWN_ENGINE,
     VLLM_RANK_OPTION,
@@ -35,9 +38,6 @@ from tuneship.service.catalogues.origins import MODEL_ID, Origin
 from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.weights import WEIGHTS
 from tuneship.startup import StartupError
-from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.text_format import ModelTextFormat
-from tuneship.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
 
 # Architectures with their own kind of attention, which the engine rejects when it loads them: they
 # would train and then not be served. For others like them the deployment fails with the reason.

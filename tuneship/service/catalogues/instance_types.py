@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from tuneship.agents.launchers import AgentSize
 from tuneship.contract.common import StrictModel
 from tuneship.host.machine import GIB, Machine
-from tuneship.runtime.launchers import AgentSize
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.settings import ServiceSettings
 

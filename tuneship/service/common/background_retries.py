@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tuneship.agents.launchers import CannotLaunch
 from tuneship.host.disk_space import DiskNearlyFull
-from tuneship.runtime.launchers import CannotLaunch
-from tuneship.runtime.replica_protocol import FilesAway
-from tuneship.store.blobs import BlobsAway
-from tuneship.store.database import is_away
+from tuneship.replicas.replica_protocol import FilesAway
+from tuneship.store.database.database import is_away
+from tuneship.store.files.blobs import BlobsAway
 
 TRIES = 5
 # Pauses double from one second up to this.

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from tuneship.store import installation
-from tuneship.store.database import Database
+from tuneship.store.database.database import Database
+from tuneship.store.installation import installation
 
 # More than NTP corrects in one step.
 JUMP = timedelta(minutes=5)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tuneship.conversion.order import ExportOrder, ImportOrder, ProcessMessage, ReadingOrder
-from tuneship.runtime.landlock import Places
-from tuneship.runtime.worker_processes import LocalProcesses
-from tuneship.runtime.worker_protocol import WorkerSpec
+from tuneship.isolation.landlock import Places
+from tuneship.processes.worker_processes import LocalProcesses
+from tuneship.processes.worker_protocol import WorkerSpec
 
 R = TypeVar("R", bound=ProcessMessage)
 MODULES: dict[type[ProcessMessage], str] = {

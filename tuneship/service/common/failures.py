@@ -7,7 +7,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tuneship.contract.errors import ApiError, InternalError
-from tuneship.store.blobs import BlobsAway
+from tuneship.store.files.blobs import BlobsAway
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from tuneship.store.deployment_logs import LogEntry
+from tuneship.store.records.deployment_logs import LogEntry
 
 # Lines kept between two ticks; further lines are only counted.
 MAX_WAITING = 1000

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from tuneship.contract.errors import QuotaExceeded
 from tuneship.host.disk_space import check_room
 from tuneship.service.context.context import Context, Parts
-from tuneship.store import dataset_records
-from tuneship.store import queries as rows
-from tuneship.store.blobs import StagedFile
+from tuneship.store.database import queries as rows
+from tuneship.store.files.blobs import StagedFile
+from tuneship.store.records import dataset_records
 
 
 def check_quota(

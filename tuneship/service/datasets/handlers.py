@@ -39,14 +39,15 @@ from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.service.models.handlers import base_of
-from tuneship.store import job_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.blobs import DATA_FILE, BlobsAway, StagedFile
-from tuneship.store.identifiers import new_id
-from tuneship.store.list_counters import DATASETS
-from tuneship.store.outbox import emit
-from tuneship.store.queries import Row
-from tuneship.store.row_types import DatasetRow
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.database.list_counters import DATASETS
+from tuneship.store.database.queries import Row
+from tuneship.store.database.row_types import DatasetRow
+from tuneship.store.files.blobs import DATA_FILE, BlobsAway, StagedFile
+from tuneship.store.records import job_records
+from tuneship.store.records.outbox import emit
 
 # Columns that a reading fills, and as they are before it.
 COUNTS: Final = ("num_examples", "prompt_tokens", "response_tokens")

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tuneship.contract.dataset_lines import Message, text_of
 from tuneship.contract.datasets import LineProblem
-from tuneship.text_tokenizer import special_texts
+from tuneship.prompts.text_tokenizer import special_texts
 
 MARK_BITS = 32
 EMAIL = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}\.[A-Za-z]{2,}")

@@ -24,9 +24,9 @@ from tuneship.service.datasets.handlers import (
     verdict,
 )
 from tuneship.service.datasets.reading import FILE_LIMIT, LINES_LIMIT
-from tuneship.store.blobs import StagedFile
-from tuneship.store.row_types import DatasetRow
-from tuneship.store.stored_files import dataset_file
+from tuneship.store.database.row_types import DatasetRow
+from tuneship.store.files.blobs import StagedFile
+from tuneship.store.files.stored_files import dataset_file
 
 BLOCK_BYTES = 1 << 20
 

@@ -20,11 +20,12 @@ from tuneship.service.context.context import Parts
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
-from tuneship.store import dataset_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.outbox import emit
-from tuneship.store.row_types import DatasetRow
-from tuneship.store.stored_files import dataset_file
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.row_types import DatasetRow
+from tuneship.store.files.stored_files import dataset_file
+from tuneship.store.records import dataset_records
+from tuneship.store.records.outbox import emit
 
 logger = logging.getLogger(__name__)
 

@@ -27,12 +27,12 @@ from tuneship.contract.datasets import LineProblem
 from tuneship.contract.example_problem import ExampleProblem
 from tuneship.contract.line_fields import other_names, unused_fields
 from tuneship.contract.tool_lines import tools_of
+from tuneship.prompts.template import TemplateFailed
+from tuneship.prompts.text_tokenizer import encode
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.datasets.hints import SeenExamples, TextHints
 from tuneship.service.datasets.rendering import check_rendering
 from tuneship.service.datasets.token_counting import CHARACTERS_AT_ONCE, TokenCounter
-from tuneship.template import TemplateFailed
-from tuneship.text_tokenizer import encode
 
 FILE_LIMIT = 2 << 30
 LINES_LIMIT = 5_000_000

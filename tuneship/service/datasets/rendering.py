@@ -5,7 +5,7 @@ from typing import Any
 
 from tuneship.contract.dataset_lines import Message
 from tuneship.contract.example_problem import ExampleProblem
-from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.training.conversation_rows import conversation_rows
 
 

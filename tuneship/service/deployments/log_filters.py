@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import ValidationRefused
 from tuneship.service.common.refusals import refused
-from tuneship.store.deployment_logs import LEVELS
-from tuneship.store.tables import deployment_logs
+from tuneship.store.database.tables import deployment_logs
+from tuneship.store.records.deployment_logs import LEVELS
 
 JOINT = re.compile(r",| AND ")
 CONDITION = re.compile(r"\s*(level|component|request_id|message)\s*(!=|>=|=|~)\s*(.+?)\s*")

@@ -10,9 +10,9 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.deployments.log_filters import conditions_of
-from tuneship.store import deployment_logs
-from tuneship.store.deployment_logs import LogPosition, position_of
-from tuneship.store.tables import deployment_logs as table
+from tuneship.store.database.tables import deployment_logs as table
+from tuneship.store.records import deployment_logs
+from tuneship.store.records.deployment_logs import LogPosition, position_of
 
 
 @serves(contract.get_deployment_logs)

@@ -26,9 +26,10 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.endpoints.handlers import own_endpoint
-from tuneship.store import member_ages, metric_windows
-from tuneship.store.member_sessions import ALONE
-from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, WindowSource
+from tuneship.store.cluster import member_ages
+from tuneship.store.cluster.member_sessions import ALONE
+from tuneship.store.records import metric_windows
+from tuneship.store.records.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, WindowSource
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # A month by minutes has 43,200 points.

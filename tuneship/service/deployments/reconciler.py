@@ -16,25 +16,26 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.parity import Parity, reads_alike
-from tuneship.runtime.replica_protocol import Adapter, FilesAway, NotStartedYet
+from tuneship.prompts.parity import Parity, reads_alike
+from tuneship.prompts.text_tokenizer import encode
+from tuneship.replicas.replica_protocol import Adapter, FilesAway, NotStartedYet
 from tuneship.service.catalogues.base_models import CatalogueFault
+from tuneship.service.cluster.leadership import Leadership
+from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
-from tuneship.service.common.leadership import Leadership
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
-from tuneship.service.deployments.shared_replicas import SharedReplicas
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
 from tuneship.serving.replica_client import ServingError
-from tuneship.store import deployment_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.blobs import FileDamaged
-from tuneship.store.database import is_away
-from tuneship.store.row_types import DeploymentRow
-from tuneship.text_tokenizer import encode
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.database import is_away
+from tuneship.store.database.row_types import DeploymentRow
+from tuneship.store.files.blobs import FileDamaged
+from tuneship.store.records import deployment_records
 
 logger = logging.getLogger(__name__)
 

@@ -18,19 +18,19 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter, NotStartedYet, ReplicaGroup
+from tuneship.replicas.replica_protocol import Adapter, NotStartedYet, ReplicaGroup
+from tuneship.service.cluster.leadership import Leadership
+from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
-from tuneship.service.common.leadership import Leadership
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
-from tuneship.service.deployments.shared_replicas import SharedReplicas
 from tuneship.service.models.handlers import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
-from tuneship.store import deployment_records
-from tuneship.store.database import is_away
-from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.queries import Row
+from tuneship.store.database.database import is_away
+from tuneship.store.database.queries import Row
+from tuneship.store.records import deployment_records
+from tuneship.store.records.deployment_logs import LogEntry
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tuneship.runtime.replica_protocol import ReplicaEvent, ReplicaGroup
-from tuneship.store.deployment_logs import LogEntry
+from tuneship.replicas.replica_protocol import ReplicaEvent, ReplicaGroup
+from tuneship.store.records.deployment_logs import LogEntry
 
 STARTED, ENDED = "replica started", "replica ended"
 

@@ -8,8 +8,9 @@ from datetime import timedelta
 
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
-from tuneship.runtime.replica_protocol import ReplicaGroup
-from tuneship.service.common.leadership import Leadership
+from tuneship.replicas.replica_protocol import ReplicaGroup
+from tuneship.service.cluster.leadership import Leadership
+from tuneship.service.cluster.shared_demand import SharedDemand
 from tuneship.service.common.scaling import (
     ReplicaBounds,
     ScalingDecision,
@@ -18,9 +19,8 @@ from tuneship.service.common.scaling import (
     next_decision,
 )
 from tuneship.service.context.context import Parts
-from tuneship.service.deployments.shared_demand import SharedDemand
-from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.queries import Row
+from tuneship.store.database.queries import Row
+from tuneship.store.records.deployment_logs import LogEntry
 
 
 def is_asleep(row: Row) -> bool:

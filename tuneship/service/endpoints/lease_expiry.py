@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
-from tuneship.store import endpoint_records
-from tuneship.store import job_leases as leases
-from tuneship.store.job_leases import JobLease
+from tuneship.store.records import endpoint_records
+from tuneship.store.records import job_leases as leases
+from tuneship.store.records.job_leases import JobLease
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from tuneship.contract.audit import AuditEntry, AuditPage
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page
-from tuneship.store import audit
-from tuneship.store.audit_heads import Head, Heads
-from tuneship.store.database import Database
-from tuneship.store.row_types import AuditRow
+from tuneship.store.database.database import Database
+from tuneship.store.database.row_types import AuditRow
+from tuneship.store.records import audit
+from tuneship.store.records.audit_heads import Head, Heads
 
 # Removing the chain's last rows leaves no trace only if they are younger than the last signed head.
 HEAD_EVERY_S = 60.0

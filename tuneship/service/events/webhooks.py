@@ -27,13 +27,14 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota
-from tuneship.store import outbox as events
-from tuneship.store import queries as rows
-from tuneship.store import tables, webhook_records
-from tuneship.store.identifiers import new_id
-from tuneship.store.list_counters import WEBHOOKS
-from tuneship.store.row_types import WebhookRow
-from tuneship.store.webhook_records import ReplayWindow
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.database.list_counters import WEBHOOKS
+from tuneship.store.database.row_types import WebhookRow
+from tuneship.store.records import outbox as events
+from tuneship.store.records import webhook_records
+from tuneship.store.records.webhook_records import ReplayWindow
 
 
 @serves(contract.create_webhook)

@@ -15,7 +15,7 @@ from tuneship.contract.tools import WrittenCall
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
 from tuneship.service.generation.routing import RoutingTarget
-from tuneship.store.deployment_logs import LogEntry
+from tuneship.store.records.deployment_logs import LogEntry
 
 
 class NoTurn(InternalError):

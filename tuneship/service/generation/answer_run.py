@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tuneship.contract.generation import Generate, TokenLogprob
+from tuneship.prompts.text_tokenizer import visible_end
 from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.context.context import Parts
 from tuneship.service.generation.accounting import WrittenAnswer
@@ -19,7 +20,6 @@ from tuneship.service.generation.tool_grammar import CallPlan
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.grammar import accepts
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, TokenStream
-from tuneship.text_tokenizer import visible_end
 
 # Log probabilities beyond which naming their tokens would hold up the event loop: a thousand take some milliseconds.
 LONG_SCORES = 1_000

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tuneship.contract.tools import WrittenCall, WrittenFunction
-from tuneship.store.identifiers import new_id
-from tuneship.tool_syntax import NAME_CHARACTER, CallSyntax
+from tuneship.prompts.tool_syntax import NAME_CHARACTER, CallSyntax
+from tuneship.store.database.identifiers import new_id
 
 
 @dataclass

@@ -10,7 +10,7 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
 from tuneship.service.generation.routing import RoutingTarget, cached_row, choose_by_split
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 
 @serves(contract.embed)

@@ -20,6 +20,7 @@ from tuneship.contract.generation import (
     Usage,
 )
 from tuneship.contract.token_inputs import TextOrIds
+from tuneship.prompts.template import TemplateTooSlow
 from tuneship.service.common.fault_injection import drawn, shortened
 from tuneship.service.common.long_answers import is_long
 from tuneship.service.common.refusals import refused
@@ -44,9 +45,8 @@ from tuneship.service.generation.text_stream import TextStream
 from tuneship.service.generation.tool_grammar import CallPlan, call_plan
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
-from tuneship.store.identifiers import new_id
-from tuneship.store.queries import Row
-from tuneship.template import TemplateTooSlow
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.database.queries import Row
 
 R = TypeVar("R")
 

@@ -12,7 +12,7 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
 from tuneship.service.generation.routing import RoutingTarget, cached_row, choose_by_split
-from tuneship.store import tables
+from tuneship.store.database import tables
 
 
 @serves(contract.generate)

@@ -11,19 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tuneship.bounded_jinja import ANYWHERE, RenderLimits
 from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.errors import ErrorDetail, ValidationRefused
 from tuneship.contract.generation import Generate
 from tuneship.contract.token_inputs import TextOrIds
+from tuneship.prompts.bounded_jinja import ANYWHERE, RenderLimits
+from tuneship.prompts.template import PromptTemplate, TemplateFailed, TemplateTooSlow
+from tuneship.prompts.text_format import ModelTextFormat, token_at
+from tuneship.prompts.text_tokenizer import encode, encoding_of
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
-from tuneship.store.queries import Row
-from tuneship.template import PromptTemplate, TemplateFailed, TemplateTooSlow
-from tuneship.text_format import ModelTextFormat, token_at
-from tuneship.text_tokenizer import encode, encoding_of
+from tuneship.store.database.queries import Row
 
 DEFAULT_MAX_TOKENS = 256
 # Characters beyond which tokenizing would hold up the event loop: a thousand take up to two milliseconds.

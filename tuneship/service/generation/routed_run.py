@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
-from tuneship.runtime.replica_protocol import NoReplica
+from tuneship.replicas.replica_protocol import NoReplica
 from tuneship.service.common.fault_injection import Faults, drawn, faults_of
 from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.common.refusals import refused
@@ -27,8 +27,9 @@ from tuneship.serving.replica_client import (
     ServingError,
     UnusableGrammar,
 )
-from tuneship.store import job_records, tables
-from tuneship.store.queries import Row
+from tuneship.store.database import tables
+from tuneship.store.database.queries import Row
+from tuneship.store.records import job_records
 
 BEING_DELETED = "the deployment is being deleted"
 

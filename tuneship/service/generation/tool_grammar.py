@@ -9,12 +9,12 @@ from typing import Any
 from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.generation import Generate
 from tuneship.contract.tools import NO_PARAMETERS
+from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.service.common.refusals import refused
 from tuneship.service.generation.answer_grammar import FIELD, check_schema, schema_of
 from tuneship.service.generation.call_reader import CallReader
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.grammar import grammar_of_calls
-from tuneship.tool_syntax import CallSyntax
 
 UNKNOWN_SYNTAX = "is not supported for this model: its chat template writes calls in a form that is not read here"
 

@@ -61,7 +61,7 @@ from tuneship.service.http.responses import (
 )
 from tuneship.service.http.routes import route_path
 from tuneship.service.http.streams import StreamResponse
-from tuneship.store import idempotency
+from tuneship.store.records import idempotency
 
 # A client that ignores Retry-After gets its refusals this much later, as if it had waited.
 LATE_REFUSAL_S = 1.0

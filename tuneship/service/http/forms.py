@@ -22,8 +22,8 @@ from tuneship.service.context.quotas import check_disk, own_room, reserve
 from tuneship.service.datasets.reading import FILE_LIMIT
 from tuneship.service.http import openai as openai_form
 from tuneship.service.http.arguments import check_file_media, form_tags
-from tuneship.store import idempotency
-from tuneship.store.blobs import StagedFile
+from tuneship.store.files.blobs import StagedFile
+from tuneship.store.records import idempotency
 
 R = TypeVar("R")
 

@@ -29,8 +29,8 @@ from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.request_credentials import credentials
 from tuneship.service.http.request_spans import request_span
 from tuneship.service.http.responses import error_response, refusal_of
-from tuneship.store.audit import NOBODY, AuditRecord
-from tuneship.store.identifiers import new_id
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.records.audit import NOBODY, AuditRecord
 
 logger = logging.getLogger(__name__)
 # Logs the requests without a key, which anybody can make: the server lets through a few lines a

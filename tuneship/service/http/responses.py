@@ -13,7 +13,7 @@ from tuneship.service.common.failures import declared
 from tuneship.service.common.long_answers import dumped
 from tuneship.service.context.context import Context
 from tuneship.service.http import openai, profiles
-from tuneship.store import idempotency
+from tuneship.store.records import idempotency
 
 # Statuses of answers given before the whole request was read, after which the connection closes.
 CLOSING_STATUSES = (408, 413, 414, 431)

@@ -1,4 +1,4 @@
-"""Rate limits that hold over all members of a cluster together, by chunks of each window (`store/rate_windows.py`).
+"""Rate limits that all members of a cluster keep together, by chunks of windows (`store/cluster/rate_windows.py`).
 
 Failed authentications and refusals are counted by each member for itself.
 """
@@ -10,8 +10,8 @@ from datetime import datetime
 
 from tuneship.host.thread_pools import Threads
 from tuneship.service.http.rate_limits import MOST_KEPT, RateLimits, RateWindow
-from tuneship.store import rate_windows
-from tuneship.store.database import Database
+from tuneship.store.cluster import rate_windows
+from tuneship.store.database.database import Database
 
 # Statements of this kind at the same time.
 TAKERS = 2

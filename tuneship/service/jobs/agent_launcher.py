@@ -3,7 +3,7 @@
 The files of an attempt go to its agent over the connection, and progress, checkpoints and the adapter come back into
 the work folder of the job, as if the process had written them here. Whether the process may compute is decided by the
 lease of the job: each time that its agent asks, the lease is extended in the database, and only then the agent hears it
-(`tuneship/runtime/training_protocol.py`). So nobody has to take over the trainings of a leader that is lost: they end
+(`tuneship/agents/training_protocol.py`). So nobody has to take over the trainings of a leader that is lost: they end
 by themselves, and the next attempt goes on from the checkpoint.
 """
 
@@ -18,16 +18,15 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_training_link import (
+from tuneship.agents.agent_training_link import (
     AgentNews,
     AgentTrainingLink,
     TrainingAgentLost,
     TrainingRefused,
 )
-from tuneship.runtime.launchers import AgentSize, CannotLaunch
-from tuneship.runtime.training_agents import TrainingAgent, TrainingAgents
-from tuneship.runtime.training_protocol import (
+from tuneship.agents.launchers import AgentSize, CannotLaunch
+from tuneship.agents.training_agents import TrainingAgent, TrainingAgents
+from tuneship.agents.training_protocol import (
     ADAPTER,
     CHECKPOINT,
     CHECKPOINTS,
@@ -35,6 +34,7 @@ from tuneship.runtime.training_protocol import (
     GONE_S,
     TrainOrder,
 )
+from tuneship.host.thread_pools import Threads
 from tuneship.service.catalogues.instance_types import EMBEDDED
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs.launcher import Training, TrainingOrder, TrainingProgress
@@ -46,10 +46,10 @@ from tuneship.service.jobs.work_folders import (
     PreparedAttempt,
     WorkFolders,
 )
-from tuneship.store import job_leases as leases
-from tuneship.store.blobs import Blobs
-from tuneship.store.job_leases import JobLease, LeaseLost
-from tuneship.store.queries import Row
+from tuneship.store.database.queries import Row
+from tuneship.store.files.blobs import Blobs
+from tuneship.store.records import job_leases as leases
+from tuneship.store.records.job_leases import JobLease, LeaseLost
 from tuneship.training.checkpoint_folders import (
     KEPT,
     STEP,

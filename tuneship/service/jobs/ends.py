@@ -14,11 +14,12 @@ from tuneship.service.jobs import record_progress
 from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.span import record_job
 from tuneship.service.models.handlers import model_id
-from tuneship.store import job_leases as leases
-from tuneship.store import job_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.job_leases import JobLease
-from tuneship.store.queries import Row
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.queries import Row
+from tuneship.store.records import job_leases as leases
+from tuneship.store.records import job_records
+from tuneship.store.records.job_leases import JobLease
 
 
 def complete(

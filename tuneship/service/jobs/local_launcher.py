@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.landlock import Places
-from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
+from tuneship.isolation.landlock import Places
+from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs.launcher import Training, TrainingOrder, TrainingProgress
 from tuneship.service.jobs.work_folders import FolderTraining, PreparedAttempt, WorkFolders
-from tuneship.store.blobs import Blobs
+from tuneship.store.files.blobs import Blobs
 from tuneship.training.spec import CANCEL_FILE, LOG_FILE, Order, TrainingSpec
 
 # Pause after the service's start, so that loading libraries does not slow it down.
@@ -80,7 +80,7 @@ class LocalTrainingLauncher:
         self._preload_at = parts.clock() + SETTLE if parts.settings.preload_training else None
 
     async def start(self, order: TrainingOrder) -> Training:
-        """Write the attempt's spec and hand it to a process. Call it on the main thread (see `runtime/launch.py`).
+        """Write the attempt's spec and hand it to a process. Call it on the main thread (see `processes/launch.py`).
 
         Raises `OSError` when no process can be started.
         """

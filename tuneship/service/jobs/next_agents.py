@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tuneship.agents.agent_training_link import AgentTrainingLink, TrainingAgentLost
+from tuneship.agents.launchers import AgentSize
+from tuneship.agents.training_agents import TrainingAgent, TrainingAgents
+from tuneship.agents.training_protocol import GONE_S
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.agent_training_link import AgentTrainingLink, TrainingAgentLost
-from tuneship.runtime.launchers import AgentSize
-from tuneship.runtime.training_agents import TrainingAgent, TrainingAgents
-from tuneship.runtime.training_protocol import GONE_S
 
 # An agent that was not taken so long after it was asked for is ended: its job may wait behind others for hours.
 KEPT_S = 2 * GONE_S

@@ -9,10 +9,10 @@ from tuneship.service.context.context import Parts
 from tuneship.service.datasets.handlers import object_of
 from tuneship.service.jobs.launcher import TrainingOrder
 from tuneship.service.models.safeguards import check_kept, check_sealed
-from tuneship.store import queries as rows
-from tuneship.store import tables
-from tuneship.store.queries import Row
-from tuneship.store.stored_files import dataset_file
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.queries import Row
+from tuneship.store.files.stored_files import dataset_file
 from tuneship.training.spec import DataKeys
 
 

@@ -11,11 +11,12 @@ import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.service.jobs.attempts import ENDS, Attempt
-from tuneship.store import job_leases as leases
-from tuneship.store import job_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.outbox import emit
-from tuneship.store.row_types import JobRow
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.row_types import JobRow
+from tuneship.store.records import job_leases as leases
+from tuneship.store.records import job_records
+from tuneship.store.records.outbox import emit
 
 STEP_FIELDS = (
     "step",

@@ -2,7 +2,7 @@
 
 Called at every tick of the supervisor. Whatever it knows can be lost: rows and checkpoints suffice.
 Next: `preparation.py` (what is checked before a start), `launcher.py` (trainings), `record_progress.py` (their lines),
-`ends.py` (their ends as rows), `tuneship/store/job_queue.py` (whose turn it is).
+`ends.py` (their ends as rows), `tuneship/store/records/job_queue.py` (whose turn it is).
 """
 
 import asyncio
@@ -27,11 +27,12 @@ from tuneship.service.jobs.attempts import Attempt, RunningAttempt, remaining_se
 from tuneship.service.jobs.launcher import TrainingLauncher, TrainingNews, TrainingProgress
 from tuneship.service.jobs.preparation import DataDamaged, training_order
 from tuneship.service.models.safeguards import SafeguardLost
-from tuneship.store import job_leases as leases
-from tuneship.store import job_queue, job_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.job_leases import JobLease, LeaseLost
-from tuneship.store.row_types import JobRow
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.row_types import JobRow
+from tuneship.store.records import job_leases as leases
+from tuneship.store.records import job_queue, job_records
+from tuneship.store.records.job_leases import JobLease, LeaseLost
 from tuneship.training.progress_file import NEEDS_LESS_MEMORY, Reason
 from tuneship.training.spec import SIGNALLED
 

@@ -17,9 +17,10 @@ from tuneship.contract.jobs import ENDED
 from tuneship.host.waiting import wait_for_event
 from tuneship.service.common.streaming import Frame
 from tuneship.service.context.context import Parts
-from tuneship.store import job_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.queries import Row
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.queries import Row
+from tuneship.store.records import job_records
 
 # Rows of each kind in one read.
 ROWS_AT_ONCE = 500

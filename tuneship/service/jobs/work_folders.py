@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tuneship.agents.base_digest import BaseDigests
 from tuneship.host.gpus import GpuLease
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.base_digest import BaseDigests
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs.attempts import remaining_seconds
 from tuneship.service.jobs.launcher import (
@@ -25,8 +25,8 @@ from tuneship.service.jobs.launcher import (
     TrainingProgress,
 )
 from tuneship.service.jobs.stored_checkpoints import FOLDER, StoredCheckpoints
-from tuneship.store.blobs import CHECKPOINTS, Blobs, BlobsAway
-from tuneship.store.stored_files import dataset_file, model_ref
+from tuneship.store.files.blobs import CHECKPOINTS, Blobs, BlobsAway
+from tuneship.store.files.stored_files import dataset_file, model_ref
 from tuneship.training.checkpoint_folders import latest_step
 from tuneship.training.spec import (
     PROGRESS_FILE,

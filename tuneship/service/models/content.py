@@ -17,7 +17,7 @@ from tuneship.conversion.order import ImportOrder, ImportReport
 from tuneship.host.disk_space import check_room
 from tuneship.host.staging import remove_abandoned, staged
 from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from tuneship.parity import PARITY_FILE
+from tuneship.prompts.parity import PARITY_FILE
 from tuneship.security.sealed_files import BLOCK_BYTES, new_key, seal_file
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.conversion import ConversionFailed, ConversionLimits
@@ -33,10 +33,10 @@ from tuneship.service.models.exports import (
     refuse_hipaa,
 )
 from tuneship.service.models.handlers import TUNED, base_of, model_id, own_model, tuned_item
-from tuneship.store import queries as rows
-from tuneship.store import tables
-from tuneship.store.blobs import BlobsAway, StagedFile
-from tuneship.store.identifiers import new_id
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.files.blobs import BlobsAway, StagedFile
 
 IMPORTING = ".importing-"
 # Folders of unfinished work in the data directory's `scratch`.

@@ -27,11 +27,11 @@ from tuneship.service.catalogues.sources import CheckpointSource
 from tuneship.service.common.conversion import ConversionFailed, ConversionLimits, Convert
 from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
 from tuneship.startup import StartupError
-from tuneship.store import queries as rows
-from tuneship.store import tables
-from tuneship.store.blobs import Blobs
-from tuneship.store.row_types import DatasetRow, JobRow, ModelRow
-from tuneship.store.stored_files import dataset_file, model_ref
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.row_types import DatasetRow, JobRow, ModelRow
+from tuneship.store.files.blobs import Blobs
+from tuneship.store.files.stored_files import dataset_file, model_ref
 
 # Folders of unfinished exports, in the service's `scratch` or beside the folder that a command fills.
 EXPORTING = ".exporting-"

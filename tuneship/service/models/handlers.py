@@ -17,7 +17,9 @@ from tuneship.contract.common import Deleted
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.host.weight_files import ADAPTER_CONFIG
-from tuneship.runtime.replica_protocol import Adapter
+from tuneship.prompts.template import TEMPLATE_FILES, PromptTemplate
+from tuneship.prompts.text_format import ModelTextFormat
+from tuneship.replicas.replica_protocol import Adapter
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import abbreviated
@@ -25,14 +27,13 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
-from tuneship.store import deployment_records, job_records, tables
-from tuneship.store import queries as rows
-from tuneship.store.blobs import Blobs, ObjectRef
-from tuneship.store.list_counters import MODELS
-from tuneship.store.row_types import JobRow, ModelRow
-from tuneship.store.stored_files import model_ref
-from tuneship.template import TEMPLATE_FILES, PromptTemplate
-from tuneship.text_format import ModelTextFormat
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.list_counters import MODELS
+from tuneship.store.database.row_types import JobRow, ModelRow
+from tuneship.store.files.blobs import Blobs, ObjectRef
+from tuneship.store.files.stored_files import model_ref
+from tuneship.store.records import deployment_records, job_records
 
 # Prefix of the id of every fine-tuned model, and of no base model.
 TUNED = "ft:"

@@ -15,7 +15,7 @@ from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import FoundModel
-from tuneship.store.row_types import DeploymentRow
+from tuneship.store.database.row_types import DeploymentRow
 
 # Values that request nothing. Every stored file is sealed in any case; `maximum` insists on it.
 OFF = (False, "standard", "none")
@@ -34,7 +34,7 @@ def capabilities(parts: Parts) -> dict[str, bool]:
     able = {
         "encryption_level": True,  # enforced for every stored file: `security/sealed_files.py`, `access/data_keys.py`
         "audit_logging": True,  # by the HTTP boundary: `access/audit_facts.py`
-        "network_isolation": parts.isolates,  # by every worker: `runtime/isolation.py`
+        "network_isolation": parts.isolates,  # by every worker: `isolation/isolation.py`
         "private_endpoints": True,  # by `is_within_reach`
     }
     return {**able, "compliance_mode": not hipaa.missing_here(able, parts.settings)}

@@ -12,7 +12,8 @@ from tuneship.service.context.context import Parts
 from tuneship.service.monitoring import metric_list as metrics
 from tuneship.service.monitoring.scrape import Scrape
 from tuneship.service.monitoring.tenant_series import add_states, age_s, embeddings, outcomes
-from tuneship.store import state_counts, tables
+from tuneship.store.database import tables
+from tuneship.store.records import state_counts
 
 
 def add_machine(

@@ -16,7 +16,8 @@ from tuneship.service.context.context import Parts
 from tuneship.service.monitoring import metric_list as metrics
 from tuneship.service.monitoring.metric_list import MetricKind
 from tuneship.service.monitoring.scrape import Scrape
-from tuneship.store import state_counts, tables
+from tuneship.store.database import tables
+from tuneship.store.records import state_counts
 
 REQUEST_EDGES = tuple(map(str, EDGES_S))
 # Rows of deleted deployments stay, so their number would only ever grow.

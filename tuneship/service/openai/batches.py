@@ -20,12 +20,12 @@ from tuneship.service.openai.batch_files import NO_SAFEGUARDS, find_batch_file
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
-from tuneship.store import queries as rows
-from tuneship.store import tables
-from tuneship.store.batch_records import INPUT
-from tuneship.store.identifiers import new_id
-from tuneship.store.list_counters import BATCHES
-from tuneship.store.row_types import BatchRow
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.database.list_counters import BATCHES
+from tuneship.store.database.row_types import BatchRow
+from tuneship.store.records.batch_records import INPUT
 
 COMPLETION_WINDOW = timedelta(hours=24)
 FILES = ("input_file_id", "output_file_id", "error_file_id")

@@ -25,7 +25,7 @@ from tuneship.service.openai.answers import (
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import Answerer, answerer_of
 from tuneship.service.openai.refusals import with_names
-from tuneship.store.identifiers import new_id
+from tuneship.store.database.identifiers import new_id
 
 
 @serves_openai(chat_contract.openai_create_chat_completion)

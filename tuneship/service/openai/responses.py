@@ -45,7 +45,7 @@ from tuneship.service.openai.answers import choice_fields, generate_of, joined_t
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import answerer_of
 from tuneship.service.openai.refusals import openai_refusal, with_names
-from tuneship.store.identifiers import new_id
+from tuneship.store.database.identifiers import new_id
 
 NAMES = {
     "max_tokens": "max_output_tokens",

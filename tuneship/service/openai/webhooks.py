@@ -35,11 +35,11 @@ from tuneship.service.events import webhooks
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
-from tuneship.store import queries as rows
-from tuneship.store import tables
-from tuneship.store.identifiers import new_id
-from tuneship.store.list_counters import WEBHOOKS
-from tuneship.store.row_types import WebhookRow
+from tuneship.store.database import queries as rows
+from tuneship.store.database import tables
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.database.list_counters import WEBHOOKS
+from tuneship.store.database.row_types import WebhookRow
 
 # OpenAI's names of the main API's fields.
 NAMES = {"events": "event_types", "description": "name"}

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations in the transaction that `tuneship/store/database.py` hands over."""
+"""Alembic's entry: runs the migrations in the transaction that `tuneship/store/database/database.py` hands over."""
 
 from alembic import context
 

@@ -1,0 +1,1 @@
+"""Engines and trainings on other machines: agents, the connections to them, and their replicas as one group."""

@@ -1,0 +1,113 @@
+"""Starts the agents of replicas, and connects to them as their leader.
+
+For a service that is alone (`agent_replicas.py`), and for the leader of a cluster
+(`tuneship/service/cluster/agent_keeper.py`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuneship.agents.agent_link import AgentLink, open_agent
+from tuneship.agents.agent_protocol import AgentAddress, ServeOrder
+from tuneship.agents.base_digest import BaseDigests
+from tuneship.agents.launchers import AgentSize, Launcher
+from tuneship.agents.listening_agents import ListeningAgents
+from tuneship.host.thread_pools import Threads
+from tuneship.replicas.engine_kinds import VllmServer
+
+if TYPE_CHECKING:  # it loads X.509
+    from tuneship.agents.certificates import AgentAuthority
+
+# Ray gets slow when many jobs wait for a node.
+STARTING_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class BaseOptions:
+    """The settings that the agents of one base model get."""
+
+    weights: str | None = None
+    """Number format of the weights; None: the replica chooses."""
+    vllm: VllmServer | None = None
+    """The server that serves it; None: our own engine."""
+    size: AgentSize | None = None
+    """None leaves it to the launcher."""
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """The settings that agents get."""
+
+    isolated: bool
+    """Whether a replica that its node cannot isolate must not start."""
+    cache_bytes: int
+    """Size limit of the KV cache of one replica; 0: a share of what is free on its node."""
+    processes: int
+    """The number of replicas of a base model at most."""
+    of_base: Callable[[Path], BaseOptions]
+    """The settings for the replicas of one base model."""
+    start_timeout_s: float
+    """Time limit until an agent listens."""
+    alone_s: float | None = None
+    """An agent ends when no service was connected for so long; None: after ten minutes."""
+    digests: BaseDigests = field(default_factory=BaseDigests)
+    """Digests that are known, which outlast a time of leading."""
+
+
+class AgentStarter(ListeningAgents):
+    """Starts agents of replicas and ends them. Used by one leader, for one time of leading."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        authority: "AgentAuthority",
+        installation: str,
+        options: AgentOptions,
+        clock: Callable[[], datetime],
+    ) -> None:
+        """`installation`: begins the names of all its agents."""
+        super().__init__(launcher, authority, f"{installation}-", clock, options.start_timeout_s)
+        self._options = options
+        self._threads = Threads("digest of a base model", 1)
+        self._places = asyncio.Semaphore(STARTING_AT_ONCE)
+
+    async def order_for(self, base: Path) -> ServeOrder:
+        """The order to serve a base model. Raises `OSError` if the model cannot be read."""
+        options = self._options
+        of_base = options.of_base(base)
+        return ServeOrder(
+            base=str(base.absolute()),  # noqa: ASYNC240 - it asks no disk
+            digest=await self._threads.run(options.digests.of, base),
+            isolated=options.isolated,
+            cache_bytes=options.cache_bytes,
+            processes=options.processes,
+            weights=of_base.weights,
+            vllm=of_base.vllm,
+        )
+
+    async def start(
+        self, name: str, base: Path, keep: Callable[[], Collection[str]] = tuple
+    ) -> AgentAddress:
+        """Start an agent for a base model and wait until it listens. Raises `CannotLaunch`.
+
+        `keep`: the agents of earlier leaders that go on, asked once before the first start.
+        """
+        alone_s = self._options.alone_s
+        async with self._places:
+            await self.begin(keep)
+            arguments = () if alone_s is None else ("--alone-s", f"{alone_s:g}")
+            return await self.listening(name, arguments, self._options.of_base(base).size)
+
+    async def connect(
+        self,
+        address: AgentAddress,
+        epoch: int,
+        order: ServeOrder | None,
+        end: Callable[[], Awaitable[None]] | None = None,
+    ) -> AgentLink:
+        """Connect to an agent; see `open_agent`."""
+        return await open_agent(address, self.access(epoch), order, end)

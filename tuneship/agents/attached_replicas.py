@@ -1,0 +1,212 @@
+"""The replicas of one base model that the leader of a cluster has started on agents: this member attaches to them.
+
+`follow` lists them; the group connects to each as one of several services. How many there shall be it passes on, and
+only the leader's word counts (`replica_orders.py`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuneship.agents.agent_link import AgentLink
+from tuneship.agents.agent_protocol import AgentAddress
+from tuneship.agents.agent_replicas import AgentWorker
+from tuneship.agents.replica_orders import ReplicaOrders
+from tuneship.host.waiting import wait_for_event
+from tuneship.replicas.live_replicas import LiveReplicas
+from tuneship.replicas.replica_handle import ReplicaHandle
+from tuneship.replicas.replica_protocol import Adapter, NoReplica, NotStartedYet, OpenedReplica
+from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, ServingError
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+
+Attach = Callable[[AgentAddress], Awaitable[AgentLink]]
+
+
+@dataclass(frozen=True)
+class ListedReplica:
+    """A replica that all members may use."""
+
+    name: str
+    """The name of its agent."""
+    number: int
+    address: AgentAddress
+
+
+class AttachedReplica(ReplicaHandle):
+    """A replica that other services use, too, and that another process may lead."""
+
+    def __init__(self, name: str, link: AgentLink, number: int) -> None:
+        """`name`: of its agent; `number`: the same for all services."""
+        super().__init__(OpenedReplica(AgentWorker(link.facts.pid), link), number)
+        self.name = name
+        self._link = link
+
+    @property
+    def busy(self) -> int:
+        """Requests in flight there, those of others by its last heartbeat."""
+        return self._link.in_flight + self._link.others
+
+    async def unload(self, adapter: str) -> None:
+        """Send no more requests for an adapter; only the leader unloads it."""
+        self.adapters.discard(adapter)
+
+
+class AttachedReplicas(LiveReplicas):
+    """The replicas of one base model, as a member of a cluster sees them; implements `ReplicaGroup`."""
+
+    is_own = False
+
+    def __init__(
+        self, base: Path, orders: ReplicaOrders, attach: Attach, *, look_every_s: float = LOOK_S
+    ) -> None:
+        """Begin without replicas. `attach`: connects to an agent; raises `ServingError`.
+
+        `look_every_s`: how often a caller that waits for replicas looks whether there are enough.
+        """
+        super().__init__(is_here=False)
+        self._base = base
+        self._orders = orders
+        self._attach = attach
+        self._look_every_s = look_every_s
+        self._attaching: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    # Attaching.
+
+    def follow(self, listed: Collection[ListedReplica]) -> None:
+        """Attach to the replicas that are listed, as soon as they answer, and drain all others.
+
+        Called again when the leader has news, also that it could not start one.
+        """
+        names = {one.name for one in listed}
+        self._remove_dead()
+        for replica in self._attached():
+            if replica.name not in names:
+                self._retire(replica)
+        for name in self._attaching.keys() - names:
+            self._attaching[name].cancel()
+        known = {replica.name for replica in self._attached()} | self._attaching.keys()
+        for one in listed:
+            if one.name not in known:
+                task = asyncio.create_task(self._attach_to(one))
+                self._attaching[one.name] = task
+                task.add_done_callback(lambda _, name=one.name: self._attaching.pop(name, None))
+                task.add_done_callback(lambda _: self._changed.set())
+        self._changed.set()  # a start may have failed
+
+    def _attached(self) -> list[AttachedReplica]:
+        return [replica for replica in self._replicas if isinstance(replica, AttachedReplica)]
+
+    async def _attach_to(self, listed: ListedReplica) -> None:
+        try:
+            link = await self._attach(listed.address)
+        except ServingError as error:  # the next look tries again, if it is still listed
+            logger.warning("the agent %s does not serve this member: %s", listed.name, error)
+            return
+        replica = AttachedReplica(listed.name, link, listed.number)
+        link.on_unloaded = self._forget
+        try:
+            await self._load_placed(replica)
+        except ReplicaLost as error:
+            logger.warning("the agent %s was lost: %s", listed.name, error)
+            await replica.end()
+            return
+        except BaseException:
+            await replica.end()
+            raise
+        self._replicas.append(replica)
+        self._replicas.sort(key=lambda one: one.number)
+        self._emit("info", "replica started", replica)
+        self._spawn(self._watch(replica))
+
+    def _forget(self, adapter: str) -> None:
+        """Load an adapter again before the next request for it: the leader has unloaded it."""
+        for replica in self.live:
+            replica.adapters.discard(adapter)
+
+    async def first_attached(self) -> None:
+        """Wait until it is known of each replica that is listed now whether it answers."""
+        if self._attaching:
+            await asyncio.wait(self._attaching.values())
+
+    # What the leader decides.
+
+    def report_failure(self, error: str) -> None:
+        """Note for the deployments' logs that a replica could not be started."""
+        self._emit("error", f"replica not started: {error}")
+        self._changed.set()
+
+    def resize(self, wanted: int, widths: Mapping[str | None, int]) -> None:
+        """Set on how many replicas each model is served; how many there are is the leader's word."""
+        self._widths = dict(widths)
+        self._orders.want(self._base, wanted)
+        self._remove_dead()
+
+    async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
+        """Load and check the adapter. Raises `ServingError` if no replica can serve it.
+
+        Only the leader waits for replicas; elsewhere `NotStartedYet` is raised where there are none.
+        """
+        if not self.live and not self._orders.leads:
+            raise NotStartedYet("the leader has not started a replica yet")
+        await super().ready(adapter, width)
+
+    @property
+    def _start_refusal(self) -> str:
+        return self._orders.refusal(self._base)
+
+    async def _ensure_live(self, width: int) -> None:
+        """Wait for `width` replicas at the leader, and for one elsewhere. Raises `NoReplica` after a failed start."""
+        orders, base = self._orders, self._base
+        failed, has_asked = orders.failures(base), False
+        while True:
+            # The number that is wanted may change meanwhile.
+            least = max(1, min(width, orders.wanted.get(base, width))) if orders.leads else 1
+            if len(self.live) >= least:
+                return
+            if orders.leads:
+                orders.want_at_least(base, width)
+            if not has_asked:
+                orders.on_need()
+                has_asked = True
+            if orders.failures(base) > failed:
+                if self.live:
+                    return
+                raise NoReplica(orders.failed[base].error)
+            self._changed.clear()
+            await wait_for_event(self._changed, self._look_every_s)
+
+    async def _end_hung(self, replica: ReplicaHandle) -> None:
+        """Have a replica that does not answer replaced, where this process leads."""
+        keeper = self._orders.keeper
+        if keeper is not None and isinstance(replica, AttachedReplica):
+            keeper.replace(replica.name)
+
+    async def unload(self, adapter: str) -> None:
+        """Unload an adapter where this process leads; elsewhere only forget it. One in use stays."""
+        keeper = self._orders.keeper if self._orders.leads else None
+        having = [replica for replica in self._attached() if replica.has(adapter)]
+        await super().unload(adapter)
+        if keeper is None:
+            return
+        for replica in having:
+            try:
+                await keeper.unload(replica.name, adapter)
+            except ReplicaRefused:
+                replica.adapters.add(adapter)
+            except ReplicaLost:
+                continue
+
+    async def close(self) -> None:
+        """Disconnect from all replicas, which go on, and end all tasks."""
+        ending, self._replicas = [*self._replicas, *self._leaving], []
+        tasks = [*self._attaching.values(), *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.end() for replica in ending))

@@ -1,0 +1,1 @@
+"""What a worker process may not do: Landlock, seccomp and namespaces."""

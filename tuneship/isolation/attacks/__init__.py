@@ -1,0 +1,1 @@
+"""Ways out of a worker process, which must all be closed."""

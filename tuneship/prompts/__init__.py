@@ -1,0 +1,1 @@
+"""Conversations as text and tokens: templates, tokenizers, tools, and the parity file."""

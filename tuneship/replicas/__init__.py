@@ -1,0 +1,1 @@
+"""Processes that serve a model, as groups that answer requests."""

@@ -1,1 +1,0 @@
-"""Starts, isolates, watches and ends the processes of workers and replicas."""

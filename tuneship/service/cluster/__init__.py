@@ -1,0 +1,1 @@
+"""What knows that a service may have several members: leader, agents, shared demand."""

@@ -1,0 +1,1 @@
+"""Rows that members of a cluster share: leases, sessions, demand, news."""

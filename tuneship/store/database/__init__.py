@@ -1,0 +1,1 @@
+"""The database: connections, writes in order, tables and queries."""

@@ -1,0 +1,1 @@
+"""A data directory as a whole: who owns it, backup and restore."""

@@ -1,0 +1,42 @@
+"""The rows of API keys. Who may do what with a key is decided in `tuneship/service/access/api_keys.py`."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from tuneship.store.database.queries import Row, fetch_all
+from tuneship.store.database.tables import api_keys
+
+
+def find(connection: sa.Connection, identifier: str) -> sa.RowMapping | None:
+    """The key with this public part; None if there is none."""
+    query = sa.select(api_keys).where(api_keys.c.id == identifier)
+    return connection.execute(query).mappings().first()
+
+
+def all_of(connection: sa.Connection) -> list[Row]:
+    """Every key of every client, oldest first."""
+    return fetch_all(connection, sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id))
+
+
+def ids_of(connection: sa.Connection) -> Sequence[str]:
+    """The public parts of all keys."""
+    return connection.scalars(sa.select(api_keys.c.id)).all()
+
+
+def ended(connection: sa.Connection, identifiers: Collection[str], now: datetime) -> set[str]:
+    """Those of the keys that are revoked or have expired."""
+    has_ended = api_keys.c.revoked_at.is_not(None) | (api_keys.c.expires_at <= now)
+    query = sa.select(api_keys.c.id).where(api_keys.c.id.in_(identifiers), has_ended)
+    return set(connection.scalars(query))
+
+
+def add(connection: sa.Connection, values: Row) -> None:
+    """Insert a key."""
+    connection.execute(sa.insert(api_keys).values(**values))
+
+
+def change(connection: sa.Connection, identifier: str, **values: datetime) -> None:
+    """Change times of a key."""
+    connection.execute(sa.update(api_keys).where(api_keys.c.id == identifier).values(**values))
