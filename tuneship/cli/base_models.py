@@ -15,8 +15,7 @@ import typer
 from tuneship.cli.common import fail, has_installation, opened_installation, service_settings
 from tuneship.cli.connection import ENDED_BY_CTRL_C
 from tuneship.cli.output import Row, is_terminal, one_line, readable, show_json, show_rows, write
-from tuneship.settings import ServiceSettings
-from tuneship.startup import StartupError
+from tuneship.settings import ServiceSettings, StartupError
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tuneship.cli.common import fail, service_settings
-from tuneship.startup import StartupError
+from tuneship.settings import StartupError
 
 app = typer.Typer(no_args_is_help=True)
 

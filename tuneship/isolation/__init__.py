@@ -1,1 +1,1 @@
-"""What a worker process may not do: Landlock, seccomp and namespaces."""
+"""Restricts worker processes: Landlock, seccomp and namespaces."""

@@ -15,8 +15,7 @@ import sqlalchemy as sa
 
 from tuneship.security.master_key import derived_secret, read_or_make_secret, read_secret
 from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
-from tuneship.settings import ServiceSettings
-from tuneship.startup import StartupError
+from tuneship.settings import ServiceSettings, StartupError
 from tuneship.store.database.database import Database, parsed_url, url_of
 from tuneship.store.database.row_types import InstallationRow
 from tuneship.store.files.blobs import Blobs

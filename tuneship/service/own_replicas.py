@@ -25,8 +25,7 @@ from tuneship.service.access.isolation import worker_folder
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import utc_now
-from tuneship.settings import ServiceSettings
-from tuneship.startup import StartupError
+from tuneship.settings import ServiceSettings, StartupError
 
 if TYPE_CHECKING:
     from tuneship.agents.certificates import AgentAuthority

@@ -91,8 +91,7 @@ from tuneship.service.own_replicas import agent_starters, check_ray, own_replica
 from tuneship.service.own_trainings import training_agents
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
-from tuneship.settings import ServiceSettings
-from tuneship.startup import StartupError
+from tuneship.settings import ServiceSettings, StartupError
 from tuneship.store.database.database import IN_USE, Database, ports_of, url_of
 from tuneship.store.files.quarantine import PASSING, left_over, objects_of, set_aside
 from tuneship.store.installation.ownership import name_of, work_in

@@ -16,7 +16,7 @@ from tests.support.installations import Installed, Postgres, Sqlite
 from tests.support.processes import Serve
 from tuneship.host.interpreter import known_fault
 from tuneship.service.serve import recover as recover_files
-from tuneship.startup import StartupError
+from tuneship.settings import StartupError
 from tuneship.store.database import database as database_module
 from tuneship.store.database import tables
 from tuneship.store.database.database import HEAD, revision_of

@@ -21,8 +21,7 @@ from tuneship.service.open_installation import (
     open_for_member,
     open_for_service,
 )
-from tuneship.settings import ServiceSettings
-from tuneship.startup import StartupError
+from tuneship.settings import ServiceSettings, StartupError
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database, DatabaseInUse
 from tuneship.store.files.blobs import StoreRefused

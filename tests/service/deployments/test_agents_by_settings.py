@@ -13,8 +13,7 @@ from tests.support.fakes.ray_dashboard import TOKEN, PlayedDashboard, ray_dashbo
 from tests.support.processes import start
 from tests.support.waiting import free_port
 from tuneship.service.own_replicas import check_ray
-from tuneship.settings import ServiceSettings
-from tuneship.startup import StartupError
+from tuneship.settings import ServiceSettings, StartupError
 
 URL = "http://127.0.0.1:1"
 

@@ -16,8 +16,8 @@ from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.serving.grammar import accepts, grammar_of_calls
 from tuneship.training.conversation_rows import conversation_rows
 
-TINY = Path(__file__).parents[2] / "tuneship" / "base_models" / "tuneship-tiny"
-TEMPLATES = Path(__file__).parents[1] / "support" / "templates"
+TINY = Path(__file__).parents[3] / "tuneship" / "base_models" / "tuneship-tiny"
+TEMPLATES = Path(__file__).parents[2] / "support" / "templates"
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tuneship.security.master_key import derived_secret
 from tuneship.security.sealed_files import ObjectDamaged, new_key
 from tuneship.security.vault import SealBroken, Vault
-from tuneship.startup import StartupError
+from tuneship.settings import StartupError
 from tuneship.store.database.database import Database
 from tuneship.store.records import object_key_records as records
 

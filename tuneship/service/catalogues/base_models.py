@@ -37,7 +37,7 @@ from tuneship.replicas.engine_kinds import (
 from tuneship.service.catalogues.origins import MODEL_ID, Origin
 from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.weights import WEIGHTS
-from tuneship.startup import StartupError
+from tuneship.settings import StartupError
 
 # Architectures with their own kind of attention, which the engine rejects when it loads them: they
 # would train and then not be served. For others like them the deployment fails with the reason.

@@ -17,7 +17,7 @@ from tuneship.service.catalogues.base_models import (
     CatalogueFault,
     cached_snapshot,
 )
-from tuneship.startup import StartupError
+from tuneship.settings import StartupError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 # The files beside the weights that training and serving read, and the licence.

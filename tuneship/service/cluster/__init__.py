@@ -1,1 +1,1 @@
-"""What knows that a service may have several members: leader, agents, shared demand."""
+"""The parts that know of several members of a cluster: leader, agents, shared demand."""

@@ -26,7 +26,7 @@ from tuneship.service.catalogues.origins import Origin
 from tuneship.service.catalogues.sources import CheckpointSource
 from tuneship.service.common.conversion import ConversionFailed, ConversionLimits, Convert
 from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
-from tuneship.startup import StartupError
+from tuneship.settings import StartupError
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.row_types import DatasetRow, JobRow, ModelRow
