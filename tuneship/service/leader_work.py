@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks, is_early
 from tuneship.processes.worker_protocol import Runtime
+from tuneship.service.background_requests.pace import TakeSpare
 from tuneship.service.batches.keeper import BatchKeeper
-from tuneship.service.batches.pace import TakeSpare
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing

@@ -18,6 +18,7 @@ from tuneship.contract.openai.batches import BatchError, BatchStatus
 from tuneship.host.disk_space import DiskNearlyFull
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
+from tuneship.service.background_requests.pace import BatchPace, BatchShare
 from tuneship.service.batches.answering import (
     CheckedRequest,
     RequestAnswer,
@@ -30,7 +31,6 @@ from tuneship.service.batches.input_lines import (
     check_input,
     requests_of,
 )
-from tuneship.service.batches.pace import BatchPace, BatchShare
 from tuneship.service.batches.stored_answers import (
     OverQuota,
     change_state,

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from tuneship.contract.openai.batches import OPEN, BatchError, BatchStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
+from tuneship.service.background_requests.pace import BatchPace, TakeSpare
 from tuneship.service.batches.batch_run import BatchRun, BatchTiming
-from tuneship.service.batches.pace import BatchPace, TakeSpare
 from tuneship.service.batches.stored_answers import BatchLost, cancel_for_its_key, end_batch
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts

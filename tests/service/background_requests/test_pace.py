@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from tuneship.service.batches.pace import MOST_AT_ONCE, BatchPace, BatchShare
+from tuneship.service.background_requests.pace import MOST_AT_ONCE, BatchPace, BatchShare
 from tuneship.service.common.in_flight import InFlightGenerations
 
 
