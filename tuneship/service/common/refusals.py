@@ -1,7 +1,8 @@
 """Turns pydantic's errors into those of the contract: they hold names and limits, never the value that was sent."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -129,3 +130,23 @@ def abbreviated(identifiers: Sequence[str]) -> str:
     """The first ten ids for a refusal, and the number of the others."""
     rest = len(identifiers) - IDS_NAMED
     return ", ".join(identifiers[:IDS_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+@contextmanager
+def with_names(names: Mapping[str, str]) -> Generator[None]:
+    """Refuse fields by other names: `names` holds these by the main API's.
+
+    A name stands for what is below it, too, unless that has a name of its own.
+    """
+    try:
+        yield
+    except ApiError as error:
+        param = error.param or ""
+        for name in sorted(names, key=len, reverse=True):
+            if param == name or param.startswith((f"{name}.", f"{name}[")):
+                error.param = names[name] + param.removeprefix(name)
+                if error.message.startswith(f"{param} "):
+                    error.message = error.param + error.message.removeprefix(param)
+                error.details = ()
+                break
+        raise

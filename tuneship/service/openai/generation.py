@@ -8,6 +8,7 @@ from tuneship.contract.openai import completions as completions_contract
 from tuneship.contract.openai.chat import ChatCompletion, ChatCompletionCreate
 from tuneship.contract.openai.completions import TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.ids import shown_id
+from tuneship.service.common.refusals import with_names
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
@@ -24,7 +25,6 @@ from tuneship.service.openai.answers import (
 )
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import Answerer, answerer_of
-from tuneship.service.openai.refusals import with_names
 from tuneship.store.database.identifiers import new_id
 
 

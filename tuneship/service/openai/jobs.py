@@ -22,7 +22,7 @@ from tuneship.contract.openai.jobs import (
     ShownMethod,
     ShownOptions,
 )
-from tuneship.service.common.refusals import refusal
+from tuneship.service.common.refusals import refusal, with_names
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.datasets.handlers import own_dataset
 from tuneship.service.jobs import handlers as jobs
@@ -32,7 +32,7 @@ from tuneship.service.models.hyperparameters import usual_rate
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.job_events import events_of, place_of
 from tuneship.service.openai.lists import page_behind
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
+from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.list_counters import JOBS

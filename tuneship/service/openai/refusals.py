@@ -4,8 +4,7 @@ Clients decide by the status, by `code`, and some by a sentence (a prompt that i
 the messages never hold what the caller sent, although OpenAI's own would.
 """
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from tuneship.contract.errors import (
@@ -131,23 +130,3 @@ def _codes(error: ApiError) -> tuple[str, str]:
     first = error.details[0].code if error.details else ""
     is_value = bool(first) or isinstance(error, ValidationRefused)
     return (INVALID, FIELD_CODES.get(first, "invalid_value" if is_value else error.code))
-
-
-@contextmanager
-def with_names(names: Mapping[str, str]) -> Generator[None]:
-    """Say refused fields by the names that OpenAI's clients sent: the main API's names, with OpenAI's.
-
-    A name stands for what is below it, too, unless that has a name of its own.
-    """
-    try:
-        yield
-    except ApiError as error:
-        param = error.param or ""
-        for name in sorted(names, key=len, reverse=True):
-            if param == name or param.startswith((f"{name}.", f"{name}[")):
-                error.param = names[name] + param.removeprefix(name)
-                if error.message.startswith(f"{param} "):
-                    error.message = error.param + error.message.removeprefix(param)
-                error.details = ()
-                break
-        raise

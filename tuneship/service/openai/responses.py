@@ -37,14 +37,14 @@ from tuneship.contract.openai.responses import (
     ResponseUsage,
 )
 from tuneship.contract.tools import WrittenCall, fault_of_calls
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.refusals import refused, with_names
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
 from tuneship.service.generation.generation_run import GenerationRun
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import answerer_of
-from tuneship.service.openai.refusals import openai_refusal, with_names
+from tuneship.service.openai.refusals import openai_refusal
 from tuneship.store.database.identifiers import new_id
 
 NAMES = {

@@ -30,11 +30,12 @@ from tuneship.contract.webhooks import (
 from tuneship.events.attempt import Sender
 from tuneship.events.delivery import signing_secrets
 from tuneship.events.signing import signed_headers
+from tuneship.service.common.refusals import with_names
 from tuneship.service.context.context import Context
 from tuneship.service.events import webhooks
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
+from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
