@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 
 from tests.support.in_process import Service, jsonl
-from tuneship.service.batches.batch_run import BatchTiming
+from tuneship.service.background_requests.background_run import BackgroundTiming
 
 URL = "/v1/completions"
 ENDS = ("completed", "failed", "expired", "cancelled")
-AT_ONCE = BatchTiming(soon_s=0, enough=1)
+AT_ONCE = BackgroundTiming(soon_s=0, enough=1)
 """Each answer is stored as soon as it may be."""
-AT_THE_END = BatchTiming(enough=10**6, late_s=10**6)
+AT_THE_END = BackgroundTiming(enough=10**6, late_s=10**6)
 
 
 def request(name: str, model: str, **body: Any) -> dict[str, Any]:

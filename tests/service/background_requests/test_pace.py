@@ -1,16 +1,16 @@
-"""How many requests of batches may be in flight at once."""
+"""How many background requests may be in flight at once."""
 
 from contextlib import ExitStack
 
-from tuneship.service.background_requests.pace import MOST_AT_ONCE, BatchPace, BatchShare
+from tuneship.service.background_requests.pace import MOST_AT_ONCE, BackgroundPace, PaceShare
 from tuneship.service.common.in_flight import InFlightGenerations
 
 
-def pace_of(in_flight: InFlightGenerations) -> BatchPace:
-    return BatchPace(in_flight, lambda _: True)
+def pace_of(in_flight: InFlightGenerations) -> BackgroundPace:
+    return BackgroundPace(in_flight, lambda _: True)
 
 
-def taken(share: BatchShare) -> int:
+def taken(share: PaceShare) -> int:
     """Take all that may be taken, and return how many that were."""
     number = 0
     while share.take():
@@ -18,7 +18,7 @@ def taken(share: BatchShare) -> int:
     return number
 
 
-def warmed_up(share: BatchShare) -> None:
+def warmed_up(share: PaceShare) -> None:
     for _ in range(2 * MOST_AT_ONCE):
         assert share.take()
         share.give_back()
@@ -69,6 +69,6 @@ def test_tenants_share_and_then_the_batches_of_each() -> None:
 
 
 def test_a_tenant_without_room_in_its_limit_sends_nothing() -> None:
-    pace = BatchPace(InFlightGenerations(), lambda client: client == "bob")
+    pace = BackgroundPace(InFlightGenerations(), lambda client: client == "bob")
     with pace.joined("alice") as alice, pace.joined("bob") as bob:
         assert (taken(alice), taken(bob)) == (0, 1)

@@ -30,8 +30,8 @@ from tuneship.gates.gate_types import LatencyLimits
 from tuneship.gates.kinds import GATES, Measured
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.readings import limits_of
-from tuneship.service.batches import answering, batch_run
-from tuneship.service.batches.batch_run import BatchTiming
+from tuneship.service.background_requests.background_run import BackgroundTiming
+from tuneship.service.batches import input_lines
 from tuneship.store.database import tables
 
 pytestmark = pytest.mark.both_databases
@@ -52,7 +52,7 @@ def retry_at_once(service: Service, times: int) -> None:
 
 @pytest.mark.parametrize(("timing", "stored"), [(AT_ONCE, 7), (AT_THE_END, 0)])
 def test_after_a_restart_only_what_was_not_stored_is_asked_again(
-    tmp_path: Path, database_settings: DatabaseSettings, timing: BatchTiming, stored: int
+    tmp_path: Path, database_settings: DatabaseSettings, timing: BackgroundTiming, stored: int
 ) -> None:
     options = database_settings()
     with Service(tmp_path / "data", **options) as first:
@@ -278,11 +278,13 @@ def test_bodies_are_checked_once_and_not_on_the_event_loop(
 ) -> None:
     threads: list[str] = []
 
-    def noted(*arguments: Any) -> answering.CheckedRequest:
-        threads.append(threading.current_thread().name)
-        return answering.checked(*arguments)
+    check = input_lines.checked_body
 
-    monkeypatch.setattr(batch_run, "checked", noted)
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return check(*arguments)
+
+    monkeypatch.setattr(input_lines, "checked_body", noted)
     retry_at_once(service, 1000)
     service.engines.error = {"error": "no"}
     made = batch(service, *requests(service, *NAMES))

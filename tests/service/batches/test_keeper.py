@@ -23,8 +23,9 @@ from tests.support.batches import (
 from tests.support.in_process import Service
 from tests.support.service_fixtures import DatabaseSettings
 from tuneship.host.disk_space import DiskNearlyFull
-from tuneship.service.batches import batch_run, stored_answers
-from tuneship.service.batches.batch_run import BatchTiming
+from tuneship.service.background_requests import background_run
+from tuneship.service.background_requests.background_run import BackgroundTiming
+from tuneship.service.batches import stored_answers
 from tuneship.service.batches.keeper import to_start
 from tuneship.store.database import tables
 
@@ -181,7 +182,7 @@ def bytes_kept(service: Service) -> int:
 @both_databases
 @pytest.mark.parametrize("timing", [AT_ONCE, AT_THE_END])
 def test_a_batch_whose_answers_are_too_many_bytes_fails_and_keeps_what_fits(
-    start: Callable[..., Service], timing: BatchTiming
+    start: Callable[..., Service], timing: BackgroundTiming
 ) -> None:
     service = start(maximum_dataset_bytes=6000)
     service.supervisor.leader_work.batches.timing = timing
@@ -233,7 +234,7 @@ def test_a_tenant_without_room_begins_no_batch(start: Callable[..., Service]) ->
 def test_a_batch_waits_while_the_disk_has_no_room_and_asks_nothing_meanwhile(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_run, "ROOM_PAUSE_S", 0.3)
+    monkeypatch.setattr(background_run, "ROOM_PAUSE_S", 0.3)
     service.supervisor.leader_work.batches.timing = AT_ONCE
     deployment, floor = service.deployment("answers"), service.settings.minimum_free_disk_bytes
     lines = [request(name, deployment) for name in NAMES]
@@ -254,7 +255,7 @@ def test_a_batch_waits_while_the_disk_has_no_room_and_asks_nothing_meanwhile(
 
 
 def _waits(service: Service, number: int) -> bool:
-    lines = [text for text in service.log.texts if "a batch waits for room on the disk" in text]
+    lines = [text for text in service.log.texts if "answers wait for room on the disk" in text]
     return len(lines) >= number
 
 
@@ -283,7 +284,7 @@ def test_a_batch_is_not_given_up_while_its_files_have_no_room(
 def test_long_answers_behind_a_slow_one_are_bounded(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_run, "HELD_AT_MOST_BYTES", 1)
+    monkeypatch.setattr(background_run, "HELD_AT_MOST_BYTES", 1)
     deployment = service.deployment("answers")
     names = [f"{number}" for number in range(40)]
     done = ended(service, batch(service, *(request(name, deployment) for name in names)))

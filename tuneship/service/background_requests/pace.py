@@ -1,6 +1,6 @@
-"""Decides how many requests of batches are answered at once, so that they give way to everybody who waits.
+"""Decides how many background requests are answered at once, so that they give way to everybody who waits.
 
-While another request is in flight, each batch has one, so that it ends even then. Afterwards the number grows by one
+While another request is in flight, each run has one, so that it ends even then. Afterwards the number grows by one
 with each answer: somebody who asks again and again meets few of them. The replicas' own scheduler prefers other
 requests, too (`tuneship/serving/scheduler.py`). Lives on the event loop.
 """
@@ -11,50 +11,50 @@ from contextlib import contextmanager
 
 from tuneship.service.common.in_flight import InFlightGenerations
 
-# Requests of all batches in flight while nobody else asks.
+# Background requests in flight while nobody else asks.
 MOST_AT_ONCE = 16
 TakeSpare = Callable[[str], bool]
 
 
-class BatchPace:
-    """Divides what may be in flight among tenants, and then among the batches of each."""
+class BackgroundPace:
+    """Divides what may be in flight among tenants, and then among the runs of each."""
 
     def __init__(self, in_flight: InFlightGenerations, take_spare: TakeSpare) -> None:
-        """`take_spare` counts a request against its tenant's limit of requests, if there is enough of it left."""
+        """`take_spare` charges a tenant's limit with one request; False where too little of it is left."""
         self._in_flight = in_flight
         self._take_spare = take_spare
-        self._batches: Counter[str] = Counter()
-        """Batches at work, by tenant."""
+        self._runs: Counter[str] = Counter()
+        """Runs at work, by tenant."""
         self._allowed = 1
 
     @contextmanager
-    def joined(self, client_id: str) -> "Generator[BatchShare]":
-        """The share of one batch while it is at work."""
-        self._batches[client_id] += 1
+    def joined(self, client_id: str) -> "Generator[PaceShare]":
+        """The share of one run while it is at work."""
+        self._runs[client_id] += 1
         try:
-            yield BatchShare(self, client_id)
+            yield PaceShare(self, client_id)
         finally:
-            self._batches[client_id] -= 1
-            if not self._batches[client_id]:
-                del self._batches[client_id]
+            self._runs[client_id] -= 1
+            if not self._runs[client_id]:
+                del self._runs[client_id]
 
     def may_start(self, client_id: str, running: int) -> bool:
-        """Whether a batch of this tenant with so many requests in flight may send one more."""
+        """Whether a run of this tenant with so many requests in flight may send one more."""
         if self._in_flight.has_interactive():
             self._allowed = 1
-        share = self._allowed // (len(self._batches) * self._batches[client_id])
+        share = self._allowed // (len(self._runs) * self._runs[client_id])
         return running < max(1, share) and self._take_spare(client_id)
 
     def ended(self) -> None:
-        """Note that a request of a batch has ended."""
+        """Note that a request has ended."""
         if not self._in_flight.has_interactive():
             self._allowed = min(MOST_AT_ONCE, self._allowed + 1)
 
 
-class BatchShare:
-    """The requests of one batch that are in flight."""
+class PaceShare:
+    """The requests of one run that are in flight."""
 
-    def __init__(self, pace: BatchPace, client_id: str) -> None:
+    def __init__(self, pace: BackgroundPace, client_id: str) -> None:
         """Begin with none."""
         self._pace = pace
         self._client_id = client_id

@@ -1,1 +1,1 @@
-"""Answers the requests of batches in the background, after all other requests, through the handlers of OpenAI's API."""
+"""OpenAI's batches: reads their lines as requests of the main API, and writes the answers as OpenAI's lines."""

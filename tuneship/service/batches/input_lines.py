@@ -1,19 +1,25 @@
 """Reads the requests of a batch's file: all of them once, to check them, and then one after the other.
 
-Knows no database and no handler. A problem names its line and its field, never what stands there.
+A problem names its line and its field, never what stands there.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+from pydantic import ValidationError
+
 from tuneship.contract import strict_json
+from tuneship.contract.common import SERVICE
 from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
 from tuneship.contract.openai.batches import (
     MAXIMUM_EMBEDDED_TEXTS,
     MAXIMUM_REQUESTS,
     BatchError,
 )
+from tuneship.contract.openai.embeddings import EmbeddingsCreate
+from tuneship.service.batches.output_lines import OPERATIONS, BatchRequest, Body
+from tuneship.service.common.refusals import refusal, refused
 
 # As long as the body of one request may be.
 MAXIMUM_LINE_BYTES = 1 << 20
@@ -28,65 +34,49 @@ EMBEDDINGS = "/v1/embeddings"
 FIELDS = ("custom_id", "method", "url", "body")
 
 
-@dataclass(frozen=True)
-class RequestLine:
-    """A request of a batch."""
-
-    custom_id: str
-    body: dict[str, Any]
-
-
+@dataclass(eq=False)
 class BadRequestLine(Exception):
-    """A line holds no request; `code`, `message` and `param` are as in the batch's `errors`."""
+    """A line holds no request; the fields are as in the batch's `errors`."""
 
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.param = param
+    code: str
+    message: str
+    param: str | None = None
 
     def at(self, line: int) -> BatchError:
         """The problem with its place."""
         return BatchError(code=self.code, message=self.message, param=self.param, line=line)
 
 
-@dataclass
-class InputReading:
-    """The result of checking a file."""
-
-    requests: int
-    errors: list[BatchError]
-
-
-def check_input(file: BinaryIO, endpoint: str, most: int = MAXIMUM_REQUESTS) -> InputReading:
-    """Read a file from its start to its end. Raises `OSError`."""
-    reading, seen, texts = InputReading(0, []), set[str](), 0
+def check_input(file: BinaryIO, endpoint: str) -> tuple[int, list[BatchError]]:
+    """Read a file from its start to its end; return the number of its requests, and its problems. Raises `OSError`."""
+    requests, seen, texts = 0, set[str](), 0
+    errors: list[BatchError] = []
     for number, line in _numbered(file):
-        reading.requests += 1
-        if reading.requests > most:
-            reading.errors.append(_too_many("requests", most))
-            return reading
+        requests += 1
+        if requests > MAXIMUM_REQUESTS:
+            errors.append(_too_many("requests", MAXIMUM_REQUESTS))
+            return requests, errors
         try:
-            request = parse_line(line, endpoint)
+            custom_id, body = parse_line(line, endpoint)
         except BadRequestLine as problem:
-            reading.errors.append(problem.at(number))
+            errors.append(problem.at(number))
         else:
-            if request.custom_id in seen:
+            if custom_id in seen:
                 problem = BadRequestLine("duplicate_custom_id", DUPLICATE, "custom_id")
-                reading.errors.append(problem.at(number))
-            seen.add(request.custom_id)
-            texts += _texts_in(request) if endpoint == EMBEDDINGS else 0
+                errors.append(problem.at(number))
+            seen.add(custom_id)
+            texts += _texts_in(body) if endpoint == EMBEDDINGS else 0
         if texts > MAXIMUM_EMBEDDED_TEXTS:
-            reading.errors.append(_too_many("texts to embed", MAXIMUM_EMBEDDED_TEXTS))
-            return reading
-        if len(reading.errors) >= MAXIMUM_PROBLEMS:
-            return reading
-    if not reading.requests:
+            errors.append(_too_many("texts to embed", MAXIMUM_EMBEDDED_TEXTS))
+            return requests, errors
+        if len(errors) >= MAXIMUM_PROBLEMS:
+            return requests, errors
+    if not requests:
         text = (
             "The input file is empty. Please ensure that the batch contains at least one request."
         )
-        reading.errors.append(BatchError(code="empty_file", message=text))
-    return reading
+        errors.append(BatchError(code="empty_file", message=text))
+    return requests, errors
 
 
 def _too_many(what: str, most: int) -> BatchError:
@@ -94,24 +84,39 @@ def _too_many(what: str, most: int) -> BatchError:
     return BatchError(code="too_many_tasks", message=text)
 
 
-def _texts_in(request: RequestLine) -> int:
+def _texts_in(body: dict[str, Any]) -> int:
     """The texts that a request for embeddings has; a list of token ids is one."""
-    sent: Any = request.body.get("input")
+    sent: Any = body.get("input")
     if not isinstance(sent, list):
         return 1
     texts = cast("list[Any]", sent)
     return len(texts) if texts and isinstance(texts[0], str | list) else 1
 
 
-def requests_of(file: BinaryIO, endpoint: str, skipped: int) -> Iterator[RequestLine]:
+def requests_of(file: BinaryIO, endpoint: str, skipped: int) -> Iterator[BatchRequest]:
     """The requests of a checked file behind the first `skipped` ones. Raises `OSError` and `BadRequestLine`."""
     for place, (_, line) in enumerate(_numbered(file)):
         if place >= skipped:
-            yield parse_line(line, endpoint)
+            custom_id, body = parse_line(line, endpoint)
+            yield BatchRequest(custom_id, endpoint, checked_body(body, endpoint))
 
 
-def parse_line(line: bytes, endpoint: str) -> RequestLine:
-    """The request of a line. Raises `BadRequestLine`."""
+def checked_body(sent: dict[str, Any], endpoint: str) -> Body | Exception:
+    """The body as its operation takes it, or why it does not. In a thread: a long one takes many milliseconds."""
+    _, kind = OPERATIONS[endpoint]
+    try:
+        body = kind.model_validate(sent, context=SERVICE, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return refusal(error)
+    except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
+        return error
+    if not isinstance(body, EmbeddingsCreate) and body.stream:
+        return refused("stream", "is not supported in a batch", "unsupported_value")
+    return body
+
+
+def parse_line(line: bytes, endpoint: str) -> tuple[str, dict[str, Any]]:
+    """The `custom_id` and the body of a line. Raises `BadRequestLine`."""
     if len(line) > MAXIMUM_LINE_BYTES:
         text = f"This line is longer than {MAXIMUM_LINE_BYTES >> 20} MiB."
         raise BadRequestLine("invalid_request", text)
@@ -124,7 +129,7 @@ def parse_line(line: bytes, endpoint: str) -> RequestLine:
     return _request_of(cast("dict[str, Any]", value), endpoint)
 
 
-def _request_of(fields: dict[str, Any], endpoint: str) -> RequestLine:
+def _request_of(fields: dict[str, Any], endpoint: str) -> tuple[str, dict[str, Any]]:
     for name in FIELDS:
         if fields.get(name) is None:
             text = f"Missing required parameter: '{name}'."
@@ -142,7 +147,7 @@ def _request_of(fields: dict[str, Any], endpoint: str) -> RequestLine:
         raise BadRequestLine("url_mismatch", text, "url")
     if not isinstance(body, dict):
         raise BadRequestLine("invalid_value", "body must be an object.", "body")
-    return RequestLine(custom_id, cast("dict[str, Any]", body))
+    return custom_id, cast("dict[str, Any]", body)
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

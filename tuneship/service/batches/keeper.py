@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from tuneship.contract.openai.batches import OPEN, BatchError, BatchStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
-from tuneship.service.background_requests.pace import BatchPace, TakeSpare
-from tuneship.service.batches.batch_run import BatchRun, BatchTiming
+from tuneship.service.background_requests.background_run import BackgroundTiming
+from tuneship.service.background_requests.pace import BackgroundPace, TakeSpare
+from tuneship.service.batches.batch_run import BatchRun
 from tuneship.service.batches.stored_answers import BatchLost, cancel_for_its_key, end_batch
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
@@ -50,9 +51,9 @@ class BatchKeeper:
     """The loop over batches, and a task for each that is worked on."""
 
     def __init__(self, parts: Parts, take_spare: TakeSpare) -> None:
-        """`take_spare` counts a request against its tenant's limit of requests, if there is enough of it left."""
+        """See `BackgroundPace` about `take_spare`."""
         self._parts = parts
-        self._pace = BatchPace(parts.in_flight, take_spare)
+        self._pace = BackgroundPace(parts.in_flight, take_spare)
         self._ticks = Ticks()
         self._retries = BackgroundRetries(parts.clock)
         self._runs: dict[str, BatchRun] = {}
@@ -60,7 +61,7 @@ class BatchKeeper:
         self._ending: dict[str, asyncio.Task[None]] = {}
         """Batches that are being cancelled because their key has ended."""
         self.threads = Threads("batches", 4)
-        self.timing = BatchTiming()
+        self.timing = BackgroundTiming()
 
     async def run(self) -> None:
         """Work until cancelled; what was not stored by then is answered again after the next start."""
@@ -80,7 +81,9 @@ class BatchKeeper:
         for row in found:
             run, status = self._runs.get(row["id"]), row["status"]
             if row["caller"]["key_id"] in ended_keys and status in ASKING:
-                self._end(row)
+                if row["id"] not in self._ending:
+                    # In a task: its tenant's writer may be busy.
+                    self._ending[row["id"]] = asyncio.create_task(self._cancel(row))
             elif run is None and not self._retries.is_waiting(row["id"]):
                 # One that asks for nothing more needs no place.
                 if status in ASKING:
@@ -88,7 +91,9 @@ class BatchKeeper:
                 else:
                     self._start(row)
             elif run is not None and status == BatchStatus.CANCELLING:
-                run.cancel_requests("batch_cancelled")
+                run.requests.cancel("batch_cancelled")
+            elif run is not None and self._parts.clock() >= row["expires_at"]:
+                run.requests.cancel("batch_expired")
         asking = [one for one in found if one["id"] in self._runs and one["status"] in ASKING]
         for row in to_start(waiting, Counter(one["client_id"] for one in asking)):
             self._start(row)
@@ -100,33 +105,23 @@ class BatchKeeper:
             keys = {row["caller"]["key_id"] for row in found}
             return found, api_key_records.ended(connection, keys, self._parts.clock())
 
-    def _end(self, row: BatchRow) -> None:
-        """Cancel a batch whose key has ended, in a task: its tenant's writer may be busy."""
-        batch_id = row["id"]
-        if batch_id not in self._ending:
-            self._ending[batch_id] = task = asyncio.create_task(self._cancel(row))
-            task.add_done_callback(lambda _: self._ending.pop(batch_id))
-
     async def _cancel(self, row: BatchRow) -> None:
+        """Cancel a batch whose key has ended."""
         try:
             await self.threads.run(cancel_for_its_key, self._parts, row)
             if row["id"] in self._runs:
-                self._runs[row["id"]].cancel_requests("batch_cancelled")
+                self._runs[row["id"]].requests.cancel("batch_cancelled")
         except BatchLost:
             pass
         except Exception:  # the next look tries again
             logger.exception("a batch could not be cancelled: %s", row["id"])
+        finally:
+            del self._ending[row["id"]]
 
     def _start(self, row: BatchRow) -> None:
         batch_id = row["id"]
         self._runs[batch_id] = BatchRun(self._parts, row, self._pace, self.threads, self.timing)
-        self._tasks[batch_id] = task = asyncio.create_task(self._work(row))
-
-        def forget(_: object) -> None:
-            del self._runs[batch_id], self._tasks[batch_id]
-            self._ticks.wake()
-
-        task.add_done_callback(forget)
+        self._tasks[batch_id] = asyncio.create_task(self._work(row))
 
     async def _work(self, row: BatchRow) -> None:
         batch_id = row["id"]
@@ -136,18 +131,21 @@ class BatchKeeper:
                 await self._runs[batch_id].run()
             else:
                 text = f"the batch could not be answered: {given_up}"
-                errors = [BatchError(code="server_error", message=text).model_dump()]
+                errors = [BatchError(code="server_error", message=text)]
                 await self.threads.run(
                     end_batch,
                     self._parts,
                     row,
                     BatchStatus.FAILED,
                     OPEN,
+                    errors,
                     has_files=False,
-                    errors=errors,
                 )
         except BatchLost:
             pass  # its row has changed, e.g. it is being cancelled: the next look begins from there
         except Exception as error:  # the others go on, whatever fails
             logger.exception("a batch could not be worked on: %s", batch_id)
             self._retries.add(batch_id, error)
+        finally:
+            del self._runs[batch_id], self._tasks[batch_id]
+            self._ticks.wake()

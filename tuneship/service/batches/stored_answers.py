@@ -7,6 +7,7 @@ So an answer is either stored and counted, or its request is sent again. Called 
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.openai.batches import BatchError, BatchStatus
 from tuneship.host.disk_space import check_room
-from tuneship.service.batches.answering import RequestAnswer
+from tuneship.service.background_requests.answering import BackgroundAnswer
 from tuneship.service.context.context import Parts
 from tuneship.service.context.quotas import room_left
 from tuneship.service.datasets.handlers import remove_unless_stored
@@ -46,15 +47,14 @@ class BatchLost(Exception):
     """Somebody else has changed the batch: whoever worked on it stops and looks at its row again."""
 
 
+@dataclass(eq=False)
 class OverQuota(Exception):
     """The files of the tenant may hold no more; `batch` is the row with what was stored until then."""
 
-    def __init__(self, batch: BatchRow) -> None:
-        super().__init__(batch["id"])
-        self.batch = batch
+    batch: BatchRow
 
 
-def store_answers(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer]) -> BatchRow:
+def store_answers(parts: Parts, batch: BatchRow, answers: Sequence[BackgroundAnswer]) -> BatchRow:
     """Store the next answers of a batch, in the order of its requests; returns its row.
 
     Raises `BatchLost`; `OverQuota`, after those that still fit were stored; and `DiskNearlyFull`, which passes.
@@ -62,10 +62,10 @@ def store_answers(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer
     with parts.database.read() as connection:
         left = room_left(parts, connection, batch["client_id"])
         stored = batch_records.bytes_of_parts(connection, batch["id"])
-    ends = accumulate(len(one.line) for one in answers)
+    ends = accumulate(len(one.content) for one in answers)
     fitting = answers[: sum(end <= left for end in ends)]
     # At its end the parts lie beside the files that they are joined to.
-    check_room(parts.settings, stored + 2 * sum(len(one.line) for one in fitting))
+    check_room(parts.settings, stored + 2 * sum(len(one.content) for one in fitting))
     if fitting:
         batch = _store(parts, batch, fitting)
     if len(fitting) < len(answers):
@@ -73,14 +73,14 @@ def store_answers(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer
     return batch
 
 
-def _store(parts: Parts, batch: BatchRow, answers: Sequence[RequestAnswer]) -> BatchRow:
+def _store(parts: Parts, batch: BatchRow, answers: Sequence[BackgroundAnswer]) -> BatchRow:
     now = parts.clock()
     changes = _counted(batch, answers)
     position = batch["completed"] + batch["failed"]
     with ExitStack() as staging:
         files: NewFiles = []
         for purpose, is_success in ((ANSWERS_PART, True), (ERRORS_PART, False)):
-            lines = [one.line for one in answers if one.is_success is is_success]
+            lines = [one.content for one in answers if one.is_success is is_success]
             if lines:
                 row = new_file(batch["client_id"], NAMES[purpose], purpose, now)
                 row |= {"batch_id": batch["id"], "position": position}
@@ -112,7 +112,7 @@ def _kept(parts: Parts, files: NewFiles) -> Generator[None]:
         raise
 
 
-def _counted(batch: BatchRow, answers: Sequence[RequestAnswer]) -> dict[str, Any]:
+def _counted(batch: BatchRow, answers: Sequence[BackgroundAnswer]) -> dict[str, Any]:
     """The numbers of a batch with more answers, and the safeguards of what they have touched."""
     succeeded = sum(one.is_success for one in answers)
     safeguards = dict(batch["security_settings"])
@@ -164,15 +164,18 @@ def end_batch(
     batch: BatchRow,
     status: BatchStatus,
     before: Sequence[BatchStatus],
+    errors: Sequence[BatchError],
     *,
     has_files: bool = True,
-    **values: Any,
 ) -> None:
     """Join the parts of a batch to its files, and end it with an event. Raises `BatchLost` and `DiskNearlyFull`.
 
     With `has_files=False` the stored answers are deleted and no file is made.
     """
     now = parts.clock()
+    values: dict[str, Any] = {"status": status, f"{status}_at": now}
+    if errors:
+        values["errors"] = [one.model_dump() for one in errors]
     with parts.database.read() as connection:
         found = batch_records.parts_of(connection, batch["id"])
     if found and has_files:
@@ -191,7 +194,6 @@ def end_batch(
                 files.append((row, staged))
                 values[COLUMNS[purpose]] = row["id"]
         with _kept(parts, files), parts.database.write(batch["client_id"]) as connection:
-            values |= {"status": status, f"{status}_at": now}
             if not batch_records.move(connection, batch["id"], before, now, **values):
                 raise BatchLost(batch["id"])
             for row, staged in files:

@@ -1,11 +1,9 @@
 """Handlers of embeddings: by a deployment, or by the deployment that an endpoint's split draws."""
 
 import time
-from collections.abc import Sequence
 
 from tuneship.contract import embeddings as contract
 from tuneship.contract.embeddings import Embed, Embeddings
-from tuneship.contract.generation import Usage
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
@@ -31,14 +29,10 @@ async def _embedded(
     context: Context, target: RoutingTarget, request: Embed, started: float
 ) -> bytes:
     run = EmbeddingRun(context, target, request, started)
-    vectors = await run.vectors()
-    # Writing a million numbers as JSON takes about a second.
-    return await context.parts.threads.texts.run(
-        context.client_id, _as_json, target.deployment_id, vectors, run.usage
-    )
 
+    def as_json() -> bytes:
+        numbers = [numbers_of(vector) for vector in run.vectors]
+        reply = Embeddings(deployment_id=target.deployment_id, embeddings=numbers, usage=run.usage)
+        return reply.model_dump_json().encode()
 
-def _as_json(deployment_id: str, vectors: Sequence[str], usage: Usage) -> bytes:
-    numbers = [numbers_of(vector) for vector in vectors]
-    reply = Embeddings(deployment_id=deployment_id, embeddings=numbers, usage=usage)
-    return reply.model_dump_json().encode()
+    return await run.answer_as(as_json)

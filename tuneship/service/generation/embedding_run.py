@@ -29,8 +29,10 @@ class EmbeddingRun(RoutedRun):
 
     work = "embedding"
     too_large_param = "input"
+    # A vector for each text, as float32 numbers in Base64, known after `answer` has returned.
+    vectors: list[str]
+    # The tokens of the texts, known then, too.
     usage: Usage
-    """The tokens of the texts, known after `vectors` has returned."""
 
     def __init__(
         self, context: Context, target: RoutingTarget, request: Embed, started: float
@@ -39,11 +41,7 @@ class EmbeddingRun(RoutedRun):
         super().__init__(context, target, started)
         self._request = request
 
-    async def vectors(self) -> list[str]:
-        """Run from the routing to the record: a vector for each text, as float32 numbers in Base64.
-
-        Raises the contract's errors.
-        """
+    async def answer(self) -> None:
         async with self._accounted() as account:
             prepared = await self._tokenize()
             async with self._limited():
@@ -51,15 +49,17 @@ class EmbeddingRun(RoutedRun):
                 self._in_flight.queued(self._context.now)
                 group = self._parts.replicas.of(self._served.base.path)
                 try:
-                    vectors = await group.embed(self._served.adapter, prepared)
+                    self.vectors = await group.embed(self._served.adapter, prepared)
                 except ReplicaLost:  # another one may answer
-                    vectors = await group.embed(self._served.adapter, prepared)
+                    self.vectors = await group.embed(self._served.adapter, prepared)
             tokens = sum(map(len, prepared.texts))
             account.embedded(len(prepared.texts), tokens)
             self._context.span.attributes["gen_ai.usage.input_tokens"] = tokens
         self.usage = Usage(prompt_tokens=tokens, completion_tokens=0, total_tokens=tokens)
         self._context.audit_facts.count(self.usage)
-        return vectors
+
+    def _is_long(self) -> bool:
+        return True  # a million numbers take about a second
 
     def _note_request(self) -> None:
         note_embedding(self._context.span, self._target, self._served, self._request.dimensions)

@@ -5,10 +5,10 @@ replica), `accounting.py` (how it ended), `text_stream.py` (the text while it is
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from tuneship.contract.generation import (
     MAXIMUM_LOGPROBS,
@@ -48,16 +48,16 @@ from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.queries import Row
 
-R = TypeVar("R")
-
 
 class GenerationRun(RoutedRun):
     """One request for a completion. Its methods stand in the order in which they run."""
 
     work = "generation"
     too_large_param = "max_tokens"
+    # The answers, known after `answer` has returned or the stream has ended.
     written: WrittenAnswers
-    """The answers, known after `answer` has returned or the stream has ended."""
+    # The same as the main API's reply.
+    generation: Generation
 
     def __init__(
         self,
@@ -83,7 +83,6 @@ class GenerationRun(RoutedRun):
         return await self._text.open(self.answer())
 
     async def answer(self) -> Generation:
-        """Run from the routing to the record. Raises the contract's errors."""
         async with self._accounted() as account:
             written = await self._run(await self._render())
             first_token = self._in_flight.first_token
@@ -105,7 +104,16 @@ class GenerationRun(RoutedRun):
             ended.audit_facts.count(usage)
             await asyncio.to_thread(ended.commit_audit_entry, 200)
         self.written = written
-        return self._generation(usage)
+        self.generation = self._generation(usage)
+        return self.generation
+
+    def _is_long(self) -> bool:
+        return is_long(
+            [
+                [one.completion, one.tool_calls, one.logprobs, one.prompt_logprobs]
+                for one in self.written.answers
+            ]
+        )
 
     def _generation(self, usage: Usage) -> Generation:
         choices = [
@@ -139,12 +147,6 @@ class GenerationRun(RoutedRun):
             return prompt
         tokenizer: Any = self._served.base.tokenizer
         return tokenizer.decode(prompt, skip_special_tokens=False)
-
-    async def in_form(self, make: Callable[[Generation], R], generation: Generation) -> R:
-        """The answer in the form of another API, which takes long for a long one."""
-        if not is_long(generation):
-            return make(generation)
-        return await self._parts.threads.texts.run(self._context.client_id, make, generation)
 
     async def _render(self) -> list[GenerateRequest]:
         """Render and tokenize each prompt: on the event loop, or in a thread where that takes long."""

@@ -5,16 +5,16 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
 from tuneship.replicas.replica_protocol import NoReplica
 from tuneship.service.common.fault_injection import Faults, drawn, faults_of
 from tuneship.service.common.in_flight import InFlightGeneration
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.refusals import refused, with_names
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import shown_deployment
 from tuneship.service.generation.accounting import GenerationAccount, NoTurn
@@ -31,6 +31,8 @@ from tuneship.store.database import tables
 from tuneship.store.database.queries import Row
 from tuneship.store.records import job_records
 
+R = TypeVar("R")
+
 BEING_DELETED = "the deployment is being deleted"
 
 
@@ -43,6 +45,8 @@ class RoutedRun(ABC):
     """The field that a request too large for the memory of a replica is refused by."""
     grammar_param = "response_format"
     """The field that a request whose grammar cannot be followed is refused by."""
+    # Other names of fields than the main API's, by which they are refused.
+    names: Mapping[str, str] = {}
     _deployment: Row
     _served: ServedModel
     _faults: Faults
@@ -55,6 +59,21 @@ class RoutedRun(ABC):
         self._target = target
         self._started = started
 
+    async def answer_as(self, make: Callable[[], R]) -> R:
+        """Answer in the form that `make` gives to the answer: in a thread where that takes long."""
+        await self.answer()
+        if not self._is_long():
+            return make()
+        return await self._parts.threads.texts.run(self._context.client_id, make)
+
+    @abstractmethod
+    async def answer(self) -> object:
+        """Run from the routing to the record. Raises the contract's errors."""
+
+    @abstractmethod
+    def _is_long(self) -> bool:
+        """Whether writing the answer would hold up the event loop."""
+
     @abstractmethod
     def _note_request(self) -> None:
         """Note for the span what was asked for."""
@@ -66,7 +85,7 @@ class RoutedRun(ABC):
         tracked = self._parts.in_flight.track(
             target.deployment_id, is_background=context.is_background
         )
-        with tracked as self._in_flight:
+        with with_names(self.names), tracked as self._in_flight:
             await self._route()
             replicas = self._deployment["current_replicas"] or 0
             account = GenerationAccount(context, target, self._started, replicas)

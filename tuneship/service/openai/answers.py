@@ -1,6 +1,6 @@
 """Turns requests of OpenAI's clients into generations, and generations into OpenAI's answers. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -246,7 +246,7 @@ def text_pieces(
     )
 
 
-async def openai_stream(stream: Stream, pieces: Pieces) -> Stream:
+async def openai_stream(stream: Awaitable[Stream], pieces: Pieces) -> Stream:
     """The stream of a generation as OpenAI's clients read it: data without names of events, `[DONE]` at the end."""
 
     def reframe(frame: Frame) -> list[Frame]:
@@ -261,4 +261,4 @@ async def openai_stream(stream: Stream, pieces: Pieces) -> Stream:
             return [*(Frame("", piece) for piece in last), Frame("", "[DONE]")]
         return []
 
-    return await reframed(stream, [Frame("", piece) for piece in pieces.first], reframe)
+    return await reframed(await stream, [Frame("", piece) for piece in pieces.first], reframe)

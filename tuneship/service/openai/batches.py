@@ -1,7 +1,6 @@
 """Handlers of batches: they change records and states; `tuneship/service/batches/` answers the requests."""
 
 from datetime import datetime, timedelta
-from typing import Any
 
 from tuneship.contract.errors import InvalidRequestError, ResourceNotFound
 from tuneship.contract.openai import batches as contract
@@ -13,6 +12,7 @@ from tuneship.contract.openai.batches import (
     BatchStatus,
 )
 from tuneship.contract.openai.ids import shown_id
+from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.datasets.handlers import own_dataset
@@ -62,7 +62,10 @@ def openai_create_batch(context: Context, batch: BatchCreate) -> BatchObject:
             "endpoint": batch.endpoint,
             "input_file_id": file["id"],
             "status": BatchStatus.VALIDATING,
-            "caller": _caller(context, came_safely=file["came_safely"]),
+            # Requests from a file that was not uploaded safely are not private.
+            "caller": kept_caller(
+                context, is_private=context.caller.is_private and file["came_safely"]
+            ),
             "security_settings": NO_SAFEGUARDS,
             "total": 0,
             "completed": 0,
@@ -75,20 +78,6 @@ def openai_create_batch(context: Context, batch: BatchCreate) -> BatchObject:
     context.audit_facts.created_id = row["id"]
     context.headers["Location"] = f"/openai/v1/batches/{row['id']}"
     return _shown(row)
-
-
-def _caller(context: Context, *, came_safely: bool) -> dict[str, Any]:
-    """The facts kept of a caller, for safeguards and the audit chain; requests from an unsafe file are not private."""
-    caller, facts = context.caller, context.audit_facts
-    lifetime = caller.key_lifetime
-    return {
-        "key_id": facts.key_id,
-        "scopes": sorted(context.scopes),
-        "address": facts.address,
-        "is_private": caller.is_private and came_safely,
-        "is_address_known": caller.is_address_known,
-        "key_lifetime_s": None if lifetime is None else lifetime.total_seconds(),
-    }
 
 
 def _own(context: Context, batch_id: str) -> BatchRow:

@@ -1,10 +1,8 @@
-"""Handler of embeddings: it finds what answers, and runs the embedding of the main API."""
+"""Embeddings: what answers, the run of the main API's embedding, and the handler."""
 
 import time
-from collections.abc import Sequence
 
 from tuneship.contract.embeddings import Embed
-from tuneship.contract.generation import Usage
 from tuneship.contract.openai import embeddings as contract
 from tuneship.contract.openai.embeddings import (
     EmbeddingItem,
@@ -16,11 +14,18 @@ from tuneship.service.context.context import Context
 from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import answerer_of
+from tuneship.service.openai.openai_run import OpenAIRun
 
 
 @serves_openai(contract.openai_create_embeddings)
 async def openai_create_embeddings(context: Context, request: EmbeddingsCreate) -> bytes:
     """Embed the texts."""
+    begun = await embeddings_run(context, request)
+    return await begun.run.answer_as(begun.reply)
+
+
+async def embeddings_run(context: Context, request: EmbeddingsCreate) -> OpenAIRun[bytes]:
+    """The run that embeds texts."""
     started = time.perf_counter()
     answerer = await answerer_of(context, request.model, request.user)
     # The texts were read and checked with this request.
@@ -28,17 +33,15 @@ async def openai_create_embeddings(context: Context, request: EmbeddingsCreate) 
         input=request.input, pooling=request.pooling, dimensions=request.dimensions
     )
     run = EmbeddingRun(context, answerer.target, wanted, started)
-    vectors = await run.vectors()
-    return await context.parts.threads.texts.run(
-        context.client_id, _as_json, request, answerer.model, vectors, run.usage
-    )
 
+    def reply() -> bytes:
+        is_base64, usage = request.encoding_format == "base64", run.usage
+        items = [
+            EmbeddingItem(index=index, embedding=vector if is_base64 else numbers_of(vector))
+            for index, vector in enumerate(run.vectors)
+        ]
+        used = EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens)
+        answer = EmbeddingList(data=items, model=answerer.model, usage=used)
+        return answer.model_dump_json().encode()
 
-def _as_json(request: EmbeddingsCreate, model: str, vectors: Sequence[str], usage: Usage) -> bytes:
-    is_base64 = request.encoding_format == "base64"
-    items = [
-        EmbeddingItem(index=index, embedding=vector if is_base64 else numbers_of(vector))
-        for index, vector in enumerate(vectors)
-    ]
-    used = EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens)
-    return EmbeddingList(data=items, model=model, usage=used).model_dump_json().encode()
+    return OpenAIRun(run, reply)

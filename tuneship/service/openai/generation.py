@@ -1,7 +1,7 @@
-"""Handlers of chat completions and completions: they find what answers, and run the generation of the main API."""
+"""Chat completions and completions: what answers them, their runs of the main API's generation, and their handlers."""
 
 import time
-from functools import partial
+from collections.abc import Awaitable
 
 from tuneship.contract.openai import chat as chat_contract
 from tuneship.contract.openai import completions as completions_contract
@@ -25,6 +25,7 @@ from tuneship.service.openai.answers import (
 )
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import Answerer, answerer_of
+from tuneship.service.openai.openai_run import OpenAIRun
 from tuneship.store.database.identifiers import new_id
 
 
@@ -32,13 +33,19 @@ from tuneship.store.database.identifiers import new_id
 async def openai_create_chat_completion(
     context: Context, request: ChatCompletionCreate
 ) -> ChatCompletion | Stream:
-    """Continue the conversation; without a limit, up to what the deployment allows."""
+    """Continue the conversation."""
+    return await (await chat_run(context, request)).answer()
+
+
+async def chat_run(context: Context, request: ChatCompletionCreate) -> OpenAIRun[ChatCompletion]:
+    """The run that continues a conversation; without a limit, up to what the deployment allows."""
     started = time.perf_counter()
     answerer = await answerer_of(context, request.model, request.person)
     head = _head(context, answerer, "chatcmpl")
     name = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
     schema = {"response_format.schema": "response_format.json_schema.schema"}
-    with with_names({"max_tokens": name, "logprobs": "top_logprobs", **schema}):
+    names = {"max_tokens": name, "logprobs": "top_logprobs", **schema}
+    with with_names(names):
         limit = request.max_completion_tokens or request.max_tokens
         form = request.response_format
         wanted = generation_of(
@@ -50,17 +57,28 @@ async def openai_create_chat_completion(
             response_format=None if form is None else form.for_the_main_api,
             **choice_fields(request),
         )
-        run = GenerationRun(context, answerer.target, wanted, started)
-        if request.stream:
-            return await openai_stream(await run.stream(), chat_pieces(head, request))
-        return await run.in_form(partial(chat_completion, head), await run.answer())
+    run = GenerationRun(context, answerer.target, wanted, started)
+    run.names = names
+
+    def reply() -> ChatCompletion:
+        return chat_completion(head, run.generation)
+
+    def stream() -> Awaitable[Stream]:
+        return openai_stream(run.stream(), chat_pieces(head, request))
+
+    return OpenAIRun(run, reply, stream if request.stream else None)
 
 
 @serves_openai(completions_contract.openai_create_completion)
 async def openai_create_completion(
     context: Context, request: TextCompletionCreate
 ) -> TextCompletion | Stream:
-    """Continue each prompt. Without log probabilities, an echo alone needs those of the prompt all the same."""
+    """Continue each prompt."""
+    return await (await text_run(context, request)).answer()
+
+
+async def text_run(context: Context, request: TextCompletionCreate) -> OpenAIRun[TextCompletion]:
+    """The run that continues texts. Without log probabilities, an echo alone needs those of the prompt all the same."""
     started = time.perf_counter()
     first, is_echo_alone = request.prompt[0], request.max_tokens == 0
     logprobs = request.logprobs
@@ -75,15 +93,17 @@ async def openai_create_completion(
     )
     answerer = await answerer_of(context, request.model, request.person)
     head = _head(context, answerer, "cmpl")
-    with with_names({"prompt_token_ids": "prompt"}):
-        run = GenerationRun(context, answerer.target, wanted, started, request.prompt)
-        if request.stream:
-            pieces = text_pieces(head, request, lambda: run.written)
-            return await openai_stream(await run.stream(), pieces)
-        generation = await run.answer()
+    run = GenerationRun(context, answerer.target, wanted, started, request.prompt)
+    run.names = {"prompt_token_ids": "prompt"}
+
+    def reply() -> TextCompletion:
         texts = [run.text_of(prompt) if request.echo else "" for prompt in request.prompt]
-        form = partial(text_completion, head, request, run.written, texts)
-        return await run.in_form(form, generation)
+        return text_completion(head, request, run.written, texts, run.generation)
+
+    def stream() -> Awaitable[Stream]:
+        return openai_stream(run.stream(), text_pieces(head, request, lambda: run.written))
+
+    return OpenAIRun(run, reply, stream if request.stream else None)
 
 
 def _head(context: Context, answerer: Answerer, prefix: str) -> AnswerHead:

@@ -1,4 +1,4 @@
-"""The handler of responses: it runs the generation of the main API and answers with OpenAI's response or its events."""
+"""Responses: what answers them, their runs of the main API's generation, with OpenAI's events, and their handler."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -44,6 +44,7 @@ from tuneship.service.generation.generation_run import GenerationRun
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import answerer_of
+from tuneship.service.openai.openai_run import OpenAIRun
 from tuneship.service.openai.refusals import openai_refusal
 from tuneship.store.database.identifiers import new_id
 
@@ -58,26 +59,37 @@ NAMES = {
 async def openai_create_response(
     context: Context, request: ResponseCreate
 ) -> ResponseObject | Stream:
-    """Answer the conversation; without a limit, up to what the deployment allows."""
+    """Answer the conversation."""
+    return await (await response_run(context, request)).answer()
+
+
+async def response_run(context: Context, request: ResponseCreate) -> OpenAIRun[ResponseObject]:
+    """The run that answers a conversation; without a limit, up to what the deployment allows."""
     started = time.perf_counter()
     answerer = await answerer_of(context, request.model, request.person)
-    flat = {
-        f"tools[{place}].function": f"tools[{place}]" for place in range(len(request.tools or ()))
-    }
-    with with_names(NAMES | flat):
+    tools = range(len(request.tools or ()))
+    names = NAMES | {f"tools[{place}].function": f"tools[{place}]" for place in tools}
+    with with_names(names):
         wanted = _generate_of(request, answerer.settings)
-        run = GenerationRun(context, answerer.target, wanted, started)
-        begun = _begun(
-            request,
-            answerer.settings,
-            new_id("gen"),
-            created_at=int(context.now.timestamp()),
-            model=answerer.model,
-        )
-        if not request.stream:
-            return _ended(begun, await run.answer(), int(context.now.timestamp()))
+    run = GenerationRun(context, answerer.target, wanted, started)
+    run.names = names
+    begun = _begun(
+        request,
+        answerer.settings,
+        new_id("gen"),
+        created_at=int(context.now.timestamp()),
+        model=answerer.model,
+    )
+
+    async def stream() -> Stream:
         events = _Events(begun, context)
         return await reframed(await run.stream(), events.first(), events.of)
+
+    return OpenAIRun(
+        run,
+        lambda: _ended(begun, run.generation, int(context.now.timestamp())),
+        stream if request.stream else None,
+    )
 
 
 def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Generate:
