@@ -1,8 +1,9 @@
 """How many background requests may be in flight at once."""
 
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 
-from tuneship.service.background_requests.pace import MOST_AT_ONCE, BackgroundPace, PaceShare
+from tuneship.service.background_requests.pace import MOST_AT_ONCE, BackgroundPace
 from tuneship.service.common.in_flight import InFlightGenerations
 
 
@@ -10,7 +11,32 @@ def pace_of(in_flight: InFlightGenerations) -> BackgroundPace:
     return BackgroundPace(in_flight, lambda _: True)
 
 
-def taken(share: PaceShare) -> int:
+class Run:
+    """A run that counts its requests in flight."""
+
+    def __init__(self, pace: BackgroundPace, client: str) -> None:
+        self.pace = pace
+        self.client = client
+        self.running = 0
+
+    def take(self) -> bool:
+        if not self.pace.may_start(self.client, self.running):
+            return False
+        self.running += 1
+        return True
+
+    def give_back(self) -> None:
+        self.running -= 1
+        self.pace.ended()
+
+
+@contextmanager
+def joined_by(pace: BackgroundPace, client: str) -> Generator[Run]:
+    with pace.joined(client):
+        yield Run(pace, client)
+
+
+def taken(share: Run) -> int:
     """Take all that may be taken, and return how many that were."""
     number = 0
     while share.take():
@@ -18,14 +44,14 @@ def taken(share: PaceShare) -> int:
     return number
 
 
-def warmed_up(share: PaceShare) -> None:
+def warmed_up(share: Run) -> None:
     for _ in range(2 * MOST_AT_ONCE):
         assert share.take()
         share.give_back()
 
 
 def test_it_grows_by_one_with_each_answer_up_to_its_limit() -> None:
-    with pace_of(InFlightGenerations()).joined("alice") as share:
+    with joined_by(pace_of(InFlightGenerations()), "alice") as share:
         assert taken(share) == 1
         share.give_back()
         assert taken(share) == 2
@@ -42,7 +68,7 @@ def test_somebody_who_waits_leaves_each_batch_one_and_it_starts_over_after_that(
     in_flight = InFlightGenerations()
     with ExitStack() as joined:
         pace = pace_of(in_flight)
-        shares = [joined.enter_context(pace.joined(client)) for client in ("alice", "bob")]
+        shares = [joined.enter_context(joined_by(pace, client)) for client in ("alice", "bob")]
         warmed_up(shares[0])
         with in_flight.track("dep"):
             assert [taken(share) for share in shares] == [1, 1]
@@ -53,7 +79,7 @@ def test_somebody_who_waits_leaves_each_batch_one_and_it_starts_over_after_that(
 
 def test_a_request_of_a_batch_is_nobody_who_waits() -> None:
     in_flight = InFlightGenerations()
-    with pace_of(in_flight).joined("alice") as share:
+    with joined_by(pace_of(in_flight), "alice") as share:
         warmed_up(share)
         with in_flight.track("dep", is_background=True):
             assert taken(share) == MOST_AT_ONCE
@@ -62,13 +88,13 @@ def test_a_request_of_a_batch_is_nobody_who_waits() -> None:
 def test_tenants_share_and_then_the_batches_of_each() -> None:
     with ExitStack() as joined:
         pace = pace_of(InFlightGenerations())
-        alice = joined.enter_context(pace.joined("alice"))
+        alice = joined.enter_context(joined_by(pace, "alice"))
         warmed_up(alice)
-        others = [joined.enter_context(pace.joined(client)) for client in ("alice", "bob")]
+        others = [joined.enter_context(joined_by(pace, client)) for client in ("alice", "bob")]
         assert [taken(share) for share in (alice, *others)] == [4, 4, 8]
 
 
 def test_a_tenant_without_room_in_its_limit_sends_nothing() -> None:
     pace = BackgroundPace(InFlightGenerations(), lambda client: client == "bob")
-    with pace.joined("alice") as alice, pace.joined("bob") as bob:
+    with joined_by(pace, "alice") as alice, joined_by(pace, "bob") as bob:
         assert (taken(alice), taken(bob)) == (0, 1)

@@ -20,7 +20,7 @@ from tuneship.service.background_requests.answering import (
     BackgroundRequest,
     answer,
 )
-from tuneship.service.background_requests.pace import BackgroundPace, PaceShare
+from tuneship.service.background_requests.pace import BackgroundPace
 from tuneship.service.context.context import Parts
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,6 @@ class BackgroundTiming:
 
 class BackgroundRun:
     """The requests of one resource, whatever it is."""
-
-    _share: PaceShare
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class BackgroundRun:
         `store` is called in a thread. Where it raises `DiskNearlyFull`, the answers are stored later; any other error
         ends the run.
         """
-        with self._pace.joined(self._caller.client_id) as self._share:
+        with self._pace.joined(self._caller.client_id):
             try:
                 await self._answer_all(requests, store)
             finally:
@@ -156,13 +154,15 @@ class BackgroundRun:
             return False
         ended = (one for _, one in self._begun if one.done() and not one.cancelled())
         held = sum(len(one.result().content) for one in ended)
-        if held >= HELD_AT_MOST_BYTES or not self._share.take():
+        running = sum(not one.done() for _, one in self._begun)
+        may_start = self._pace.may_start
+        if held >= HELD_AT_MOST_BYTES or not may_start(self._caller.client_id, running):
             return False
         request = waiting.popleft()
         task = asyncio.create_task(
             answer(self._parts, self._caller, request, self._timing.retry_after_s)
         )
-        task.add_done_callback(lambda _: self._share.give_back())
+        task.add_done_callback(lambda _: self._pace.ended())
         task.add_done_callback(lambda _: self._changed.set())
         self._begun.append((request, task))
         return True

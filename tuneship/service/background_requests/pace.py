@@ -28,18 +28,18 @@ class BackgroundPace:
         self._allowed = 1
 
     @contextmanager
-    def joined(self, client_id: str) -> "Generator[PaceShare]":
-        """The share of one run while it is at work."""
+    def joined(self, client_id: str) -> Generator[None]:
+        """Count a run of this tenant inside the block."""
         self._runs[client_id] += 1
         try:
-            yield PaceShare(self, client_id)
+            yield
         finally:
             self._runs[client_id] -= 1
             if not self._runs[client_id]:
                 del self._runs[client_id]
 
     def may_start(self, client_id: str, running: int) -> bool:
-        """Whether a run of this tenant with so many requests in flight may send one more."""
+        """Whether a run with so many requests in flight may send one more, which its tenant's limit then counts."""
         if self._in_flight.has_interactive():
             self._allowed = 1
         share = self._allowed // (len(self._runs) * self._runs[client_id])
@@ -49,25 +49,3 @@ class BackgroundPace:
         """Note that a request has ended."""
         if not self._in_flight.has_interactive():
             self._allowed = min(MOST_AT_ONCE, self._allowed + 1)
-
-
-class PaceShare:
-    """The requests of one run that are in flight."""
-
-    def __init__(self, pace: BackgroundPace, client_id: str) -> None:
-        """Begin with none."""
-        self._pace = pace
-        self._client_id = client_id
-        self._running = 0
-
-    def take(self) -> bool:
-        """Count one more request where it may be sent now, also against the tenant's limit; False where it may not."""
-        if not self._pace.may_start(self._client_id, self._running):
-            return False
-        self._running += 1
-        return True
-
-    def give_back(self) -> None:
-        """Note that a request has ended."""
-        self._running -= 1
-        self._pace.ended()
