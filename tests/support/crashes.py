@@ -32,9 +32,9 @@ from tuneship.service.all_handlers import SERVED
 from tuneship.service.batches import batch_run
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import merging as dataset_merging
-from tuneship.service.deployments.reconciler import DeploymentKeeper
+from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
-from tuneship.service.jobs.runner import TrainingKeeper
+from tuneship.service.jobs.training_keeper import TrainingKeeper
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.files.blobs import StagedFile

@@ -14,10 +14,9 @@ from tests.support.in_process import Service, split
 from tuneship.replicas.replica_set import ReplicaSet
 from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing
-from tuneship.service.deployments.reconciler import DeploymentKeeper
+from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
 from tuneship.service.deployments.replica_health import HealthChecks
-from tuneship.service.jobs import record_progress as job_progress
-from tuneship.service.jobs import runner as training_keeper
+from tuneship.service.jobs import record_progress, training_keeper
 from tuneship.store.database import tables
 from tuneship.store.database.database import is_away
 from tuneship.store.records import endpoint_records
@@ -183,7 +182,7 @@ def test_a_job_that_cannot_be_followed_for_an_unforeseen_reason_fails(
 ) -> None:
     job_id = service.job()
     trainer = service.trainer()
-    fault = Fault(monkeypatch, job_progress, "store_lines", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, record_progress, "store_lines", ZeroDivisionError(PRIVATE))
     trainer.start_of(2)
     after_pauses(service, lambda: service.job_status(job_id) == "failed")
     error = service.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json()["error"]

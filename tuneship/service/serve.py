@@ -53,8 +53,8 @@ from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.access.isolation import can_isolate
-from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
-from tuneship.service.access.key_usage import KeyKeeper
+from tuneship.service.access.key_keeper import EVERY_S as KEYS_EVERY_S
+from tuneship.service.access.key_keeper import KeyKeeper
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
 from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue

@@ -1,4 +1,4 @@
-"""Handlers of deployments: they change records and states, and `reconciler.py` makes reality match them."""
+"""Handlers of deployments: they change records and states, and `deployment_keeper.py` makes reality match them."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Handlers of jobs: check what a job refers to, queue it, show it, cancel it. `runner.py` runs it.
+"""Handlers of jobs: check what a job refers to, queue it, show it, cancel it. `training_keeper.py` runs it.
 
 The meaning of "auto" is in `models/hyperparameters.py`, the stream of a job in `stream.py`.
 """

@@ -1,6 +1,6 @@
 """Turns the progress lines of a training into rows: metrics, log entries, the job's record, events.
 
-Everything happens in the transaction of the caller, who holds the job's lease. Next: `runner.py`.
+Everything happens in the transaction of the caller, who holds the job's lease. Next: `training_keeper.py`.
 """
 
 from collections.abc import Sequence
