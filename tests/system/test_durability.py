@@ -17,8 +17,7 @@ from tests.support.in_process import Service, split
 from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.endpoints.lease_keeper import RENEW_EVERY
 from tuneship.service.supervisor import Supervisor
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.records import metric_windows
 from tuneship.store.records.job_leases import LEASE
 

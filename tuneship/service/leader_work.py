@@ -31,8 +31,7 @@ from tuneship.store.cluster import member_ages, member_demand, rate_windows
 from tuneship.store.cluster.leader_lease import LeadershipLost
 from tuneship.store.files.blobs import CHECKPOINTS
 from tuneship.store.files.quarantine import objects_of
-from tuneship.store.records import deployment_logs, idempotency, job_leases, metric_windows
-from tuneship.store.records import outbox as events
+from tuneship.store.records import deployment_logs, idempotency, job_leases, metric_windows, outbox
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +191,7 @@ class LeaderWork:
             deployment_logs.forget(connection, before=before, most=MAX_LOG_LINES)
         # Alone: a tenant could queue the delivery of an event again while it is deleted.
         with database.write() as connection:
-            events.forget(connection, now=now)
+            outbox.forget(connection, now=now)
         with database.write_beside() as connection:
             idempotency.forget(connection, now=now)
         with database.write_beside() as connection:

@@ -95,8 +95,7 @@ from tuneship.settings import ServiceSettings, StartupError
 from tuneship.store.database.database import IN_USE, Database, ports_of, url_of
 from tuneship.store.files.quarantine import PASSING, left_over, objects_of, set_aside
 from tuneship.store.installation.ownership import name_of, work_in
-from tuneship.store.records import endpoint_records, idempotency
-from tuneship.store.records import job_leases as leases
+from tuneship.store.records import endpoint_records, idempotency, job_leases
 from tuneship.store.records.audit import Chain
 from tuneship.store.records.audit_heads import Heads, heads_file
 from tuneship.traffic.split import DRAWS
@@ -290,7 +289,7 @@ def recover(parts: Parts) -> None:
     with parts.database.write() as connection:
         if agents is None or agents.end_with_service:
             # Agents on other machines may go on for a while: their jobs wait until their leases are over.
-            leases.release_all(connection, now)
+            job_leases.release_all(connection, now)
         idempotency.release_all(connection)
         for client_id in set(endpoint_records.lapsed(connection, now).values()):
             endpoint_records.revert_lapsed(connection, client_id, now)

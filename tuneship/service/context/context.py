@@ -39,10 +39,9 @@ from tuneship.service.common.tracing import SpanNotes, Tracing
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store.cluster import member_ages
 from tuneship.store.cluster.member_sessions import ALONE
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.records import deployment_logs, job_records, metric_windows
 from tuneship.store.records.audit import AuditRecord, Chain

@@ -30,8 +30,7 @@ from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
 from tuneship.serving.replica_client import ServingError
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import is_away
 from tuneship.store.database.row_types import DeploymentRow
 from tuneship.store.files.blobs import FileDamaged

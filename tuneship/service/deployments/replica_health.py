@@ -28,7 +28,7 @@ from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
 from tuneship.store.database.database import is_away
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records import deployment_records
 from tuneship.store.records.deployment_logs import LogEntry
 

@@ -19,7 +19,7 @@ from tuneship.service.common.scaling import (
     next_decision,
 )
 from tuneship.service.context.context import Parts
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records.deployment_logs import LogEntry
 
 

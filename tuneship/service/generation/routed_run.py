@@ -28,7 +28,7 @@ from tuneship.serving.replica_client import (
     UnusableGrammar,
 )
 from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records import job_records
 
 BEING_DELETED = "the deployment is being deleted"

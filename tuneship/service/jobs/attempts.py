@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tuneship.service.jobs.launcher import StoredCheckpoint, Training
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records.job_leases import JobLease
 
 # Each job has a key for its checkpoints and one for its adapter, from its creation on.

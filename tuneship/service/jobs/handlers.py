@@ -46,8 +46,7 @@ from tuneship.service.models import hyperparameters
 from tuneship.service.models.handlers import TUNED, base_of, own_model
 from tuneship.service.models.instances import require_training_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import JOBS
 from tuneship.store.database.row_types import DatasetRow, JobLogRow, JobRow

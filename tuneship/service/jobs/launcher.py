@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.training.spec import DataKeys
 
 

@@ -27,8 +27,7 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.list_counters import MODELS
 from tuneship.store.database.row_types import JobRow, ModelRow
 from tuneship.store.files.blobs import Blobs, ObjectRef
