@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuneship.agents.agent_replicas import AgentReplicas
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.agents.launchers import AgentSize, CannotLaunch, Launcher, LauncherAway
 from tuneship.agents.local_agents import LocalAgents
@@ -56,7 +55,7 @@ def own_replicas(
         weights_of = catalogues[0].weights_of
         return replica_process(runtime, cache_bytes, models, weights=weights_of)
     make_starter = agent_starters(settings, secret, runtime, catalogues, utc_now, isolates=isolates)
-    return AgentReplicas(make_starter())
+    return make_starter().start_replica
 
 
 def agent_starters(

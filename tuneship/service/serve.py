@@ -17,9 +17,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,8 @@ from typing import Any
 
 import uvicorn
 
+from tuneship.agents.agent_starter import AgentStarter
+from tuneship.agents.attached_replicas import AttachedReplicas, ReplicaOrders
 from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
@@ -62,11 +65,7 @@ from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.cluster.leadership import BackgroundTask, Leadership, Led
 from tuneship.service.cluster.membership import Membership, alone, member
-from tuneship.service.cluster.shared_replicas import (
-    SharedGroups,
-    SharedReplicas,
-    shared_replicas,
-)
+from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.clock_watch import ClockWatch, utc_now
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.periodic import Periodic
@@ -238,13 +237,16 @@ def _build(
         if base.engine is VLLM_ENGINE and settings.agents == "none"  # else an agent runs it
     }
 
-    groups: SharedGroups | None = None
+    own = own_replicas(settings, secret, runtime, (catalogue, instances), isolates=isolates)
+    sharing: tuple[ReplicaOrders, Callable[[], AgentStarter]] | None = None
+    shared_group: Callable[[Path], AttachedReplicas] | None = None
     if settings.cluster is not None and settings.agents != "none":
-        starters = agent_starters(
+        make_starter = agent_starters(
             settings, secret, runtime, (catalogue, instances), role.clock, isolates=isolates
         )
-        groups = SharedGroups(starters, lambda: role.leadership.leads)
-    own = own_replicas(settings, secret, runtime, (catalogue, instances), isolates=isolates)
+        orders = ReplicaOrders(lambda: role.leadership.leads)
+        sharing = orders, make_starter
+        shared_group = partial(AttachedReplicas, orders=orders, attach=make_starter().connect)
     parts = Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -260,7 +262,7 @@ def _build(
             data_dir / "logs",
             vllm_replicas,
             is_own_here=settings.agents != "ray",
-            attached=groups,
+            shared_group=shared_group,
         ),
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
@@ -277,7 +279,7 @@ def _build(
         clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
-    return parts, None if groups is None else shared_replicas(parts, groups, role.name)
+    return parts, None if sharing is None else SharedReplicas(parts, *sharing, role.name)
 
 
 def recover(parts: Parts) -> None:

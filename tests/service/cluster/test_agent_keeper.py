@@ -17,14 +17,13 @@ from tests.support.in_process import CATALOGUE
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until_async
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
-from tuneship.agents.attached_replicas import AttachedReplicas
+from tuneship.agents.attached_replicas import AttachedReplicas, ReplicaOrders
 from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.host.thread_pools import Threads
 from tuneship.replicas.replica_protocol import NoReplica
 from tuneship.replicas.replica_set import replica_process
 from tuneship.service.cluster.agent_keeper import AgentKeeper, AgentKeeperTiming
 from tuneship.service.cluster.attached_agents import AttachedAgents
-from tuneship.service.cluster.shared_replicas import SharedGroups
 from tuneship.service.common.streaming import Notifier
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.cluster import agent_records, leader_lease
@@ -45,7 +44,8 @@ class Cell:
 
     database: Database
     launcher: PlayedLauncher
-    groups: SharedGroups
+    make_starter: Callable[[], AgentStarter]
+    orders: ReplicaOrders
     pool: ReplicaPool
     engines: PlayedEngines
     notifier: Notifier
@@ -60,9 +60,9 @@ class Cell:
     @asynccontextmanager
     async def other_member(self) -> AsyncIterator[AttachedReplicas]:
         """The group of a member that does not lead."""
-        groups = SharedGroups(self.groups.make_starter, lambda: False)
-        pool = ReplicaPool(replica_process(self.engines), Path("unused"), attached=groups)
-        async with attaching(self, groups, pool):
+        orders = ReplicaOrders(lambda: False)
+        pool = pool_of(self.engines, Path("unused"), self.make_starter, orders)
+        async with attaching(self, orders, pool):
             yield group_of(pool)
 
     def states(self) -> dict[str, str]:
@@ -75,7 +75,7 @@ class Cell:
             return sum(one.total for one in agent_records.failures(connection))
 
     def want(self, replicas: int) -> None:
-        self.groups.orders.want(BASE.path, replicas)
+        self.orders.want(BASE.path, replicas)
 
     async def ready(self, number: int) -> set[str]:
         """Wait until so many agents are ready and no others have a row."""
@@ -95,9 +95,9 @@ class Cell:
         """Lead in a new epoch, until the end or until another one leads."""
         epoch = self.take_over()
         fenced = self.database.fenced(lambda one: leader_lease.check_epoch(one, epoch))
-        starter, orders = self.groups.make_starter(), self.groups.orders
+        place = CATALOGUE, self.pool
         keeper = AgentKeeper(
-            fenced, starter, orders, (CATALOGUE, self.pool), self.notifier, QUICKLY
+            fenced, self.make_starter(), self.orders, place, self.notifier, QUICKLY
         )
         task, self.leads = asyncio.create_task(keeper.run()), True
         try:
@@ -108,6 +108,16 @@ class Cell:
             self.leads = False
 
 
+def pool_of(
+    engines: PlayedEngines,
+    folder: Path,
+    make_starter: Callable[[], AgentStarter],
+    orders: ReplicaOrders,
+) -> ReplicaPool:
+    shared_group = partial(AttachedReplicas, orders=orders, attach=make_starter().connect)
+    return ReplicaPool(replica_process(engines), folder, shared_group=shared_group)
+
+
 def group_of(pool: ReplicaPool) -> AttachedReplicas:
     group = pool.of(BASE.path)
     assert isinstance(group, AttachedReplicas)
@@ -115,12 +125,12 @@ def group_of(pool: ReplicaPool) -> AttachedReplicas:
 
 
 @asynccontextmanager
-async def attaching(cell: Cell, groups: SharedGroups, pool: ReplicaPool) -> AsyncIterator[None]:
+async def attaching(cell: Cell, orders: ReplicaOrders, pool: ReplicaPool) -> AsyncIterator[None]:
     """Attach a member to what the rows say."""
     attached = AttachedAgents(
         cell.database,
         (CATALOGUE, pool),
-        groups.orders,
+        orders,
         cell.notifier,
         look_every_s=cell.look_every_s,
     )
@@ -147,10 +157,13 @@ def playing(
             def make_starter() -> AgentStarter:
                 return AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
 
-            groups = SharedGroups(make_starter, lambda: cell.leads)
-            pool = ReplicaPool(replica_process(engines), folder, attached=groups)
-            cell = Cell(database, launcher, groups, pool, engines, Notifier(), look_every_s)
-            async with attaching(cell, groups, pool):
+            orders = ReplicaOrders(lambda: cell.leads)
+            pool = pool_of(engines, folder, make_starter, orders)
+            notifier = Notifier()
+            cell = Cell(
+                database, launcher, make_starter, orders, pool, engines, notifier, look_every_s
+            )
+            async with attaching(cell, orders, pool):
                 await act(cell)
             await Threads("test", 1).finish(1)
 
@@ -280,7 +293,7 @@ def test_a_start_that_fails_is_reported_and_leaves_nothing(cell: Play) -> None:
         cell.launcher.refusal = "no room"
         async with cell.leading():
             cell.want(1)
-            orders = cell.groups.orders
+            orders = cell.orders
             await until_async(lambda: orders.failures(BASE.path) > 0)
             assert orders.failed[BASE.path].error == "no room"
             messages = [one.message for one in cell.group.take_events()]
@@ -317,7 +330,7 @@ def test_all_members_hear_that_a_replica_could_not_be_started(cell: Play) -> Non
 
 def test_a_member_that_starts_or_leads_later_knows_the_failures_before(cell: Play) -> None:
     async def act(cell: Cell) -> None:
-        orders = cell.groups.orders
+        orders = cell.orders
         cell.launcher.refusal = "no room"
         async with cell.leading():
             cell.want(1)

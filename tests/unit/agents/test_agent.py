@@ -28,7 +28,6 @@ from tuneship.agents.agent_protocol import (
     CannotServe,
     ServeOrder,
 )
-from tuneship.agents.agent_replicas import AgentReplicas
 from tuneship.agents.agent_sockets import encoded
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.agents.base_digest import BaseDigests
@@ -81,7 +80,7 @@ def opened(base: Path, folder: Path, act: Callable[[OpenedReplica], Awaitable[No
         launcher = LocalAgents(LocalProcesses(isolated=False), folder / "log")
         options = AgentOptions(False, 0, 1, lambda _: BaseOptions(), 60)
         starter = AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
-        replica = await AgentReplicas(starter)(base, folder / "unused")
+        replica = await starter.start_replica(base, folder / "unused")
         try:
             await act(replica)
         finally:

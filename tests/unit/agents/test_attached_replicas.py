@@ -13,8 +13,7 @@ from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.agents.agent_link import AgentLink, open_agent
 from tuneship.agents.agent_protocol import AgentAddress
-from tuneship.agents.attached_replicas import AttachedReplicas, ListedReplica
-from tuneship.agents.replica_orders import ReplicaOrders
+from tuneship.agents.attached_replicas import AttachedReplicas, ListedReplica, ReplicaOrders
 from tuneship.replicas.replica_protocol import Adapter, NoReplica, NotStartedYet
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost
 

@@ -25,7 +25,6 @@ from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import is_alive, until, until_async
 from tuneship.agents.agent import ReplicaStart
 from tuneship.agents.agent_protocol import ServeOrder
-from tuneship.agents.agent_replicas import AgentReplicas
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.agents.base_digest import BaseDigests
 from tuneship.agents.local_agents import LocalAgents
@@ -87,9 +86,8 @@ class PlayedServers:
             return vllm_replica(runtime, server)
         options = AgentOptions(True, 0, 1, lambda _: BaseOptions(vllm=server), 60)
         agents = LocalAgents(LocalProcesses(isolated=False), self.log)
-        return AgentReplicas(
-            AgentStarter(agents, AUTHORITY, "t", options, lambda: datetime.now(UTC))
-        )
+        starter = AgentStarter(agents, AUTHORITY, "t", options, lambda: datetime.now(UTC))
+        return starter.start_replica
 
     async def open(self, *more: str, patience_s: float = PATIENCE_S) -> OpenedReplica:
         return await self.opener(*more, patience_s=patience_s)(self.folder, self.log)

@@ -18,11 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.agents.agent_link import AgentLink
 from tuneship.agents.agent_protocol import AgentAddress
-from tuneship.agents.agent_replicas import AgentWorker
 from tuneship.agents.agent_starter import AgentStarter
-from tuneship.agents.attached_replicas import AttachedReplicas
+from tuneship.agents.attached_replicas import AttachedReplicas, ReplicaOrders
 from tuneship.agents.launchers import CannotLaunch
-from tuneship.agents.replica_orders import ReplicaOrders
 from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
@@ -80,7 +78,7 @@ class KeptAgent:
 
 
 class AgentKeeper:
-    """Keeps as many agents as are wanted, for one time of leading. Implements `KeepsReplicas`."""
+    """Keeps as many agents as are wanted, for one time of leading. Implements `ReplicaKeeper`."""
 
     def __init__(
         self,
@@ -243,9 +241,7 @@ class AgentKeeper:
                     link = await self._connect(kept, address)
             except TimeoutError:
                 raise ReplicaLost("the replica did not become ready in time") from None
-            await ReplicaHandle(
-                OpenedReplica(AgentWorker(link.facts.pid), link), kept.number
-            ).check(None)
+            await ReplicaHandle(OpenedReplica(link.worker, link), kept.number).check(None)
             place = address.host, address.port, address.digest
             await self._write(agent_records.set_ready, kept.name, *place)
         except (ServingError, CannotLaunch, OSError) as error:

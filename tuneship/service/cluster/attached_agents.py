@@ -12,8 +12,7 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.agents.agent_protocol import AgentAddress
-from tuneship.agents.attached_replicas import AttachedReplicas, ListedReplica
-from tuneship.agents.replica_orders import ReplicaOrders
+from tuneship.agents.attached_replicas import AttachedReplicas, ListedReplica, ReplicaOrders
 from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
