@@ -24,7 +24,7 @@ from tests.support.postgres_cluster import Cluster
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.cluster.leadership import SoleService
 from tuneship.service.deployments.replica_health import HealthChecks
-from tuneship.service.deployments.replica_plan import ReplicaPlan
+from tuneship.service.deployments.scaling_decisions import ReplicaPlan
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database

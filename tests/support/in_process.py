@@ -21,7 +21,6 @@ from tests.support.conversion import PlayedConversion
 from tests.support.engines import PlayedEngines
 from tests.support.sqlite_files import new_sqlite
 from tests.support.waiting import PATIENCE_S, until
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.client import AsyncClient
 from tuneship.contract.scopes import SCOPES
 from tuneship.events.attempt import Sender
@@ -30,7 +29,8 @@ from tuneship.events.delivery import Deliverer, DeliveryTiming
 from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
-from tuneship.replicas.replica_set import replica_process
+from tuneship.replicas.local_replicas import replica_process
+from tuneship.replicas.replica_groups import ReplicaPool
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring

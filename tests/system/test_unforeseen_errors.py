@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tests.support.in_process import Service, split
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import ReplicaSet
 from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments.deployment_keeper import DeploymentKeeper

@@ -43,7 +43,7 @@ from tuneship.processes.launch import die_with_parent, leave_no_core, outlive_pa
 from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.processes.worker_protocol import Worker
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.replica_protocol import ReplicaLink
+from tuneship.replicas.replica_link import ReplicaLink
 from tuneship.replicas.serving_process import ServingOptions, start_serving
 from tuneship.serving.replica_client import ServingError
 

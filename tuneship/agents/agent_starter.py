@@ -19,7 +19,7 @@ from tuneship.agents.launchers import AgentSize, CannotLaunch, Launcher
 from tuneship.agents.listening_agents import ONLY_EPOCH, ListeningAgents
 from tuneship.host.thread_pools import Threads
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.replica_protocol import OpenedReplica
+from tuneship.replicas.replica_link import OpenedReplica
 from tuneship.serving.replica_client import ReplicaLost
 
 if TYPE_CHECKING:  # it loads X.509

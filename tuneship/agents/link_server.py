@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tuneship.replicas.replica_protocol import OpenedReplica
+from tuneship.replicas.replica_link import OpenedReplica
 from tuneship.serving.embed_request import EmbedRequest, Pooling, texts_of
 from tuneship.serving.replica_client import (
     EMBED_FIELDS,

@@ -20,7 +20,7 @@ from tuneship.host.socket_folder import socket_folder
 from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.replicas.engine_kinds import USUAL_VLLM_RANK, VLLM_RANK_OPTION, VllmServer
 from tuneship.replicas.openai_link import BASE, OpenAiLink
-from tuneship.replicas.replica_protocol import OpenedReplica, OpenReplica
+from tuneship.replicas.replica_link import OpenedReplica, OpenReplica
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused
 
 HEALTH_POLL_S = 0.25

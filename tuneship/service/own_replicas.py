@@ -17,8 +17,8 @@ from tuneship.agents.ray_jobs import AgentJob, RayCluster, RayJobs
 from tuneship.host.machine import cache_share
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.engine_kinds import VLLM_ENGINE, VllmServer
-from tuneship.replicas.replica_protocol import OpenReplica
-from tuneship.replicas.replica_set import replica_process
+from tuneship.replicas.local_replicas import replica_process
+from tuneship.replicas.replica_link import OpenReplica
 from tuneship.security.master_key import derived_secret
 from tuneship.service.access.isolation import worker_folder
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel

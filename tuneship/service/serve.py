@@ -28,9 +28,8 @@ from typing import Any
 
 import uvicorn
 
+from tuneship.agents.agent_replicas import AttachedReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentStarter
-from tuneship.agents.attached_replicas import AttachedReplicas, ReplicaOrders
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
@@ -49,7 +48,8 @@ from tuneship.processes.forked_workers import ForkedProcesses
 from tuneship.processes.launch import die_with_parent, leave_no_core
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.engine_kinds import VLLM_ENGINE
-from tuneship.replicas.replica_protocol import NotStartedYet, OpenReplica
+from tuneship.replicas.replica_groups import ReplicaPool
+from tuneship.replicas.replica_link import NotStartedYet, OpenReplica
 from tuneship.replicas.vllm import vllm_replica
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault

@@ -16,12 +16,12 @@ from tests.support.engines import PlayedEngines
 from tests.support.in_process import CATALOGUE
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until_async
+from tuneship.agents.agent_replicas import AttachedReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
-from tuneship.agents.attached_replicas import AttachedReplicas, ReplicaOrders
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.host.thread_pools import Threads
-from tuneship.replicas.replica_protocol import NoReplica
-from tuneship.replicas.replica_set import replica_process
+from tuneship.replicas.local_replicas import replica_process
+from tuneship.replicas.replica_groups import ReplicaPool
+from tuneship.replicas.replica_link import NoReplica
 from tuneship.service.cluster.agent_keeper import AgentKeeper, AgentKeeperTiming
 from tuneship.service.cluster.attached_agents import AttachedAgents
 from tuneship.service.common.streaming import Notifier

@@ -34,7 +34,7 @@ from tuneship.agents.base_digest import BaseDigests
 from tuneship.agents.certificates import AgentAuthority
 from tuneship.agents.local_agents import LocalAgents
 from tuneship.processes.worker_processes import LocalProcesses
-from tuneship.replicas.replica_protocol import OpenedReplica
+from tuneship.replicas.replica_link import OpenedReplica
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ReplicaRefused
 
 AUTHORITY = AgentAuthority(b"s" * 32)

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from tuneship.isolation.attacks.intrusion_targets import Targets, opened
 from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
-from tuneship.replicas import replica_set as replicas
+from tuneship.replicas import local_replicas
 from tuneship.service.access.isolation import worker_folder
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.jobs.local_launcher import trainer_spec
@@ -104,7 +104,7 @@ class Installation:
                 asked.append(spec)
                 raise Asked
 
-        open_replica = replicas.replica_process(Asking(), adapters=adapters)
+        open_replica = local_replicas.replica_process(Asking(), adapters=adapters)
         with suppress(Asked):
             open_replica(self.catalogue.default.path, log).send(None)
         return replace(asked[0], inherited=())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engines import PlayedEngines
-from tuneship.replicas.replica_set import ReplicaSet, replica_process
+from tuneship.replicas.local_replicas import ReplicaSet, replica_process
 
 
 @pytest.fixture

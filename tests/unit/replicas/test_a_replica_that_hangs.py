@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
-from tuneship.agents.replica_pool import ReplicaPool
-from tuneship.replicas.replica_protocol import Adapter
-from tuneship.replicas.replica_set import ReplicaSet, replica_process
+from tuneship.replicas.local_replicas import ReplicaSet, replica_process
+from tuneship.replicas.replica_groups import ReplicaPool
+from tuneship.replicas.replica_link import Adapter
 from tuneship.serving.replica_client import ReplicaLine, ReplicaLost
 
 

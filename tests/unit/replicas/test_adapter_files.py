@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
-from tuneship.replicas.replica_protocol import Adapter
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import ReplicaSet
+from tuneship.replicas.replica_link import Adapter
 
 
 class SlowFiles:

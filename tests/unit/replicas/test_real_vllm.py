@@ -16,8 +16,8 @@ from tests.unit.replicas.test_vllm import tokens_of
 from tests.unit.serving.conftest import make_adapter
 from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.replica_protocol import Adapter, OpenReplica, ReplicaLink
-from tuneship.replicas.replica_set import ReplicaSet, replica_process
+from tuneship.replicas.local_replicas import ReplicaSet, replica_process
+from tuneship.replicas.replica_link import Adapter, OpenReplica, ReplicaLink
 from tuneship.replicas.vllm import vllm_replica
 from tuneship.serving.replica_client import FinishReason, GenerateRequest, ReplicaRefused
 

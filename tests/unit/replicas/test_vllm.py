@@ -32,9 +32,9 @@ from tuneship.host.gpus import GpuLeases
 from tuneship.processes.worker_processes import LocalProcesses, WorkerProcess
 from tuneship.processes.worker_protocol import Worker, WorkerSpec
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.live_replicas import HUNG_PROBES
-from tuneship.replicas.replica_protocol import Adapter, OpenedReplica
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import ReplicaSet
+from tuneship.replicas.replica_group import HUNG_PROBES
+from tuneship.replicas.replica_link import Adapter, OpenedReplica
 from tuneship.replicas.vllm import vllm_replica
 from tuneship.security.sealed_files import new_key, write_sealed
 from tuneship.serving.replica_client import (

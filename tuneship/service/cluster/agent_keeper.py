@@ -18,16 +18,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.agents.agent_link import AgentLink
 from tuneship.agents.agent_protocol import AgentAddress
+from tuneship.agents.agent_replicas import AttachedReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentStarter
-from tuneship.agents.attached_replicas import AttachedReplicas, ReplicaOrders
 from tuneship.agents.launchers import CannotLaunch
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
-from tuneship.replicas.live_replicas import DRAIN_S
-from tuneship.replicas.replica_handle import ReplicaHandle
-from tuneship.replicas.replica_protocol import OpenedReplica
-from tuneship.replicas.replica_set import START_TIMEOUT_S
+from tuneship.replicas.local_replicas import START_TIMEOUT_S
+from tuneship.replicas.replica import ReplicaHandle
+from tuneship.replicas.replica_group import DRAIN_S
+from tuneship.replicas.replica_groups import ReplicaPool
+from tuneship.replicas.replica_link import OpenedReplica
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.cluster.attached_agents import TOPIC, address_of, heard
 from tuneship.service.common.shutdown import end_tasks

@@ -12,11 +12,11 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.agents.agent_protocol import AgentAddress
-from tuneship.agents.attached_replicas import AttachedReplicas, ListedReplica, ReplicaOrders
-from tuneship.agents.replica_pool import ReplicaPool
+from tuneship.agents.agent_replicas import AttachedReplicas, ListedReplica, ReplicaOrders
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
 from tuneship.replicas.failed_starts import FailedStarts
+from tuneship.replicas.replica_groups import ReplicaPool
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.common.streaming import Notifier
 from tuneship.store.cluster import agent_records

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from tuneship.agents.agent_replicas import ReplicaOrders
 from tuneship.agents.agent_starter import AgentStarter
-from tuneship.agents.attached_replicas import ReplicaOrders
 from tuneship.service.cluster.agent_keeper import AgentKeeper
 from tuneship.service.cluster.attached_agents import AttachedAgents
 from tuneship.service.cluster.shared_demand import SharedDemand

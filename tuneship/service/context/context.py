@@ -9,13 +9,13 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.agents.training_agents import TrainingAgents
 from tuneship.contract.errors import InvalidRequestError, PermissionDenied
 from tuneship.events.connector import Receivers
 from tuneship.host.gpus import GpuLeases
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
+from tuneship.replicas.replica_groups import ReplicaPool
 from tuneship.security.vault import Vault
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.data_keys import Keyring

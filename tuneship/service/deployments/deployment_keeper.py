@@ -18,7 +18,7 @@ from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.prompts.parity import Parity, reads_alike
 from tuneship.prompts.text_tokenizer import encode
-from tuneship.replicas.replica_protocol import Adapter, FilesAway, NotStartedYet
+from tuneship.replicas.replica_link import Adapter, FilesAway, NotStartedYet
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
@@ -26,7 +26,7 @@ from tuneship.service.common.background_retries import BackgroundRetries, GivenU
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
-from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
+from tuneship.service.deployments.scaling_decisions import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
 from tuneship.serving.replica_client import ServingError

@@ -2,7 +2,7 @@
 
 `health` says whether a replica of the deployment's model answered the last probe; a deployment that is asleep is
 healthy, since the next request wakes it. A deployment whose replicas cannot be started again becomes `failed`. The
-number of replicas is decided by `replica_plan.py`.
+number of replicas is decided by `scaling_decisions.py`.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.replicas.replica_protocol import Adapter, NotStartedYet, ReplicaGroup
+from tuneship.replicas.replica_link import Adapter, NotStartedYet, ReplicaGroup
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
-from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
+from tuneship.service.deployments.scaling_decisions import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
 from tuneship.store.database.database import is_away

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
-from tuneship.replicas.replica_protocol import NoReplica
+from tuneship.replicas.replica_link import NoReplica
 from tuneship.service.common.fault_injection import Faults, drawn, faults_of
 from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.common.refusals import refused

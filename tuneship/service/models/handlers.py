@@ -19,7 +19,7 @@ from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.host.weight_files import ADAPTER_CONFIG
 from tuneship.prompts.template import TEMPLATE_FILES, PromptTemplate
 from tuneship.prompts.text_format import ModelTextFormat
-from tuneship.replicas.replica_protocol import Adapter
+from tuneship.replicas.replica_link import Adapter
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import abbreviated

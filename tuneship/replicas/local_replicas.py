@@ -1,7 +1,7 @@
 """The replicas of one base model that this process starts, drains and replaces.
 
-A set knows how many replicas there shall be, not why. It implements `ReplicaGroup` of `replica_protocol.py`, most of
-it in `live_replicas.py`. The process of a replica: `tuneship/serving/replica.py`.
+A set knows how many replicas there shall be, not why. It implements `ReplicaGroup` of `replica_link.py`, most of
+it in `replica_group.py`. The process of a replica: `tuneship/serving/replica.py`.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.failed_starts import FailedStarts
-from tuneship.replicas.live_replicas import LiveReplicas
-from tuneship.replicas.replica_handle import ReplicaHandle
-from tuneship.replicas.replica_protocol import NoReplica, OpenedReplica, OpenReplica
+from tuneship.replicas.replica import ReplicaHandle
+from tuneship.replicas.replica_group import LiveReplicas
+from tuneship.replicas.replica_link import NoReplica, OpenedReplica, OpenReplica
 from tuneship.replicas.serving_process import ServingOptions, start_serving
 from tuneship.serving.replica_client import ANSWER_TIMEOUT_S, ReplicaLine, ReplicaLost
 

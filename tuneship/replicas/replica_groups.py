@@ -1,10 +1,10 @@
-"""The replica groups of all base models, made when a model is first needed. Each group: `replica_set.py`."""
+"""The replica groups of all base models, made when a model is first needed. Each group: `local_replicas.py`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tuneship.replicas.replica_protocol import OpenReplica, ReplicaGroup
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import ReplicaSet
+from tuneship.replicas.replica_link import OpenReplica, ReplicaGroup
 
 
 class ReplicaPool:

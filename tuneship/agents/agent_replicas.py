@@ -15,9 +15,9 @@ from tuneship.agents.agent_link import AgentLink
 from tuneship.agents.agent_protocol import AgentAddress
 from tuneship.host.waiting import wait_for_event
 from tuneship.replicas.failed_starts import FailedStarts
-from tuneship.replicas.live_replicas import LiveReplicas
-from tuneship.replicas.replica_handle import ReplicaHandle
-from tuneship.replicas.replica_protocol import Adapter, NoReplica, NotStartedYet, OpenedReplica
+from tuneship.replicas.replica import ReplicaHandle
+from tuneship.replicas.replica_group import LiveReplicas
+from tuneship.replicas.replica_link import Adapter, NoReplica, NotStartedYet, OpenedReplica
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, ServingError
 
 logger = logging.getLogger(__name__)

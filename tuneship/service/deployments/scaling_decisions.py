@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
-from tuneship.replicas.replica_protocol import ReplicaGroup
+from tuneship.replicas.replica_link import ReplicaGroup
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_demand import SharedDemand
 from tuneship.service.common.scaling import (

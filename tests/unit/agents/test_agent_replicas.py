@@ -13,8 +13,8 @@ from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.agents.agent_link import AgentLink, open_agent
 from tuneship.agents.agent_protocol import AgentAddress
-from tuneship.agents.attached_replicas import AttachedReplicas, ListedReplica, ReplicaOrders
-from tuneship.replicas.replica_protocol import Adapter, NoReplica, NotStartedYet
+from tuneship.agents.agent_replicas import AttachedReplicas, ListedReplica, ReplicaOrders
+from tuneship.replicas.replica_link import Adapter, NoReplica, NotStartedYet
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost
 
 BASE = Path("base")

@@ -1,6 +1,6 @@
 """The live replicas of one base model: chosen for requests, loaded with adapters, watched and drained here.
 
-Where they come from is the matter of a subclass: `replica_set.py` starts them, `attached_replicas.py` uses those that
+Where they come from is the matter of a subclass: `local_replicas.py` starts them, `agent_replicas.py` uses those that
 the leader of a cluster has started. Knows no deployment and no HTTP.
 """
 
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from tuneship.replicas.replica_handle import ReplicaHandle
-from tuneship.replicas.replica_protocol import Adapter, NoReplica, ReplicaEvent, ReplicaReading
+from tuneship.replicas.replica import ReplicaHandle
+from tuneship.replicas.replica_link import Adapter, NoReplica, ReplicaEvent, ReplicaReading
 from tuneship.serving.replica_client import (
     EmbedRequest,
     GenerateRequest,

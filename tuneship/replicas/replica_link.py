@@ -1,6 +1,6 @@
 """The protocols of replicas: `ReplicaGroup` for the service, `ReplicaLink` and `OpenReplica` for engines.
 
-Another engine (vLLM, a remote host) implements `ReplicaLink` and comes with an `OpenReplica`: `replica_set.py` then
+Another engine (vLLM, a remote host) implements `ReplicaLink` and comes with an `OpenReplica`: `local_replicas.py` then
 starts, watches, drains and replaces its replicas like any other. Knows no deployment, no HTTP and no process.
 """
 

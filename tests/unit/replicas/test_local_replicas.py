@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
-from tuneship.replicas.live_replicas import HUNG_PROBES
-from tuneship.replicas.replica_protocol import Adapter, NoReplica
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import ReplicaSet
+from tuneship.replicas.replica_group import HUNG_PROBES
+from tuneship.replicas.replica_link import Adapter, NoReplica
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ReplicaRefused
 
 REQUEST = GenerateRequest(

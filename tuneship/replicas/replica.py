@@ -1,4 +1,4 @@
-"""One live replica: its adapters, its health checks, and its end. Its group is `replica_set.py`."""
+"""One live replica: its adapters, its health checks, and its end. Its group is `local_replicas.py`."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from zlib import crc32
 
 from tuneship.host.thread_pools import Threads
-from tuneship.replicas.replica_protocol import Adapter, FilesAway, OpenedReplica
+from tuneship.replicas.replica_link import Adapter, FilesAway, OpenedReplica
 from tuneship.serving.replica_client import (
     GenerateRequest,
     ReplicaLost,
