@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tests.support.in_process import Service, split
-from tuneship.replicas.local_replicas import ReplicaSet
+from tuneship.replicas.local_replicas import LocalReplicas
 from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
@@ -132,7 +132,7 @@ def test_a_deployment_whose_model_cannot_be_unloaded_is_deleted_all_the_same(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = service.deployment("first", model_name=service.model())
-    fault = Fault(monkeypatch, ReplicaSet, "unload", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, LocalReplicas, "unload", ZeroDivisionError(PRIVATE))
     assert service.call("DELETE", f"/v1/deployments/{first}").is_success
     query = sa.select(tables.deployments.c.status).where(tables.deployments.c.id == first)
 
@@ -169,7 +169,7 @@ def test_replicas_that_cannot_be_made_ready_for_an_unforeseen_reason_fail_their_
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = service.deployment("first")
-    fault = Fault(monkeypatch, ReplicaSet, "ready", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, LocalReplicas, "ready", ZeroDivisionError(PRIVATE))
     after_pauses(service, lambda: deployment_of(service, first)["status"] == "failed")
     assert fault.tries >= 3
     message = deployment_of(service, first)["error"]["message"]

@@ -138,10 +138,10 @@ class ReplicaStart:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start vLLM's server, and answer for it. Raises `CannotServe` and `OSError`."""
         from tuneship.agents.link_server import LinkServer  # noqa: PLC0415 - loads httpx
-        from tuneship.replicas.vllm import vllm_replica  # noqa: PLC0415
+        from tuneship.replicas.vllm import vllm_starter  # noqa: PLC0415
 
         try:
-            replica = await vllm_replica(LocalProcesses(isolated=False), server)(base, LOG)
+            replica = await vllm_starter(LocalProcesses(isolated=False), server)(base, LOG)
         except ServingError as error:
             raise CannotServe(str(error)) from error
         self._worker, self._link = replica.worker, replica.link

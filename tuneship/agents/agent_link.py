@@ -27,9 +27,9 @@ from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
     MAX_FRAME_BYTES,
     ReplicaFacts,
-    ReplicaLine,
     ReplicaLost,
     ReplicaRefused,
+    SocketLink,
     read_frame,
 )
 
@@ -157,7 +157,7 @@ class AgentWorker:
         self._code = -signal.SIGKILL
 
 
-class AgentLink(ReplicaLine):
+class AgentLink(SocketLink):
     """Concurrent requests to the replica of an agent. Obeys `ReplicaLink`."""
 
     def __init__(

@@ -15,9 +15,9 @@ from tuneship.agents.agent_link import AgentLink
 from tuneship.agents.agent_protocol import AgentAddress
 from tuneship.host.waiting import wait_for_event
 from tuneship.replicas.failed_starts import FailedStarts
-from tuneship.replicas.replica import ReplicaHandle
-from tuneship.replicas.replica_group import LiveReplicas
-from tuneship.replicas.replica_link import Adapter, NoReplica, NotStartedYet, OpenedReplica
+from tuneship.replicas.replica import Replica
+from tuneship.replicas.replica_group import ReplicaGroup
+from tuneship.replicas.replica_link import Adapter, NoReplica, NotStartedYet
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, ServingError
 
 logger = logging.getLogger(__name__)
@@ -45,15 +45,15 @@ class ReplicaOrders:
     def __init__(self, leads: Callable[[], bool]) -> None:
         """`leads`: whether this process decides now."""
         self._leads = leads
+        # Number of replicas by base model.
         self.wanted: dict[Path, int] = {}
-        """Number of replicas by base model."""
         self.failed: dict[Path, FailedStarts] = {}
+        # Set while this process leads.
         self.keeper: ReplicaKeeper | None = None
-        """Set while this process leads."""
+        # Wakes the keeper.
         self.changed = asyncio.Event()
-        """Wakes the keeper."""
+        # Called when a request waits for a replica.
         self.on_need: Callable[[], None] = lambda: None
-        """Called when a request waits for a replica."""
 
     @property
     def leads(self) -> bool:
@@ -92,21 +92,21 @@ class ReplicaOrders:
 
 
 @dataclass(frozen=True)
-class ListedReplica:
-    """A replica that all members may use."""
+class ReadyAgent:
+    """An agent whose replica all members may use."""
 
     name: str
-    """The name of its agent."""
+    # Of its replica.
     number: int
     address: AgentAddress
 
 
-class AttachedReplica(ReplicaHandle):
+class AgentReplica(Replica):
     """A replica that other services use, too, and that another process may lead."""
 
     def __init__(self, name: str, link: AgentLink, number: int) -> None:
-        """`name`: of its agent; `number`: the same for all services."""
-        super().__init__(OpenedReplica(link.worker, link), number)
+        """`name`: of its agent; `number`: the same for all services. Its end is that of the link: the agent goes on."""
+        super().__init__(link.worker, link, number)
         self.name = name
         self._link = link
 
@@ -120,8 +120,8 @@ class AttachedReplica(ReplicaHandle):
         self.adapters.discard(adapter)
 
 
-class AttachedReplicas(LiveReplicas):
-    """The replicas of one base model, as a member of a cluster sees them; implements `ReplicaGroup`."""
+class AgentReplicas(ReplicaGroup):
+    """Replicas on agents that all members of a cluster share, as one member sees them."""
 
     is_own = False
 
@@ -142,7 +142,7 @@ class AttachedReplicas(LiveReplicas):
 
     # Attaching.
 
-    def follow(self, listed: Collection[ListedReplica]) -> None:
+    def follow(self, listed: Collection[ReadyAgent]) -> None:
         """Attach to the replicas that are listed, as soon as they answer, and drain all others.
 
         Called again when the leader has news, also that it could not start one.
@@ -157,22 +157,22 @@ class AttachedReplicas(LiveReplicas):
         known = {replica.name for replica in self._attached()} | self._attaching.keys()
         for one in listed:
             if one.name not in known:
-                task = asyncio.create_task(self._attach_to(one))
+                task = self._spawn(self._attach_to(one))
                 self._attaching[one.name] = task
                 task.add_done_callback(lambda _, name=one.name: self._attaching.pop(name, None))
                 task.add_done_callback(lambda _: self._changed.set())
         self._changed.set()  # a start may have failed
 
-    def _attached(self) -> list[AttachedReplica]:
-        return [replica for replica in self._replicas if isinstance(replica, AttachedReplica)]
+    def _attached(self) -> list[AgentReplica]:
+        return [replica for replica in self._replicas if isinstance(replica, AgentReplica)]
 
-    async def _attach_to(self, listed: ListedReplica) -> None:
+    async def _attach_to(self, listed: ReadyAgent) -> None:
         try:
             link = await self._attach(listed.address)
         except ServingError as error:  # the next look tries again, if it is still listed
             logger.warning("the agent %s does not serve this member: %s", listed.name, error)
             return
-        replica = AttachedReplica(listed.name, link, listed.number)
+        replica = AgentReplica(listed.name, link, listed.number)
         link.on_unloaded = self._forget
         try:
             await self._load_placed(replica)
@@ -245,10 +245,10 @@ class AttachedReplicas(LiveReplicas):
             self._changed.clear()
             await wait_for_event(self._changed, self._look_every_s)
 
-    async def _end_hung(self, replica: ReplicaHandle) -> None:
+    async def _end_hung(self, replica: Replica) -> None:
         """Have a replica that does not answer replaced, where this process leads."""
         keeper = self._orders.keeper
-        if keeper is not None and isinstance(replica, AttachedReplica):
+        if keeper is not None and isinstance(replica, AgentReplica):
             keeper.replace(replica.name)
 
     async def unload(self, adapter: str) -> None:
@@ -265,12 +265,3 @@ class AttachedReplicas(LiveReplicas):
                 replica.adapters.add(adapter)
             except ReplicaLost:
                 continue
-
-    async def close(self) -> None:
-        """Disconnect from all replicas, which go on, and end all tasks."""
-        ending, self._replicas = [*self._replicas, *self._leaving], []
-        tasks = [*self._attaching.values(), *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(replica.end() for replica in ending))

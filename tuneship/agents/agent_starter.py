@@ -19,7 +19,7 @@ from tuneship.agents.launchers import AgentSize, CannotLaunch, Launcher
 from tuneship.agents.listening_agents import ONLY_EPOCH, ListeningAgents
 from tuneship.host.thread_pools import Threads
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.replica_link import OpenedReplica
+from tuneship.replicas.replica import Replica
 from tuneship.serving.replica_client import ReplicaLost
 
 if TYPE_CHECKING:  # it loads X.509
@@ -78,8 +78,8 @@ class AgentStarter(ListeningAgents):
         self._threads = Threads("digest of a base model", 1)
         self._places = asyncio.Semaphore(STARTING_AT_ONCE)
 
-    async def start_replica(self, base: Path, log: Path) -> OpenedReplica:  # noqa: ARG002 - the agent's output is elsewhere
-        """Start an agent and its replica; implements `OpenReplica`."""
+    async def start_replica(self, base: Path, log: Path) -> Replica:  # noqa: ARG002 - the agent's output is elsewhere
+        """Start an agent and its replica; implements `StartReplica`."""
         order = await self.order_for(base)
         name = self.new_name()
         end = partial(self.end, name)
@@ -92,7 +92,7 @@ class AgentStarter(ListeningAgents):
         except BaseException:  # refused, lost or cancelled: leave no agent behind
             await end()
             raise
-        return OpenedReplica(link.worker, link)
+        return Replica(link.worker, link)
 
     async def order_for(self, base: Path) -> ServeOrder:
         """The order to serve a base model. Raises `OSError` if the model cannot be read."""

@@ -1,25 +1,26 @@
-"""The replica groups of all base models, made when a model is first needed. Each group: `local_replicas.py`."""
+"""The replica groups of all base models, made when a model is first needed. Each group: `replica_group.py`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tuneship.replicas.local_replicas import ReplicaSet
-from tuneship.replicas.replica_link import OpenReplica, ReplicaGroup
+from tuneship.replicas.local_replicas import LocalReplicas
+from tuneship.replicas.replica import StartReplica
+from tuneship.replicas.replica_group import ReplicaGroup
 
 
-class ReplicaPool:
+class ReplicaGroups:
     """The replicas of all base models."""
 
     def __init__(
         self,
-        own: OpenReplica,
+        own: StartReplica,
         logs: Path,
-        others: Mapping[Path, OpenReplica] | None = None,
+        others: Mapping[Path, StartReplica] | None = None,
         *,
         is_own_here: bool = True,
         shared_group: Callable[[Path], ReplicaGroup] | None = None,
     ) -> None:
-        """`own`: opens replicas of our own engine. `others`: openers for base models of other engines.
+        """`own`: starts replicas of our own engine. `others`: start those of base models of other engines.
 
         `logs`: folder for the processes' output. `is_own_here`: whether `own` makes processes of this machine.
         `shared_group`: makes the groups of our own engine where a cluster shares its replicas; `own` is not used then.
@@ -45,7 +46,7 @@ class ReplicaPool:
                 self._groups[base] = self._shared_group(base)
                 return self._groups[base]
             is_here = self._is_own_here or other is not None
-            self._groups[base] = ReplicaSet(other or self._own, base, log, is_here=is_here)
+            self._groups[base] = LocalReplicas(other or self._own, base, log, is_here=is_here)
         return self._groups[base]
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import uvicorn
 
-from tuneship.agents.agent_replicas import AttachedReplicas, ReplicaOrders
+from tuneship.agents.agent_replicas import AgentReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentStarter
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
@@ -48,9 +48,10 @@ from tuneship.processes.forked_workers import ForkedProcesses
 from tuneship.processes.launch import die_with_parent, leave_no_core
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.engine_kinds import VLLM_ENGINE
-from tuneship.replicas.replica_groups import ReplicaPool
-from tuneship.replicas.replica_link import NotStartedYet, OpenReplica
-from tuneship.replicas.vllm import vllm_replica
+from tuneship.replicas.replica import StartReplica
+from tuneship.replicas.replica_groups import ReplicaGroups
+from tuneship.replicas.replica_link import NotStartedYet
+from tuneship.replicas.vllm import vllm_starter
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
@@ -86,7 +87,7 @@ from tuneship.service.open_installation import (
     open_for_member,
     open_for_service,
 )
-from tuneship.service.own_replicas import agent_starters, check_ray, own_replicas, vllm_server
+from tuneship.service.own_replicas import agent_starters, check_ray, replica_starter, vllm_server
 from tuneship.service.own_trainings import training_agents
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
@@ -231,22 +232,22 @@ def _build(
     for base in catalogue:
         instances.of_replicas(base)  # refuses an unknown type
     gpus = GpuLeases()
-    vllm_replicas: dict[Path, OpenReplica] = {
-        base.path: vllm_replica(runtime, vllm_server(settings, base), gpus)
+    vllm_starters: dict[Path, StartReplica] = {
+        base.path: vllm_starter(runtime, vllm_server(settings, base), gpus)
         for base in catalogue
         if base.engine is VLLM_ENGINE and settings.agents == "none"  # else an agent runs it
     }
 
-    own = own_replicas(settings, secret, runtime, (catalogue, instances), isolates=isolates)
+    own = replica_starter(settings, secret, runtime, (catalogue, instances), isolates=isolates)
     sharing: tuple[ReplicaOrders, Callable[[], AgentStarter]] | None = None
-    shared_group: Callable[[Path], AttachedReplicas] | None = None
+    shared_group: Callable[[Path], AgentReplicas] | None = None
     if settings.cluster is not None and settings.agents != "none":
         make_starter = agent_starters(
             settings, secret, runtime, (catalogue, instances), role.clock, isolates=isolates
         )
         orders = ReplicaOrders(lambda: role.leadership.leads)
         sharing = orders, make_starter
-        shared_group = partial(AttachedReplicas, orders=orders, attach=make_starter().connect)
+        shared_group = partial(AgentReplicas, orders=orders, attach=make_starter().connect)
     parts = Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -257,10 +258,10 @@ def _build(
         gpus=gpus,
         # The members of a cluster count a caller once, so they need one key.
         recorder=Recorder(derived_secret(secret, "callers") if settings.cluster else None),
-        replicas=ReplicaPool(
+        replicas=ReplicaGroups(
             own,
             data_dir / "logs",
-            vllm_replicas,
+            vllm_starters,
             is_own_here=settings.agents != "ray",
             shared_group=shared_group,
         ),

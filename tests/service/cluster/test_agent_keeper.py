@@ -16,11 +16,11 @@ from tests.support.engines import PlayedEngines
 from tests.support.in_process import CATALOGUE
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until_async
-from tuneship.agents.agent_replicas import AttachedReplicas, ReplicaOrders
+from tuneship.agents.agent_replicas import AgentReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.host.thread_pools import Threads
-from tuneship.replicas.local_replicas import replica_process
-from tuneship.replicas.replica_groups import ReplicaPool
+from tuneship.replicas.local_replicas import process_starter
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.replicas.replica_link import NoReplica
 from tuneship.service.cluster.agent_keeper import AgentKeeper, AgentKeeperTiming
 from tuneship.service.cluster.attached_agents import AttachedAgents
@@ -46,7 +46,7 @@ class Cell:
     launcher: PlayedLauncher
     make_starter: Callable[[], AgentStarter]
     orders: ReplicaOrders
-    pool: ReplicaPool
+    groups: ReplicaGroups
     engines: PlayedEngines
     notifier: Notifier
     look_every_s: float
@@ -54,16 +54,16 @@ class Cell:
     leads: bool = False
 
     @property
-    def group(self) -> AttachedReplicas:
-        return group_of(self.pool)
+    def group(self) -> AgentReplicas:
+        return group_of(self.groups)
 
     @asynccontextmanager
-    async def other_member(self) -> AsyncIterator[AttachedReplicas]:
+    async def other_member(self) -> AsyncIterator[AgentReplicas]:
         """The group of a member that does not lead."""
         orders = ReplicaOrders(lambda: False)
-        pool = pool_of(self.engines, Path("unused"), self.make_starter, orders)
-        async with attaching(self, orders, pool):
-            yield group_of(pool)
+        groups = groups_of(self.engines, Path("unused"), self.make_starter, orders)
+        async with attaching(self, orders, groups):
+            yield group_of(groups)
 
     def states(self) -> dict[str, str]:
         with self.database.read() as connection:
@@ -95,7 +95,7 @@ class Cell:
         """Lead in a new epoch, until the end or until another one leads."""
         epoch = self.take_over()
         fenced = self.database.fenced(lambda one: leader_lease.check_epoch(one, epoch))
-        place = CATALOGUE, self.pool
+        place = CATALOGUE, self.groups
         keeper = AgentKeeper(
             fenced, self.make_starter(), self.orders, place, self.notifier, QUICKLY
         )
@@ -108,28 +108,30 @@ class Cell:
             self.leads = False
 
 
-def pool_of(
+def groups_of(
     engines: PlayedEngines,
     folder: Path,
     make_starter: Callable[[], AgentStarter],
     orders: ReplicaOrders,
-) -> ReplicaPool:
-    shared_group = partial(AttachedReplicas, orders=orders, attach=make_starter().connect)
-    return ReplicaPool(replica_process(engines), folder, shared_group=shared_group)
+) -> ReplicaGroups:
+    shared_group = partial(AgentReplicas, orders=orders, attach=make_starter().connect)
+    return ReplicaGroups(process_starter(engines), folder, shared_group=shared_group)
 
 
-def group_of(pool: ReplicaPool) -> AttachedReplicas:
-    group = pool.of(BASE.path)
-    assert isinstance(group, AttachedReplicas)
+def group_of(groups: ReplicaGroups) -> AgentReplicas:
+    group = groups.of(BASE.path)
+    assert isinstance(group, AgentReplicas)
     return group
 
 
 @asynccontextmanager
-async def attaching(cell: Cell, orders: ReplicaOrders, pool: ReplicaPool) -> AsyncIterator[None]:
+async def attaching(
+    cell: Cell, orders: ReplicaOrders, groups: ReplicaGroups
+) -> AsyncIterator[None]:
     """Attach a member to what the rows say."""
     attached = AttachedAgents(
         cell.database,
-        (CATALOGUE, pool),
+        (CATALOGUE, groups),
         orders,
         cell.notifier,
         look_every_s=cell.look_every_s,
@@ -141,7 +143,7 @@ async def attaching(cell: Cell, orders: ReplicaOrders, pool: ReplicaPool) -> Asy
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await pool.close()
+        await groups.close()
 
 
 def playing(
@@ -158,12 +160,12 @@ def playing(
                 return AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
 
             orders = ReplicaOrders(lambda: cell.leads)
-            pool = pool_of(engines, folder, make_starter, orders)
+            groups = groups_of(engines, folder, make_starter, orders)
             notifier = Notifier()
             cell = Cell(
-                database, launcher, make_starter, orders, pool, engines, notifier, look_every_s
+                database, launcher, make_starter, orders, groups, engines, notifier, look_every_s
             )
-            async with attaching(cell, orders, pool):
+            async with attaching(cell, orders, groups):
                 await act(cell)
             await Threads("test", 1).finish(1)
 

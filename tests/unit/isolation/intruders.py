@@ -91,7 +91,7 @@ class Installation:
         return [str(self.data / name) for name in names]
 
     def serving(self, log: Path) -> WorkerSpec:
-        """Return the spec of a serving worker, by asking `replica_process` what it would start."""
+        """Return the spec of a serving worker, by asking `process_starter` what it would start."""
         adapters = worker_folder(ServiceSettings(data_dir=self.data), "models")
         (adapters / "other").mkdir(exist_ok=True)
         asked: list[WorkerSpec] = []
@@ -104,9 +104,9 @@ class Installation:
                 asked.append(spec)
                 raise Asked
 
-        open_replica = local_replicas.replica_process(Asking(), adapters=adapters)
+        start_replica = local_replicas.process_starter(Asking(), adapters=adapters)
         with suppress(Asked):
-            open_replica(self.catalogue.default.path, log).send(None)
+            start_replica(self.catalogue.default.path, log).send(None)
         return replace(asked[0], inherited=())
 
     def training(self, order: Order, log: Path, line: int) -> WorkerSpec:

@@ -15,7 +15,7 @@ from tuneship.events.connector import Receivers
 from tuneship.host.gpus import GpuLeases
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
-from tuneship.replicas.replica_groups import ReplicaPool
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.security.vault import Vault
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.data_keys import Keyring
@@ -63,7 +63,7 @@ class Parts:
     blobs: Blobs
     catalogue: Catalogue
     recorder: Recorder
-    replicas: ReplicaPool
+    replicas: ReplicaGroups
     cursors: Cursors
     # The rules for webhook receivers that may be called.
     receivers: Receivers

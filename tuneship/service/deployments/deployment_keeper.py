@@ -26,7 +26,7 @@ from tuneship.service.common.background_retries import BackgroundRetries, GivenU
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
-from tuneship.service.deployments.scaling_decisions import ReplicaPlan, is_asleep
+from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
 from tuneship.serving.replica_client import ServingError
@@ -63,7 +63,7 @@ class DeploymentKeeper:
         self._database = parts.database.fenced(leadership.fence)
         self._working: dict[str, asyncio.Task[None]] = {}
         self._retries = BackgroundRetries(parts.clock)
-        self._plan = ReplicaPlan(parts, leadership, None if shared is None else shared.demand)
+        self._plan = ScalingDecisions(parts, leadership, None if shared is None else shared.demand)
         self._health_checks = HealthChecks(parts, self._plan, leadership, shared)
         self._records = Threads("deployment records", 4)
         # Apart from the records: a model on a file system that hangs delays no other deployment's row.

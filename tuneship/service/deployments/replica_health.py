@@ -18,13 +18,14 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.replicas.replica_link import Adapter, NotStartedYet, ReplicaGroup
+from tuneship.replicas.replica_group import ReplicaGroup
+from tuneship.replicas.replica_link import Adapter, NotStartedYet
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
-from tuneship.service.deployments.scaling_decisions import ReplicaPlan, is_asleep
+from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep
 from tuneship.service.models.handlers import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
 from tuneship.store.database.database import is_away
@@ -88,7 +89,7 @@ class HealthChecks:
     def __init__(
         self,
         parts: Parts,
-        plan: ReplicaPlan,
+        plan: ScalingDecisions,
         leadership: Leadership,
         shared: SharedReplicas | None = None,
     ) -> None:

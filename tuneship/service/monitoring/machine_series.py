@@ -57,10 +57,10 @@ def _add_replicas(scrape: Scrape, parts: Parts) -> None:
         base = names.get(path)
         if base is None:  # no longer in the catalogue
             continue
-        for one in group.readings:
+        for one in group.live:
             labels = (base, str(one.number))
-            if one.pid is not None:
-                scrape.add(metrics.REPLICA_MEMORY, resident_memory(one.pid), *labels)
+            if group.is_here:
+                scrape.add(metrics.REPLICA_MEMORY, resident_memory(one.worker.pid), *labels)
             for name, metric in metrics.OF_REPLICAS.items():
                 if name in one.stats:
                     scrape.add(metric, one.stats[name], *labels)
