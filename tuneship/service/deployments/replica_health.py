@@ -183,7 +183,7 @@ class HealthChecks:
         except Exception as error:
             if is_away(error):
                 raise
-            # One model must not stop the others. The reconciler records a missing one in the row.
+            # One model must not stop the others. The keeper records a missing one in the row.
             is_expected = isinstance(error, (ModelNotFound, DeploymentError))
             text = "a deployment's model cannot be used: %s"
             logger.warning(text, row["id"], exc_info=None if is_expected else error)

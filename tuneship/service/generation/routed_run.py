@@ -119,7 +119,7 @@ class RoutedRun(ABC):
             raise DeploymentError(text, status=503, retry_after=1)
         if status not in SERVING:
             raise DeploymentError(BEING_DELETED if status in GONE else "the deployment has failed")
-        # After a restart requests come before the reconciler has checked every deployment, and each of them loads
+        # After a restart requests come before the keeper has checked every deployment, and each of them loads
         # its model.
         try:
             check_served(self._parts, self._deployment["security_settings"], self._served)

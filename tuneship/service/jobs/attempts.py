@@ -1,4 +1,4 @@
-"""One attempt at a job, as the runner follows it: how much of its progress is stored, and how it ended."""
+"""One attempt at a job, as the keeper follows it: how much of its progress is stored, and how it ended."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta

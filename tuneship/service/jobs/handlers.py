@@ -197,7 +197,7 @@ def list_jobs(
 
 @serves(contract.cancel_job)
 def cancel_job(context: Context, job_id: str) -> JobCancelled:
-    """Mark the job; the runner ends its processes and then makes it `cancelled`."""
+    """Mark the job; the keeper ends its processes and then makes it `cancelled`."""
     connection = context.transaction
     row = own_job(context, job_id, connection)
     status, moment = JobStatus(row["status"]), row["updated_at"]

@@ -1,4 +1,4 @@
-"""How trainings are launched, behind a protocol: the runner decides about jobs and knows no process, folder or node.
+"""How trainings are launched, behind a protocol: the keeper decides about jobs and knows no process, folder or node.
 
 `local_launcher.py` is the implementation for processes of this machine, `agent_launcher.py` the one for processes on
 other machines. A launcher may be asked about the same attempt again after the service was restarted, so nothing that it
