@@ -3,7 +3,7 @@
     python benchmarks/agent_link.py [--streams 32] [--seconds 5] [--rounds 5]
 
 The engine is emulated: every 2 ms it makes one token for each running request, and a token is the time at which it was
-made. It sends them in the messages of a real replica, so everything but the model is the product's: `ReplicaLine`,
+made. It sends them in the messages of a real replica, so everything but the model is the product's: `SocketLink`,
 `AgentLink`, `AgentRelay`, the certificates. Each round measures all ways, beginning with another one. Prints medians:
 tokens a second, processor time a token of the service's side and of the agent, delay of a token from the engine to its
 reader, and the round trip of a health check; then the processor time of both ends for sending an adapter of 80 MiB.
@@ -31,7 +31,7 @@ from tuneship.agents.agent_link import AgentAccess, open_agent
 from tuneship.agents.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
 from tuneship.agents.agent_relay import AgentRelay
 from tuneship.agents.certificates import AgentAuthority, agent_context
-from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
+from tuneship.serving.replica_client import GenerateRequest, SocketLink
 
 STEP_S = 0.002
 TOKENS = 100
@@ -119,7 +119,7 @@ async def run_agent(trusted: str) -> None:
 class Way:
     """One way to the engine, and what was measured on it."""
 
-    lines: list[ReplicaLine]
+    lines: list[SocketLink]
     agent: int | None
     """Process id of the agent."""
     tokens_per_s: list[float] = field(default_factory=list[float])
@@ -146,7 +146,7 @@ class Way:
             await self.lines[0].stats()
             self.trips_ms.append((time.perf_counter() - begun) * 1000)
 
-    async def _read(self, line: ReplicaLine, until: float) -> int:
+    async def _read(self, line: SocketLink, until: float) -> int:
         count = 0
         while time.monotonic() < until:
             async for chunk in line.generate(GenerateRequest(tokens=(1,), max_tokens=TOKENS)):
@@ -166,7 +166,7 @@ def cpu_s(pid: int) -> float:
 async def pair() -> AsyncGenerator[Way]:
     """A replica as a child process."""
     stream, process = start_engine()
-    line = await ReplicaLine.open(stream)
+    line = await SocketLink.open(stream)
     yield Way([line], None)
     await line.aclose()
     await asyncio.to_thread(process.wait, 30)

@@ -27,7 +27,7 @@ from tuneship.processes.worker_protocol import Runtime, WorkerSpec
 from tuneship.replicas.serving_process import ServingOptions, start_serving
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.jobs.work_folders import FolderProgress
-from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
+from tuneship.serving.replica_client import GenerateRequest, SocketLink
 from tuneship.training.spec import (
     LOG_FILE,
     SPEC_FILE,
@@ -87,7 +87,7 @@ async def replica(runtime: Runtime, base: Path, folder: Path) -> tuple[dict[str,
     began = time.monotonic()
     worker, ours = start_serving(runtime, base, folder / "serving.log", ServingOptions(1 << 24), ())
     try:
-        line = await ReplicaLine.open(ours)
+        line = await SocketLink.open(ours)
         measured = {READY_S: time.monotonic() - began, READY_MIB: private_mib(worker.pid)}
         tokens = await line.generate(GenerateRequest(PROMPT, TOKENS)).read_all()
         await line.aclose()

@@ -30,8 +30,7 @@ import sqlalchemy as sa
 from tests.support.job_rows import queued_job
 from tests.support.postgres_cluster import DURABLE, Cluster, programs
 from tuneship.service.access.data_keys import Keyring
-from tuneship.store.database import list_counters, tables
-from tuneship.store.database import queries as rows
+from tuneship.store.database import list_counters, rows, tables
 from tuneship.store.database.database import Database
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.records import audit, job_records, outbox

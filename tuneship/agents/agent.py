@@ -43,7 +43,7 @@ from tuneship.processes.launch import die_with_parent, leave_no_core, outlive_pa
 from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.processes.worker_protocol import Worker
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.replica_protocol import ReplicaLink
+from tuneship.replicas.replica_link import ReplicaLink
 from tuneship.replicas.serving_process import ServingOptions, start_serving
 from tuneship.serving.replica_client import ServingError
 
@@ -138,10 +138,10 @@ class ReplicaStart:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start vLLM's server, and answer for it. Raises `CannotServe` and `OSError`."""
         from tuneship.agents.link_server import LinkServer  # noqa: PLC0415 - loads httpx
-        from tuneship.replicas.vllm import vllm_replica  # noqa: PLC0415
+        from tuneship.replicas.vllm import vllm_starter  # noqa: PLC0415
 
         try:
-            replica = await vllm_replica(LocalProcesses(isolated=False), server)(base, LOG)
+            replica = await vllm_starter(LocalProcesses(isolated=False), server)(base, LOG)
         except ServingError as error:
             raise CannotServe(str(error)) from error
         self._worker, self._link = replica.worker, replica.link

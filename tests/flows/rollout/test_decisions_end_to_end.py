@@ -23,7 +23,7 @@ from tests.support.in_process import CATALOGUE
 from tests.system.faults.stage import BEFORE, Stage
 from tuneship.gates.plan import CanaryPlan
 from tuneship.service.common import in_flight
-from tuneship.service.generation import accounting as generation_ends
+from tuneship.service.generation import accounting
 from tuneship.service.generation import handlers as generation
 from tuneship.service.http.boundary import InFlightLimits
 
@@ -200,7 +200,7 @@ def test_a_hanging_request_is_slow_before_it_times_out_and_before_anybody_discon
 ) -> None:
     driven.meet(hang="0.5")
     clock = SimpleNamespace(perf_counter=driven.minutes_later)
-    for module in (generation, generation_ends, in_flight):
+    for module in (generation, accounting, in_flight):
         monkeypatch.setattr(module, "time", clock)
 
     result = shift_traffic(driven.plan(max_looks_per_step=30))

@@ -39,8 +39,7 @@ from tuneship.service.batches.stored_answers import (
 )
 from tuneship.service.context.context import Parts
 from tuneship.service.openai.batch_files import open_batch_file
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.row_types import BatchRow
 
 logger = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.agents.training_agents import TrainingAgents
 from tuneship.contract.errors import InvalidRequestError, PermissionDenied
 from tuneship.events.connector import Receivers
 from tuneship.host.gpus import GpuLeases
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.security.vault import Vault
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.data_keys import Keyring
@@ -39,10 +39,9 @@ from tuneship.service.common.tracing import SpanNotes, Tracing
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store.cluster import member_ages
 from tuneship.store.cluster.member_sessions import ALONE
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.records import deployment_logs, job_records, metric_windows
 from tuneship.store.records.audit import AuditRecord, Chain
@@ -64,7 +63,7 @@ class Parts:
     blobs: Blobs
     catalogue: Catalogue
     recorder: Recorder
-    replicas: ReplicaPool
+    replicas: ReplicaGroups
     cursors: Cursors
     # The rules for webhook receivers that may be called.
     receivers: Receivers

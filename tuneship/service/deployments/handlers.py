@@ -1,4 +1,4 @@
-"""Handlers of deployments: they change records and states, and `reconciler.py` makes reality match them."""
+"""Handlers of deployments: they change records and states, and `deployment_keeper.py` makes reality match them."""
 
 import hashlib
 import json
@@ -42,12 +42,11 @@ from tuneship.service.context.quotas import check_quota, is_name_taken
 from tuneship.service.models.handlers import FoundModel, find_model, job_of, served_model
 from tuneship.service.models.instances import require_serving_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import DELETED_DEPLOYMENTS, DEPLOYMENTS
-from tuneship.store.database.queries import Row
 from tuneship.store.database.row_types import DeploymentRow
+from tuneship.store.database.rows import Row
 from tuneship.store.records import deployment_records, endpoint_records
 
 DEFAULT_OUTPUT_TOKENS = 256

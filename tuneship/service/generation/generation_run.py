@@ -46,7 +46,7 @@ from tuneship.service.generation.tool_grammar import CallPlan, call_plan
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 
 R = TypeVar("R")
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
-from tuneship.replicas.replica_protocol import NoReplica
+from tuneship.replicas.replica_link import NoReplica
 from tuneship.service.common.fault_injection import Faults, drawn, faults_of
 from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.common.refusals import refused
@@ -28,7 +28,7 @@ from tuneship.serving.replica_client import (
     UnusableGrammar,
 )
 from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records import job_records
 
 BEING_DELETED = "the deployment is being deleted"
@@ -119,7 +119,7 @@ class RoutedRun(ABC):
             raise DeploymentError(text, status=503, retry_after=1)
         if status not in SERVING:
             raise DeploymentError(BEING_DELETED if status in GONE else "the deployment has failed")
-        # After a restart requests come before the reconciler has checked every deployment, and each of them loads
+        # After a restart requests come before the keeper has checked every deployment, and each of them loads
         # its model.
         try:
             check_served(self._parts, self._deployment["security_settings"], self._served)

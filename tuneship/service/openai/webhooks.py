@@ -35,8 +35,7 @@ from tuneship.service.events import webhooks
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import WEBHOOKS
 from tuneship.store.database.row_types import WebhookRow

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from tuneship.store.database import queries as rows
+from tuneship.store.database import rows
 from tuneship.store.database.row_types import MemberAgesRow
 from tuneship.store.database.tables import member_ages
 

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from tuneship.store.database import queries as rows
+from tuneship.store.database import rows
 from tuneship.store.database.row_types import MemberDemandRow
 from tuneship.store.database.tables import member_demands
 

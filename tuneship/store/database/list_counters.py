@@ -1,6 +1,6 @@
 """The lists of a tenant, each with a counter that changes in the same transaction as the rows: a page needs no count.
 
-`queries.insert`, `queries.change` and `queries.remove` are the only ways into and out of a list. A counter is the
+`rows.insert`, `rows.change` and `rows.remove` are the only ways into and out of a list. A counter is the
 length of the list without filters.
 """
 

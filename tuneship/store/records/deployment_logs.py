@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.store.database.queries import fetch_all
 from tuneship.store.database.row_types import DeploymentLogRow
+from tuneship.store.database.rows import fetch_all
 from tuneship.store.database.tables import deployment_logs
 
 LEVELS = ("debug", "info", "warning", "error")

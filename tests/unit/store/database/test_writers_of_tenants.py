@@ -12,13 +12,12 @@ import sqlalchemy as sa
 
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until
-from tests.unit.store.database.test_queries import new_row
+from tests.unit.store.database.test_rows import new_row
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.access.api_keys import Keys
 from tuneship.store.cluster.leader_lease import LeadershipLost
-from tuneship.store.database import list_counters, tables
-from tuneship.store.database import queries as rows
+from tuneship.store.database import list_counters, rows, tables
 from tuneship.store.database.database import Database
 from tuneship.store.records import (
     audit,

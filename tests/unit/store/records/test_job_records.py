@@ -12,8 +12,7 @@ from alembic.config import Config
 
 from tests.support.job_rows import NOW, queued_job
 from tuneship.contract.jobs import JobStatus
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database, sqlite_url
 from tuneship.store.records import job_records
 

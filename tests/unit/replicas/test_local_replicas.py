@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
-from tuneship.replicas.live_replicas import HUNG_PROBES
-from tuneship.replicas.replica_protocol import Adapter, NoReplica
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import LocalReplicas
+from tuneship.replicas.replica_group import HUNG_PROBES
+from tuneship.replicas.replica_link import Adapter, NoReplica
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ReplicaRefused
 
 REQUEST = GenerateRequest(
@@ -18,7 +18,7 @@ REQUEST = GenerateRequest(
 )
 
 
-def messages(group: ReplicaSet) -> list[str]:
+def messages(group: LocalReplicas) -> list[str]:
     return [one.message.split(":")[0] for one in group.take_events()]
 
 
@@ -26,25 +26,25 @@ async def ended(engines: PlayedEngines, number: int) -> None:
     await until_async(lambda: engines.replicas[number].code is not None)
 
 
-async def noticed(group: ReplicaSet, number: int) -> None:
+async def noticed(group: LocalReplicas, number: int) -> None:
     """Wait until this many replicas live, because the end of a process is noticed a moment later."""
     await until_async(lambda: len(group.live) == number)
 
 
-async def started(group: ReplicaSet, number: int) -> None:
+async def started(group: LocalReplicas, number: int) -> None:
     group.resize(number, {})
     await group.ready(None, number)
     assert len(group.live) == number
 
 
-async def text(group: ReplicaSet, adapter: Adapter | None = None) -> list[int]:
+async def text(group: LocalReplicas, adapter: Adapter | None = None) -> list[int]:
     request = replace(REQUEST, adapter=None if adapter is None else adapter.name)
     async with await group.generate(adapter, request) as generation:
         return [token async for chunk in generation for token in chunk]
 
 
 def test_as_many_as_wanted_are_started_and_take_turns(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await started(group, 3)
@@ -60,7 +60,7 @@ def test_as_many_as_wanted_are_started_and_take_turns(
 
 
 def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await started(group, 2)
@@ -89,7 +89,9 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
     asyncio.run(run())
 
 
-def test_one_that_died_is_reported_and_replaced(group: ReplicaSet, engines: PlayedEngines) -> None:
+def test_one_that_died_is_reported_and_replaced(
+    group: LocalReplicas, engines: PlayedEngines
+) -> None:
     async def run() -> None:
         await group.ready(None)
         engines.replicas[0].kill()
@@ -102,7 +104,7 @@ def test_one_that_died_is_reported_and_replaced(group: ReplicaSet, engines: Play
 
 
 def test_requests_go_on_while_more_are_being_started(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await group.ready(None)
@@ -118,7 +120,7 @@ def test_requests_go_on_while_more_are_being_started(
 
 
 def test_one_that_hangs_is_no_longer_answering_and_is_ended_after_some_probes(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await group.ready(None)
@@ -145,7 +147,7 @@ def test_one_that_hangs_is_no_longer_answering_and_is_ended_after_some_probes(
 
 
 def test_closing_ends_all_of_them_those_that_leave_too(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await started(group, 2)
@@ -171,7 +173,7 @@ def loaded(engines: PlayedEngines) -> list[set[str]]:
 
 
 def test_a_model_is_loaded_and_asked_on_as_many_as_it_shall_be_even_when_others_go(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await started(group, 4)
@@ -199,7 +201,7 @@ def test_a_model_is_loaded_and_asked_on_as_many_as_it_shall_be_even_when_others_
 
 
 def test_a_new_one_has_what_it_will_be_asked_for_before_it_is_asked(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await group.ready(adapter("a"))
@@ -211,7 +213,7 @@ def test_a_new_one_has_what_it_will_be_asked_for_before_it_is_asked(
     asyncio.run(run())
 
 
-def test_the_least_busy_is_asked(group: ReplicaSet, engines: PlayedEngines) -> None:
+def test_the_least_busy_is_asked(group: LocalReplicas, engines: PlayedEngines) -> None:
     async def run() -> None:
         await started(group, 2)
         engines.may_answer.clear()
@@ -231,7 +233,7 @@ def test_the_least_busy_is_asked(group: ReplicaSet, engines: PlayedEngines) -> N
 
 
 def test_an_adapter_in_use_stays_when_it_is_forgotten(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await group.ready(adapter("a"))
@@ -252,7 +254,7 @@ def test_an_adapter_in_use_stays_when_it_is_forgotten(
 
 
 def test_one_that_computes_nothing_finite_is_not_asked(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         engines.cannot_run = "the base"
@@ -271,7 +273,7 @@ def test_one_that_computes_nothing_finite_is_not_asked(
 
 
 def test_after_a_failed_start_requests_are_refused_at_once_for_a_while(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         engines.refusal = "no memory"
@@ -294,7 +296,7 @@ def test_after_a_failed_start_requests_are_refused_at_once_for_a_while(
     asyncio.run(run())
 
 
-def test_closing_leaves_nothing_to_run(group: ReplicaSet, engines: PlayedEngines) -> None:
+def test_closing_leaves_nothing_to_run(group: LocalReplicas, engines: PlayedEngines) -> None:
     async def run() -> None:
         await started(group, 2)
         engines.may_answer.clear()
@@ -317,7 +319,7 @@ def test_closing_leaves_nothing_to_run(group: ReplicaSet, engines: PlayedEngines
 
 
 def test_waiting_for_more_replicas_ends_when_fewer_are_wanted(
-    group: ReplicaSet, engines: PlayedEngines
+    group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
         await started(group, 1)

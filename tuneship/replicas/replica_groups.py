@@ -1,35 +1,35 @@
-"""The replica groups of all base models, made when a model is first needed. Each group: `replica_set.py`."""
+"""The replica groups of all base models, made when a model is first needed. Each group: `replica_group.py`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tuneship.agents.attached_replicas import AttachedReplicas
-from tuneship.replicas.replica_protocol import OpenReplica, ReplicaGroup
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import LocalReplicas
+from tuneship.replicas.replica import StartReplica
+from tuneship.replicas.replica_group import ReplicaGroup
 
 
-class ReplicaPool:
+class ReplicaGroups:
     """The replicas of all base models."""
 
     def __init__(
         self,
-        own: OpenReplica,
+        own: StartReplica,
         logs: Path,
-        others: Mapping[Path, OpenReplica] | None = None,
+        others: Mapping[Path, StartReplica] | None = None,
         *,
         is_own_here: bool = True,
-        attached: Callable[[Path], AttachedReplicas] | None = None,
+        shared_group: Callable[[Path], ReplicaGroup] | None = None,
     ) -> None:
-        """`own`: opens replicas of our own engine. `others`: openers for base models of other engines.
+        """`own`: starts replicas of our own engine. `others`: start those of base models of other engines.
 
         `logs`: folder for the processes' output. `is_own_here`: whether `own` makes processes of this machine.
-        `attached`: makes the groups of our own engine where a cluster shares its replicas; `own` is not used then.
+        `shared_group`: makes the groups of our own engine where a cluster shares its replicas; `own` is not used then.
         """
         self._own = own
         self._is_own_here = is_own_here
         self._others = others or {}
         self._logs = logs
-        self._attached = attached
+        self._shared_group = shared_group
         self._groups: dict[Path, ReplicaGroup] = {}
 
     @property
@@ -42,11 +42,11 @@ class ReplicaPool:
         if base not in self._groups:
             log = self._logs / f"replica-{base.name}.log"
             other = self._others.get(base)
-            if other is None and self._attached is not None:
-                self._groups[base] = self._attached(base)
+            if other is None and self._shared_group is not None:
+                self._groups[base] = self._shared_group(base)
                 return self._groups[base]
             is_here = self._is_own_here or other is not None
-            self._groups[base] = ReplicaSet(other or self._own, base, log, is_here=is_here)
+            self._groups[base] = LocalReplicas(other or self._own, base, log, is_here=is_here)
         return self._groups[base]
 
     async def close(self) -> None:

@@ -13,8 +13,7 @@ from datetime import datetime, timedelta
 
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
-from tuneship.store.records import endpoint_records
-from tuneship.store.records import job_leases as leases
+from tuneship.store.records import endpoint_records, job_leases
 from tuneship.store.records.job_leases import JobLease
 
 logger = logging.getLogger(__name__)
@@ -96,5 +95,5 @@ class LeaseKeeper:
         held = self._held()
         if held:
             with self._parts.database.write_beside(first=True) as connection:
-                leases.renew(connection, held, now)
+                job_leases.renew(connection, held, now)
         self._renew_at = now + RENEW_EVERY

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tuneship.store.database import list_counters as listings
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
 from tuneship.store.database.list_counters import COUNTED, DEPLOYMENTS, JOBS, Listing
 

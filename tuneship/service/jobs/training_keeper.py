@@ -27,11 +27,9 @@ from tuneship.service.jobs.attempts import Attempt, RunningAttempt, remaining_se
 from tuneship.service.jobs.launcher import TrainingLauncher, TrainingNews, TrainingProgress
 from tuneship.service.jobs.preparation import DataDamaged, training_order
 from tuneship.service.models.safeguards import SafeguardLost
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.row_types import JobRow
-from tuneship.store.records import job_leases as leases
-from tuneship.store.records import job_queue, job_records
+from tuneship.store.records import job_leases, job_queue, job_records
 from tuneship.store.records.job_leases import JobLease, LeaseLost
 from tuneship.training.progress_file import NEEDS_LESS_MEMORY, Reason
 from tuneship.training.spec import SIGNALLED
@@ -156,7 +154,7 @@ class TrainingKeeper:
 
         with self._parts.database.write(first.client_id) as connection:
             now = self._parts.clock()
-            job = leases.claim(connection, first.job_id, self._owner, now)
+            job = job_leases.claim(connection, first.job_id, self._owner, now)
             if job is not None:
                 self._preparing = JobLease.of(job)
                 if job["attempt"] == 1:
@@ -312,7 +310,7 @@ class TrainingKeeper:
             }
             if news.checkpoint is not None:
                 position["checkpoint"] = asdict(news.checkpoint)
-            leases.heartbeat(connection, attempt.claim, now, **position)
+            job_leases.heartbeat(connection, attempt.claim, now, **position)
             record_progress.store_lines(connection, attempt, news.lines, now)
         attempt.offset, attempt.checkpoint = news.offset, news.checkpoint
         self._parts.notifier.notify(attempt.claim.job_id)

@@ -1,7 +1,7 @@
 """The replicas of one base model that this process starts, drains and replaces.
 
-A set knows how many replicas there shall be, not why. It implements `ReplicaGroup` of `replica_protocol.py`, most of
-it in `live_replicas.py`. The process of a replica: `tuneship/serving/replica.py`.
+They are processes of this machine, or run on agents that serve nobody else. A group knows how many replicas are wanted,
+not why. The process of a replica: `tuneship/serving/replica.py`.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.failed_starts import FailedStarts
-from tuneship.replicas.live_replicas import LiveReplicas
-from tuneship.replicas.replica_handle import ReplicaHandle
-from tuneship.replicas.replica_protocol import NoReplica, OpenedReplica, OpenReplica
+from tuneship.replicas.replica import Replica, StartReplica
+from tuneship.replicas.replica_group import ReplicaGroup
+from tuneship.replicas.replica_link import NoReplica
 from tuneship.replicas.serving_process import ServingOptions, start_serving
-from tuneship.serving.replica_client import ANSWER_TIMEOUT_S, ReplicaLine, ReplicaLost
+from tuneship.serving.replica_client import ANSWER_TIMEOUT_S, ReplicaLost, SocketLink
 
 # A big model takes minutes to read; a process that hangs before it is ready must not be waited
 # for forever.
@@ -34,44 +34,46 @@ def no_limit(_base: Path) -> int:
     return 0
 
 
-def replica_process(
+def process_starter(
     runtime: Runtime,
     cache_bytes: Callable[[Path], int] = no_limit,
     adapters: Path | None = None,
     answer_timeout_s: float = ANSWER_TIMEOUT_S,
     weights: Callable[[Path], str | None] = usual_weights,
-) -> OpenReplica:
-    """Make an opener of replicas with our own engine, as processes on this machine.
+) -> StartReplica:
+    """Make the function that starts replicas of our own engine, as processes on this machine.
 
     `cache_bytes`: called at each start. `adapters`: the existing folder of the adapters it will load; a replica reads
-    nothing else but its base model. `answer_timeout_s`: see `ReplicaLine.open`. `weights`: number format of the
+    nothing else but its base model. `answer_timeout_s`: see `SocketLink.open`. `weights`: number format of the
     weights of a base model, called at each start; None: the replica chooses.
     """
     loaded_from = () if adapters is None else (adapters,)
 
-    async def open_replica(base: Path, log: Path) -> OpenedReplica:
+    async def start_replica(base: Path, log: Path) -> Replica:
         options = ServingOptions(cache_bytes(base), weights(base))
         worker, ours = start_serving(runtime, base, log, options, loaded_from)
         try:
-            return OpenedReplica(worker, await ReplicaLine.open(ours, answer_timeout_s))
+            return Replica(worker, await SocketLink.open(ours, answer_timeout_s))
         except BaseException as error:
             worker.kill()  # whatever the reason: leave no process without a connection
             if isinstance(error, ReplicaLost):
                 logger.warning("a replica ended with %s before it was ready", worker.exit_code())
             raise
 
-    return open_replica
+    return start_replica
 
 
-class ReplicaSet(LiveReplicas):
-    """The replicas of one base model; implements `ReplicaGroup`."""
+class LocalReplicas(ReplicaGroup):
+    """Replicas that this process starts and uses alone."""
+
+    is_own = True
 
     def __init__(
-        self, open_replica: OpenReplica, base: Path, log: Path, *, is_here: bool = True
+        self, start_replica: StartReplica, base: Path, log: Path, *, is_here: bool = True
     ) -> None:
         """Begin without replicas; `resize` and `ready` start them. `is_here`: as processes of this machine."""
         super().__init__(is_here=is_here)
-        self._open = open_replica
+        self._start_replica = start_replica
         self._base = base
         self._log_file = log
         self._numbers = count()
@@ -99,7 +101,7 @@ class ReplicaSet(LiveReplicas):
 
     def _start_missing(self, wanted: int) -> None:
         for _ in range(wanted - len(self.live) - len(self._starts)):
-            task = asyncio.create_task(self._start())
+            task = self._spawn(self._start())
             self._starts.add(task)
             task.add_done_callback(self._on_start_done)
 
@@ -107,14 +109,14 @@ class ReplicaSet(LiveReplicas):
         """Start one replica, check it, and load the adapters that it will serve before it gets requests."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                opened = await self._open(self._base, self._log_file)
+                replica = await self._start_replica(self._base, self._log_file)
         except TimeoutError:
             raise ReplicaLost("the replica did not become ready in time") from None
         except OSError as error:
             raise ReplicaLost(
                 f"the replica could not be started: {type(error).__name__}"
             ) from error
-        replica = ReplicaHandle(opened, next(self._numbers))
+        replica.number = next(self._numbers)
         try:
             await replica.check(None)
             await self._load_placed(replica)
@@ -154,11 +156,6 @@ class ReplicaSet(LiveReplicas):
     # The end.
 
     async def close(self) -> None:
-        """End all processes, also those that start or drain, and all tasks."""
+        """End every replica, and start no other."""
         self._wanted = 0
-        ending, self._replicas = [*self._replicas, *self._leaving], []
-        tasks = [*self._starts, *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(replica.end() for replica in ending))
+        await super().close()

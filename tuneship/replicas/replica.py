@@ -1,13 +1,15 @@
-"""One live replica: its adapters, its health checks, and its end. Its group is `replica_set.py`."""
+"""One live replica: its adapters, its health checks, and its end. Many of them: `replica_group.py`."""
 
 import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
+from typing import Protocol
 from zlib import crc32
 
 from tuneship.host.thread_pools import Threads
-from tuneship.replicas.replica_protocol import Adapter, FilesAway, OpenedReplica
+from tuneship.processes.worker_protocol import Worker
+from tuneship.replicas.replica_link import Adapter, FilesAway, ReplicaLink
 from tuneship.serving.replica_client import (
     GenerateRequest,
     ReplicaLost,
@@ -21,26 +23,29 @@ CHECK_PATIENCE_S = 120.0
 CHECK_TOKENS = (0,)
 
 
-class ReplicaHandle:
+class Replica:
     """A replica whose base model is loaded."""
 
-    def __init__(self, opened: OpenedReplica, number: int) -> None:
-        """`number`: unique in the group; the oldest replica has the smallest."""
-        self.worker = opened.worker
-        self.link = opened.link
+    def __init__(self, worker: Worker, link: ReplicaLink, number: int = 0) -> None:
+        """`worker`: its process, or whatever can be ended in place of one.
+
+        `number`: unique in the group, which sets it; the oldest replica has the smallest.
+        """
+        self.worker = worker
+        self.link = link
         self.number = number
         self.adapters: set[str] = set()
+        # Consecutive health checks without an answer.
         self.failed_probes = 0
-        """Consecutive health checks without an answer."""
+        # Requests in its queue at the last health check.
         self.waiting = 0
-        """Requests in its queue at the last health check."""
+        # Requests that it runs at once.
         self.slots = 1
-        """Requests that it runs at once."""
+        # All counts of the last health check that it passed, as the engine names them.
         self.stats: Mapping[str, int] = {}
-        """All counts of the last health check that it passed."""
         self._changing = asyncio.Lock()
+        # The latest entering of a hold, which goes on if nobody waits for it any more.
         self._entering: asyncio.Task[Path] | None = None
-        """The latest entering of a hold, which goes on if nobody waits for it any more."""
 
     @property
     def is_live(self) -> bool:
@@ -157,3 +162,14 @@ class ReplicaHandle:
         """End the replica at once, and wait until its process is gone."""
         await self.link.aclose()
         await Threads("end of a replica", 1).run(self.worker.kill)
+
+
+class StartReplica(Protocol):
+    """A function that starts a replica of an engine."""
+
+    async def __call__(self, base: Path, log: Path) -> Replica:
+        """Return when its base model is loaded; leave nothing behind otherwise. Raises `ServingError`, `OSError`.
+
+        Called on the event loop's own thread: the parent-death signal follows the thread that starts a process.
+        """
+        ...

@@ -13,9 +13,8 @@ from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.agents.agent_link import AgentLink, open_agent
 from tuneship.agents.agent_protocol import AgentAddress
-from tuneship.agents.attached_replicas import AttachedReplicas, ListedReplica
-from tuneship.agents.replica_orders import ReplicaOrders
-from tuneship.replicas.replica_protocol import Adapter, NoReplica, NotStartedYet
+from tuneship.agents.agent_replicas import AgentReplicas, ReadyAgent, ReplicaOrders
+from tuneship.replicas.replica_link import Adapter, NoReplica, NotStartedYet
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost
 
 BASE = Path("base")
@@ -32,10 +31,10 @@ class Stage:
     def __init__(self, agents: list[PlayedAgent], leads: bool) -> None:
         self.agents = agents
         self.orders = ReplicaOrders(lambda: leads)
-        self.group = AttachedReplicas(BASE, self.orders, attach, look_every_s=0.01)
+        self.group = AgentReplicas(BASE, self.orders, attach, look_every_s=0.01)
 
-    def listed(self, *numbers: int) -> list[ListedReplica]:
-        return [ListedReplica(f"a-{one}", one, self.agents[one].address) for one in numbers]
+    def listed(self, *numbers: int) -> list[ReadyAgent]:
+        return [ReadyAgent(f"a-{one}", one, self.agents[one].address) for one in numbers]
 
     async def follow(self, *numbers: int) -> None:
         self.group.follow(self.listed(*numbers))
@@ -126,7 +125,7 @@ def test_an_agent_that_does_not_answer_is_tried_again_later(
     engines: PlayedEngines, tmp_path: Path
 ) -> None:
     async def act(stage: Stage) -> None:
-        gone = ListedReplica("gone", 7, AgentAddress("127.0.0.1", 1, "0" * 64))
+        gone = ReadyAgent("gone", 7, AgentAddress("127.0.0.1", 1, "0" * 64))
         stage.group.follow([gone, *stage.listed(1)])
         await stage.group.first_attached()
         await until_async(lambda: stage.numbers == [1])

@@ -18,7 +18,7 @@ from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.prompts.parity import Parity, reads_alike
 from tuneship.prompts.text_tokenizer import encode
-from tuneship.replicas.replica_protocol import Adapter, FilesAway, NotStartedYet
+from tuneship.replicas.replica_link import Adapter, FilesAway, NotStartedYet
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
@@ -26,12 +26,11 @@ from tuneship.service.common.background_retries import BackgroundRetries, GivenU
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
-from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
+from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
 from tuneship.serving.replica_client import ServingError
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import is_away
 from tuneship.store.database.row_types import DeploymentRow
 from tuneship.store.files.blobs import FileDamaged
@@ -64,7 +63,7 @@ class DeploymentKeeper:
         self._database = parts.database.fenced(leadership.fence)
         self._working: dict[str, asyncio.Task[None]] = {}
         self._retries = BackgroundRetries(parts.clock)
-        self._plan = ReplicaPlan(parts, leadership, None if shared is None else shared.demand)
+        self._plan = ScalingDecisions(parts, leadership, None if shared is None else shared.demand)
         self._health_checks = HealthChecks(parts, self._plan, leadership, shared)
         self._records = Threads("deployment records", 4)
         # Apart from the records: a model on a file system that hangs delays no other deployment's row.

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
-from tuneship.replicas.replica_protocol import ReplicaGroup
+from tuneship.replicas.replica_group import ReplicaGroup
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_demand import SharedDemand
 from tuneship.service.common.scaling import (
@@ -19,7 +19,7 @@ from tuneship.service.common.scaling import (
     next_decision,
 )
 from tuneship.service.context.context import Parts
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records.deployment_logs import LogEntry
 
 
@@ -34,7 +34,7 @@ def is_asleep(row: Row) -> bool:
     )
 
 
-class ReplicaPlan:
+class ScalingDecisions:
     """The scaling decisions of all deployments under health checks."""
 
     def __init__(

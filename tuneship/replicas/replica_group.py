@@ -1,7 +1,7 @@
-"""The live replicas of one base model: chosen for requests, loaded with adapters, watched and drained here.
+"""All replicas of one base model: chosen for requests, loaded with adapters, watched and drained here.
 
-Where they come from is the matter of a subclass: `replica_set.py` starts them, `attached_replicas.py` uses those that
-the leader of a cluster has started. Knows no deployment and no HTTP.
+Where they come from is the matter of a subclass: `local_replicas.py` starts them, `agents/agent_replicas.py` uses those
+that the leader of a cluster has started on agents. Knows no deployment and no HTTP.
 """
 
 import asyncio
@@ -9,10 +9,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tuneship.replicas.replica_handle import ReplicaHandle
-from tuneship.replicas.replica_protocol import Adapter, NoReplica, ReplicaEvent, ReplicaReading
+from tuneship.replicas.replica import Replica
+from tuneship.replicas.replica_link import Adapter, NoReplica
 from tuneship.serving.replica_client import (
     EmbedRequest,
     GenerateRequest,
@@ -33,42 +34,53 @@ HUNG_PROBES = 6
 MAX_LOSSES_PER_LOAD = 3
 
 
-class LiveReplicas(ABC):
-    """The part of `ReplicaGroup` that does not depend on who starts replicas."""
+@dataclass(frozen=True)
+class ReplicaEvent:
+    """An event of a replica for the logs of its deployments."""
 
-    is_own = True
+    # `debug`, `info`, `warning` or `error`.
+    level: str
+    # The text, without a process id: the reader shares the replica with others.
+    message: str
+    # Number of the replica in its group; None for one that did not start.
+    replica: int | None = None
+    # Whether the replica is gone.
+    is_end: bool = False
+
+
+class ReplicaGroup(ABC):
+    """All replicas of one base model, as the service uses them.
+
+    `model` arguments are an adapter's name, or None for the base model.
+    """
+
+    # Whether they serve this process alone, and no other members of a cluster.
+    is_own: bool
 
     def __init__(self, *, is_here: bool) -> None:
-        """Begin without replicas. `is_here`: as processes of this machine."""
+        """Begin without replicas. `is_here`: as processes of this machine, whose memory limits their number."""
         self.is_here = is_here
-        self._replicas: list[ReplicaHandle] = []
-        self._leaving: list[ReplicaHandle] = []
+        self._replicas: list[Replica] = []
+        self._leaving: list[Replica] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: deque[ReplicaEvent] = deque(maxlen=100)
         self._adapters: dict[str, Adapter] = {}
         self._widths: Mapping[str | None, int] = {}
         self._turn = 0
+        # Number of calls of `ready`: decisions based on facts from before a call have to be made again.
         self.ready_calls = 0
 
     # State.
 
     @property
-    def live(self) -> list[ReplicaHandle]:
-        """Replicas that can serve requests, the oldest first."""
+    def live(self) -> list[Replica]:
+        """Replicas that can serve requests, the oldest first. May be read from any thread."""
         return [replica for replica in self._replicas if replica.is_live]
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the live replicas on this machine."""
         return [replica.worker.pid for replica in self.live if self.is_here]
-
-    @property
-    def readings(self) -> list[ReplicaReading]:
-        """The live replicas. May be read from any thread."""
-        return [
-            ReplicaReading(one.number, one.worker.pid if self.is_here else None, one.stats)
-            for one in self.live
-        ]
 
     @property
     def waiting(self) -> int:
@@ -89,7 +101,7 @@ class LiveReplicas(ABC):
         """Numbers of the live replicas that have the model and get its requests."""
         return [replica.number for replica in self._placed(model, self.live) if replica.has(model)]
 
-    def _placed(self, model: str | None, among: list[ReplicaHandle]) -> list[ReplicaHandle]:
+    def _placed(self, model: str | None, among: list[Replica]) -> list[Replica]:
         """Choose the replicas that a model is served on."""
         width = max(1, self._widths.get(model, len(among)))
         if width >= len(among):
@@ -106,7 +118,7 @@ class LiveReplicas(ABC):
         self,
         level: str,
         message: str,
-        replica: ReplicaHandle | None = None,
+        replica: Replica | None = None,
         *,
         is_end: bool = False,
     ) -> None:
@@ -121,7 +133,14 @@ class LiveReplicas(ABC):
 
     # Watching and ending replicas.
 
-    def _retire(self, replica: ReplicaHandle) -> None:
+    @abstractmethod
+    def resize(self, wanted: int, widths: Mapping[str | None, int]) -> None:
+        """Set the number of replicas, and on how many of them each model is served (all, unless named).
+
+        Missing replicas are started in the background; surplus ones are drained and ended.
+        """
+
+    def _retire(self, replica: Replica) -> None:
         """Give a replica no more requests, and end it when those in flight have ended: a lost one at once.
 
         The process of a lost one is reaped then.
@@ -154,7 +173,7 @@ class LiveReplicas(ABC):
         for replica in [replica for replica in self._replicas if not replica.is_live]:
             self._retire(replica)
 
-    async def _watch(self, replica: ReplicaHandle) -> None:
+    async def _watch(self, replica: Replica) -> None:
         await replica.link.wait_lost()
         self._remove_dead()
 
@@ -167,14 +186,17 @@ class LiveReplicas(ABC):
                 self._emit("error", "replica does not answer", replica)
                 await self._end_hung(replica)
 
-    async def _end_hung(self, replica: ReplicaHandle) -> None:
+    async def _end_hung(self, replica: Replica) -> None:
         """End a replica that does not answer."""
         await replica.end()
 
     # Serving.
 
     async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
-        """Start missing replicas, load and check the adapter. Raises `ServingError` if then none can serve it."""
+        """Start missing replicas, load and check the adapter. Raises `ServingError` if then none can serve it.
+
+        Fewer replicas than `width` are enough if the others do not start: `resize` goes on trying.
+        """
         self.ready_calls += 1
         model = None if adapter is None else adapter.name
         if model in self._widths:  # at once, not at the next `resize`
@@ -197,9 +219,7 @@ class LiveReplicas(ABC):
             return
         raise ReplicaLost("the replica's process ended while the model was loaded")
 
-    async def _load(
-        self, replica: ReplicaHandle, adapter: Adapter | None, *, is_checked: bool
-    ) -> None:
+    async def _load(self, replica: Replica, adapter: Adapter | None, *, is_checked: bool) -> None:
         if adapter is None or replica.has(adapter.name):
             return
         await replica.load(adapter)
@@ -211,7 +231,7 @@ class LiveReplicas(ABC):
                 await replica.unload(adapter.name)
                 raise
 
-    async def _load_placed(self, replica: ReplicaHandle) -> None:
+    async def _load_placed(self, replica: Replica) -> None:
         """Load the adapters that a new replica will serve, before it gets requests. Raises `ReplicaLost`."""
         for adapter in list(self._adapters.values()):
             if replica not in self._placed(adapter.name, [*self.live, replica]):
@@ -233,14 +253,17 @@ class LiveReplicas(ABC):
         """Wait for `width` live replicas, or fewer if no more can be had. Raises `NoReplica` if there are none then."""
 
     async def generate(self, adapter: Adapter | None, request: GenerateRequest) -> TokenStream:
-        """Send a request to the least busy replica with the adapter; wait for a start only if there is none."""
+        """Send a request to the least busy replica with the adapter; wait for a start only if there is none.
+
+        Raises `NoReplica`, and `ServingError` when the adapter is refused.
+        """
         return (await self._choose(adapter)).link.generate(request)
 
     async def embed(self, adapter: Adapter | None, request: EmbedRequest) -> list[str]:
-        """Embed texts with the replica that `generate` would choose."""
+        """Embed texts with the replica that `generate` would choose: a vector each, as float32 numbers in Base64."""
         return await (await self._choose(adapter)).link.embed(request)
 
-    async def _choose(self, adapter: Adapter | None) -> ReplicaHandle:
+    async def _choose(self, adapter: Adapter | None) -> Replica:
         model = None if adapter is None else adapter.name
         able = self._able(model)
         if not able:
@@ -258,7 +281,7 @@ class LiveReplicas(ABC):
         turns = able[self._turn % len(able) :] + able[: self._turn % len(able)]
         return min(turns, key=lambda one: (one.failed_probes > 0, one.busy))
 
-    def _able(self, model: str | None) -> list[ReplicaHandle]:
+    def _able(self, model: str | None) -> list[Replica]:
         """Live replicas with the model: those that serve it, else any others."""
         placed = [replica for replica in self._placed(model, self.live) if replica.has(model)]
         return placed or [replica for replica in self.live if replica.has(model)]
@@ -274,7 +297,17 @@ class LiveReplicas(ABC):
 
     # The end.
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def close(self) -> None:
+        """End every replica, also those that start or drain, and all tasks."""
+        ending, self._replicas = [*self._replicas, *self._leaving], []
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.end() for replica in ending))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
