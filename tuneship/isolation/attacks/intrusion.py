@@ -1,8 +1,7 @@
 """Attacks from inside a worker: `python -m tuneship.isolation.attacks.intrusion TARGETS` attempts all of them.
 
-They are listed in `escapes.py` and `process_attacks.py`. The service has a worker attempt them at every start
-(`service/access/isolation.py`); the tests attempt them from workers of every kind, and without isolation, where they
-must succeed. Each attempt runs in a child process of its own. A successful one does no harm: it changes a decoy or sets
+They are listed in `escapes.py` and `process_attacks.py`. The tests attempt them from workers of every kind, and without
+isolation, where they must succeed. Each attempt runs in a child process of its own. A successful one does no harm: it changes a decoy or sets
 a value to what it was, and calls that only root may make get arguments that are refused for another reason.
 
 Prints one JSON object: `refused`, `succeeded` or the failure of each attack.
