@@ -11,7 +11,7 @@ from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.processes.worker_protocol import Runtime
 
 # Modules that the tests run as workers, without libraries that are loaded before.
-FORKED = ("worker_of_test", "sleeper", "intruder", "tuneship.isolation.attacks.intrusion")
+FORKED = ("worker_of_test", "sleeper", "intruder")
 
 
 @pytest.fixture(params=["started", "forked"])
