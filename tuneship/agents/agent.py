@@ -18,6 +18,7 @@ import socket
 import stat
 import tempfile
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,9 +39,9 @@ from tuneship.host.staging import remove_abandoned, staged
 from tuneship.host.thread_pools import Threads
 from tuneship.isolation.isolation import hide
 from tuneship.isolation.landlock import Places
-from tuneship.processes.intrusion_outcomes import intrusion_outcomes
+from tuneship.isolation.self_check import open_ways
 from tuneship.processes.launch import die_with_parent, leave_no_core, outlive_parent
-from tuneship.processes.worker_processes import LocalProcesses
+from tuneship.processes.worker_processes import LocalProcesses, last_line
 from tuneship.processes.worker_protocol import Worker
 from tuneship.replicas.engine_kinds import VllmServer
 from tuneship.replicas.replica_link import ReplicaLink
@@ -153,16 +154,16 @@ class ReplicaStart:
     def check_isolation(self, base: Path) -> None:
         """Have a worker like the replica try to break out. Raises `CannotServe` if it can."""
         try:
-            outcomes = intrusion_outcomes(
-                Places((base, self._files)),
+            still_open = open_ways(
+                partial(last_line, places=Places((base, self._files))),
                 self._scratch,
                 processes={"the agent": os.getpid()},
                 folders=[self._scratch, self._scratch.parent],
             )
         except ValueError as error:
             raise CannotServe("the node cannot isolate a worker: the test failed") from error
-        if open_ways := [name for name, outcome in outcomes.items() if outcome != "refused"]:
-            raise CannotServe(f"the node cannot isolate a worker: {', '.join(open_ways)}")
+        if still_open:
+            raise CannotServe(f"the node cannot isolate a worker: {', '.join(still_open)}")
 
     def end(self) -> None:
         """End the process at once."""

@@ -22,7 +22,7 @@ from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.series import ArmTraffic, InFlightAges
-from tuneship.service.common.fault_injection import PromptLengths, shortened
+from tuneship.service.generation.drills import PromptLengths, shortened
 from tuneship.service.http.boundary import InFlightLimits
 from tuneship.store.database import tables
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.waiting import until
-from tuneship.isolation.attacks.intrusion_targets import Targets, opened
+from tests.unit.isolation.attacks.intrusion_targets import Targets, opened
 from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.replicas import local_replicas
@@ -20,11 +20,11 @@ from tuneship.service.jobs.local_launcher import trainer_spec
 from tuneship.settings import ServiceSettings
 from tuneship.training.spec import SPEC_FILE, Order, ResolvedHyperparameters, TrainingSpec
 
-INTRUSION = "tuneship.isolation.attacks.intrusion"
+INTRUSION = "tests.unit.isolation.attacks.intrusion"
 SLEEPER = "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n"
 AS_TRAINER = """
 import sys
-from tuneship.isolation.attacks import intrusion
+from tests.unit.isolation.attacks import intrusion
 from tuneship.training.__main__ import restrict_to_job_files, read_order
 from tuneship.training.spec import SPEC_FILE, TrainingSpec
 order = read_order(int(sys.argv[2]))
@@ -55,7 +55,7 @@ class Popen(subprocess.Popen):
     def __init__(self, command, **options):
         at = command.index("tuneship.training.worker_rank")
         fields = json.loads(targets) | {"descriptors": options["pass_fds"]}
-        super().__init__([*command[:at], "tuneship.isolation.attacks.intrusion", json.dumps(fields)], **options)
+        super().__init__([*command[:at], "tests.unit.isolation.attacks.intrusion", json.dumps(fields)], **options)
 
 ranks.subprocess.Popen = Popen
 with ranks.WorkerRanks(2) as started:

@@ -27,7 +27,6 @@ from tuneship.service.common.conversion import Convert, convert_in_process
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.drain import Drain
 from tuneship.service.common.fair_threads import RequestThreads
-from tuneship.service.common.fault_injection import PromptLengths
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.log_recorder import LogRecorder
 from tuneship.service.common.request_counts import RequestCounts
@@ -82,7 +81,6 @@ class Parts:
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
     large_keys: LargeKeys = field(default_factory=LargeKeys)
-    prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
     member_number: int = ALONE
     """The number of this process among the members of a cluster: its shard of stored metrics, its idempotency keys."""

@@ -8,7 +8,8 @@ from tuneship.contract.embeddings import Embed, Embeddings
 from tuneship.contract.generation import Usage
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
+from tuneship.service.generation.drills import embedding_run
+from tuneship.service.generation.embedding_run import numbers_of
 from tuneship.service.generation.routing import RoutingTarget, cached_row, choose_by_split
 from tuneship.store.database import tables
 
@@ -30,7 +31,7 @@ async def embed_by_endpoint(context: Context, endpoint_id: str, request: Embed) 
 async def _embedded(
     context: Context, target: RoutingTarget, request: Embed, started: float
 ) -> bytes:
-    run = EmbeddingRun(context, target, request, started)
+    run = embedding_run(context, target, request, started)
     vectors = await run.vectors()
     # Writing a million numbers as JSON takes about a second.
     return await context.parts.threads.texts.run(

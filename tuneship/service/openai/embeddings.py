@@ -13,7 +13,8 @@ from tuneship.contract.openai.embeddings import (
     EmbeddingUsage,
 )
 from tuneship.service.context.context import Context
-from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
+from tuneship.service.generation.drills import embedding_run
+from tuneship.service.generation.embedding_run import numbers_of
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import answerer_of
 
@@ -27,7 +28,7 @@ async def openai_create_embeddings(context: Context, request: EmbeddingsCreate) 
     wanted = Embed.model_construct(
         input=request.input, pooling=request.pooling, dimensions=request.dimensions
     )
-    run = EmbeddingRun(context, answerer.target, wanted, started)
+    run = embedding_run(context, answerer.target, wanted, started)
     vectors = await run.vectors()
     return await context.parts.threads.texts.run(
         context.client_id, _as_json, request, answerer.model, vectors, run.usage

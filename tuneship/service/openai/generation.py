@@ -10,7 +10,7 @@ from tuneship.contract.openai.completions import TextCompletion, TextCompletionC
 from tuneship.contract.openai.ids import shown_id
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
-from tuneship.service.generation.generation_run import GenerationRun
+from tuneship.service.generation.drills import generation_run
 from tuneship.service.openai.answers import (
     AnswerHead,
     chat_completion,
@@ -50,7 +50,7 @@ async def openai_create_chat_completion(
             response_format=None if form is None else form.for_the_main_api,
             **choice_fields(request),
         )
-        run = GenerationRun(context, answerer.target, wanted, started)
+        run = generation_run(context, answerer.target, wanted, started)
         if request.stream:
             return await openai_stream(await run.stream(), chat_pieces(head, request))
         return await run.in_form(partial(chat_completion, head), await run.answer())
@@ -76,7 +76,7 @@ async def openai_create_completion(
     answerer = await answerer_of(context, request.model, request.person)
     head = _head(context, answerer, "cmpl")
     with with_names({"prompt_token_ids": "prompt"}):
-        run = GenerationRun(context, answerer.target, wanted, started, request.prompt)
+        run = generation_run(context, answerer.target, wanted, started, request.prompt)
         if request.stream:
             pieces = text_pieces(head, request, lambda: run.written)
             return await openai_stream(await run.stream(), pieces)

@@ -40,7 +40,7 @@ from tuneship.contract.tools import WrittenCall, fault_of_calls
 from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
-from tuneship.service.generation.generation_run import GenerationRun
+from tuneship.service.generation.drills import generation_run
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import answerer_of
@@ -66,7 +66,7 @@ async def openai_create_response(
     }
     with with_names(NAMES | flat):
         wanted = _generate_of(request, answerer.settings)
-        run = GenerationRun(context, answerer.target, wanted, started)
+        run = generation_run(context, answerer.target, wanted, started)
         begun = _begun(
             request,
             answerer.settings,

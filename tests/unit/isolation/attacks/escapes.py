@@ -19,8 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tuneship.isolation.attacks.intrusion_calls import REFUSED_BY, call, reaches, refuse
-from tuneship.isolation.attacks.intrusion_targets import DECOY, Targets
+from tests.unit.isolation.attacks.intrusion_calls import REFUSED_BY, call, reaches, refuse
+from tests.unit.isolation.attacks.intrusion_targets import DECOY, Targets
 from tuneship.isolation.kernel import system_call
 from tuneship.isolation.system_calls import X32
 
@@ -90,7 +90,7 @@ def _in_thread(targets: Targets) -> None:
 
 def _in_program(targets: Targets) -> None:
     program = f"import socket; socket.create_connection(('127.0.0.1', {targets.tcp}), 2)"
-    done = subprocess.run(  # noqa: S603 - ourselves
+    done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], stderr=subprocess.DEVNULL, check=False
     )
     refuse(when=done.returncode != 0)

@@ -1,9 +1,9 @@
-"""Attacks from inside a worker: `python -m tuneship.isolation.attacks.intrusion TARGETS` attempts all of them.
+"""Attacks from inside a worker: `python -m tests.unit.isolation.attacks.intrusion TARGETS` attempts all of them.
 
-They are listed in `escapes.py` and `process_attacks.py`. The service has a worker attempt them at every start
-(`service/access/isolation.py`); the tests attempt them from workers of every kind, and without isolation, where they
-must succeed. Each attempt runs in a child process of its own. A successful one does no harm: it changes a decoy or sets
-a value to what it was, and calls that only root may make get arguments that are refused for another reason.
+They are listed in `escapes.py` and `process_attacks.py`. The tests attempt them from workers of every kind, and without
+isolation, where they must succeed. Each attempt runs in a child process of its own. A successful one does no harm: it
+changes a decoy or sets a value to what it was, and calls that only root may make get arguments that are refused for
+another reason.
 
 Prints one JSON object: `refused`, `succeeded` or the failure of each attack.
 """
@@ -14,9 +14,9 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tuneship.isolation.attacks.escapes import ON_TARGETS
-from tuneship.isolation.attacks.intrusion_targets import Targets
-from tuneship.isolation.attacks.process_attacks import ON_PROCESSES
+from tests.unit.isolation.attacks.escapes import ON_TARGETS
+from tests.unit.isolation.attacks.intrusion_targets import Targets
+from tests.unit.isolation.attacks.process_attacks import ON_PROCESSES
 
 # Time limit of one attempt.
 PATIENCE_S = 20

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from tuneship.isolation.attacks.intrusion_calls import call, reaches, refuse
+from tests.unit.isolation.attacks.intrusion_calls import call, reaches, refuse
 
 PTRACE_SEIZE = 0x4206
 
