@@ -34,8 +34,8 @@ from prefect.settings import (
 from flows.forms.release_form import ReleaseParameters
 from flows.script.local_processes import prefect_server
 from flows.tune_and_deploy import tune_and_deploy
-from tasks.api import connect, disconnect
 from tuneship.client import Client
+from tuneship.prefect.connection import connect, disconnect
 from tuneship.settings import ClientSettings, embedded_service_environment
 
 ID = re.compile(r"\b(?:ds|ft|dep|cep)_([0-9a-z]{24})\b")

@@ -10,7 +10,6 @@ from prefect.artifacts import create_markdown_artifact
 from flows.rollout.result import RolloutResult
 from flows.rollout.split import Log, RolloutSplit
 from flows.shared.markdown import code, plain, table
-from tasks.progress import report
 from tuneship.gates.record import Look, RolloutRecord, Verdict
 from tuneship.gates.tables import gate_table, look_table, share, threshold_table
 from tuneship.gates.words import (
@@ -20,6 +19,7 @@ from tuneship.gates.words import (
     in_words,
     look_in_words,
 )
+from tuneship.prefect.progress import report
 
 
 def report_look(split: RolloutSplit, look: Look) -> None:
