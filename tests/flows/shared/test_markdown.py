@@ -14,7 +14,6 @@ from flows.release.report import report, with_pictures
 from flows.release.result import Contender, ReleaseResult
 from flows.rollout import promotion_approval
 from flows.rollout.page import page
-from flows.rollout.result import Change
 from flows.shared.approval import Approval
 from flows.shared.markdown import number, plain
 from tests.flows.conftest import plan
@@ -22,6 +21,7 @@ from tests.support.payloads import BREAKS, SCRIPTS
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun, RolloutRecord
+from tuneship.gates.split_history import Change
 
 OWN_TAGS = {
     "h1",

@@ -1,12 +1,13 @@
-"""The client that every task uses.
+"""The client that every task uses: of the block that the task is given, else of this process.
 
-Where the client comes from: `connect(settings)` by a script that started its own service, else the environment
-(`TUNESHIP_URL`, `TUNESHIP_API_KEY`, `TUNESHIP_CLIENT_ID`), else the block `tuneship-credentials/default` of the Prefect
-server, else the credentials file of the local service.
+Where the client of the process comes from: `connect(settings)` by a script that started its own service, else the
+environment (`TUNESHIP_URL`, `TUNESHIP_API_KEY`, `TUNESHIP_CLIENT_ID`), else the block `tuneship-credentials/default` of
+the Prefect server, else the credentials file of the local service.
 """
 
 import time
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,6 +60,16 @@ def api(deadline_s: float = CALL_DEADLINE_S) -> Client:
     Past it a call raises `DeadlineExceeded`. Raises `ServiceUnreachable` when nothing says where the service is.
     """
     return _connection().client.with_options(ends_at=time.monotonic() + deadline_s)
+
+
+@contextmanager
+def connected(credentials: TuneshipCredentials | None) -> Generator[Callable[[], Client]]:
+    """Yield a function that returns a client with a new deadline: of the block's service, or `api` without a block."""
+    if credentials is None:
+        yield api
+        return
+    with credentials.get_client() as client:
+        yield lambda: client.with_options(ends_at=time.monotonic() + CALL_DEADLINE_S)
 
 
 def service_name() -> str:

@@ -1,6 +1,6 @@
 """Sentences for people for the gates' short words: reasons, gates, states. A test requires one for every word.
 
-Pure. Next: `page.py` and `flows/release/report.py` show them.
+Pure. Next: `flows/rollout/page.py` and `flows/release/report.py` show them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,6 +97,19 @@ STATES: Mapping[str, str] = {
     "not_evaluated": "the plan gives it no limits",
     "not_available": "nobody counts it",
     "disabled": "switched off",
+}
+WHY_OFF: Mapping[str, str] = {
+    "disabled": "the plan switches it off",
+    "not_available": "it counts answers, and neither the service nor a traffic driver of the plan reports them",
+    "not_evaluated": "the plan gives it no limits",
+}
+OUTCOMES: Mapping[str, str] = {
+    "promoted": "The new model serves all traffic.",
+    "rolled_back": "The traffic went back to the model that served before.",
+    "rejected": "The new model got no traffic.",
+    "paused": "The split is frozen until a person decides.",
+    "aborted": "The run was stopped.",
+    "rollback_incomplete": "The traffic could not be returned: look at the endpoint now.",
 }
 
 

@@ -1,14 +1,16 @@
 """The load and latency of each deployment at each step of a rollout: the words under the picture.
 
-A deployment answers more slowly under more load, so two latencies are comparable only where the loads are alike.
-Next: `flows/release/plots.py` draws the same series.
+Pure. A deployment answers more slowly under more load, so two latencies are comparable only where the loads are
+alike. Next: `curves.py` has the same series over time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.rollout.result import Change
+from tuneship.gates.curves import mean_percentile
 from tuneship.gates.series import ArmTraffic, RolloutSeries
+from tuneship.gates.split_history import Change
+from tuneship.gates.tables import Table
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,7 @@ class ArmLoad:
     """Load and latency of one deployment at one step."""
 
     per_second: float
-    # Mean of the buckets' percentiles, weighted by requests; None without requests. The percentile of the whole step
-    # cannot be known: the metrics have no single times.
+    # `mean_percentile` of the step's buckets.
     p95_ms: float | None
 
 
@@ -75,21 +76,20 @@ def explained(loads: Sequence[StepLoad]) -> str:
     return text
 
 
-def rows(loads: Sequence[StepLoad]) -> list[list[str]]:
-    """The cells of a table: share, then requests per second and p95 of the candidate, then of the baseline."""
-    return [
+def load_table(loads: Sequence[StepLoad]) -> Table:
+    """The candidate's share at each step, then requests per second and p95 of the candidate, then of the baseline."""
+    rows = [
         [f"{step.share} %", *_cells(step.candidate), *_cells(step.baseline)]
         for step in loads
         if step.baseline.per_second or step.candidate.per_second
     ]
+    arms = (f"{arm}: {what}" for arm in ("candidate", "baseline") for what in ("requests/s", "p95"))
+    return Table(("candidate's share", *arms), rows)
 
 
 def _load(traffic: Sequence[ArmTraffic], seconds: float) -> ArmLoad:
     requests = sum(arm.requests for arm in traffic)
-    timed = [(arm.requests, arm.quantiles_ms[1]) for arm in traffic if arm.quantiles_ms]
-    weight = sum(count for count, _ in timed)
-    p95 = sum(count * value for count, value in timed) / weight if weight else None
-    return ArmLoad(requests / seconds, p95)
+    return ArmLoad(requests / seconds, mean_percentile(traffic, 1))
 
 
 def _unlikeness(step: StepLoad) -> float:
