@@ -11,8 +11,9 @@ from tuneship.contract.operation import Operation
 from tuneship.security.vault import Vault
 from tuneship.service.common.failures import declared
 from tuneship.service.common.long_answers import dumped
+from tuneship.service.context import profiles
 from tuneship.service.context.context import Context
-from tuneship.service.http import openai, profiles
+from tuneship.service.http import openai
 from tuneship.store.records import idempotency
 
 # Statuses of answers given before the whole request was read, after which the connection closes.
