@@ -23,9 +23,9 @@ from tests.support.in_process import CATALOGUE
 from tests.system.faults.stage import BEFORE, Stage
 from tuneship.gates.plan import CanaryPlan
 from tuneship.service.common import in_flight
+from tuneship.service.context.request_slots import InFlightLimits
 from tuneship.service.generation import accounting as generation_ends
 from tuneship.service.generation import handlers as generation
-from tuneship.service.http.boundary import InFlightLimits
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.long]
 

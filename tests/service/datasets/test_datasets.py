@@ -22,8 +22,8 @@ from tuneship.contract.datasets import DatasetUpload
 from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import read_plain
 from tuneship.service.catalogues.base_models import SHIPPED
+from tuneship.service.context.request_slots import InFlightLimits
 from tuneship.service.datasets.processing import DatasetProcessing
-from tuneship.service.http.boundary import InFlightLimits
 from tuneship.store.database import tables
 
 pytestmark = pytest.mark.both_databases

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import ANSWER, Service
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits
 
 Start = Callable[..., Service]
 RESPONSE = {"id", "deployment_id", "prompt", "completion", "finish_reason", "usage"}

@@ -14,7 +14,7 @@ from tests.service.generation.test_generation import counts, lines, path_of
 from tests.service.jobs.test_streams import Reader
 from tests.support.in_process import ANSWER, Service
 from tuneship.contract.generation import Generate, GeneratedText
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits
 
 Start = Callable[..., Service]
 ASK = {"prompt": "a case", "stream": True}

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.in_process import LINES, Service, jsonl, split
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits
 
 pytestmark = pytest.mark.both_databases
 

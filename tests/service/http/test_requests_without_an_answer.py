@@ -23,7 +23,7 @@ from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.series import ArmTraffic, InFlightAges
 from tuneship.service.common.fault_injection import PromptLengths, shortened
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits
 from tuneship.store.database import tables
 
 Start = Callable[..., Service]

@@ -41,9 +41,10 @@ from tuneship.service.common.streaming import Stream
 from tuneship.service.context import profiles
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.request_slots import InFlightLimits
 from tuneship.service.http import openai as openai_form
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
-from tuneship.service.http.boundary import Boundary, InFlightLimits
+from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.disconnect import cancel_on_disconnect, wait_for_disconnect
 from tuneship.service.http.downloads import DownloadResponse
 from tuneship.service.http.forms import Content
