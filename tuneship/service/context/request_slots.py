@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from tuneship.contract.errors import InternalError, RateLimitExceeded
+from tuneship.service.context.bindings import BoundOperation
 
 
 class InFlightLimits:
@@ -32,3 +34,27 @@ class InFlightLimits:
             self._running[client_id] -= 1
             if not self._running[client_id]:
                 del self._running[client_id]
+
+
+@dataclass(frozen=True)
+class RequestSlots:
+    """The limits on requests in flight, by the kind of work."""
+
+    generations: InFlightLimits = field(
+        default_factory=lambda: InFlightLimits(each=64, together=256)
+    )
+    uploads: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
+    merges: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
+    # Each may need as much memory as two copies of its base model.
+    exports: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=1, together=2))
+    streams: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=16, together=256))
+
+    def of(self, bound: BoundOperation) -> InFlightLimits | None:
+        """The limit of an operation; most are over in milliseconds and need none."""
+        if bound.operation.is_download:
+            return self.exports
+        if bound.is_async:
+            return self.generations
+        if bound.operation.is_form:
+            return self.uploads
+        return self.merges if bound.is_long else None

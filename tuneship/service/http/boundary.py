@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.context.context import Parts
-from tuneship.service.context.request_slots import InFlightLimits
+from tuneship.service.context.request_slots import RequestSlots
 from tuneship.service.http.rate_limits import RateLimits
 
 
@@ -16,14 +16,7 @@ class Boundary:
     parts: Parts
     keys: Keys
     limits: RateLimits
-    generations: InFlightLimits = field(
-        default_factory=lambda: InFlightLimits(each=64, together=256)
-    )
-    uploads: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
-    merges: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
-    exports: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=1, together=2))
-    """Each may need as much memory as two copies of its base model."""
-    streams: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=16, together=256))
+    slots: RequestSlots = field(default_factory=RequestSlots)
     is_fit: Callable[[], bool] = lambda: True
     """Whether the service itself may take requests, apart from its database."""
     ready_for_s: float = 1.0
