@@ -1,4 +1,4 @@
-"""The context of a request: the service's parts, the caller, and one transaction that the HTTP boundary commits."""
+"""The context of a request: the service's parts, the caller, and one transaction that `operation_calls.py` commits."""
 
 import logging
 import threading
@@ -143,7 +143,7 @@ class Context:
     model: str | None = None
     """The model that answers a request of OpenAI's API, once it is known."""
     scopes: frozenset[str] = frozenset()
-    """The scopes of the caller's key; the boundary has checked the one of the operation."""
+    """The scopes of the caller's key."""
     accept: str = ""
     """The media types that the caller accepts, as they were sent."""
     key_has_ended: bool = False
@@ -226,7 +226,7 @@ class Context:
     def transaction(self) -> sa.Connection:
         """The request's one write transaction, opened at the first use: do long work before it.
 
-        The boundary commits it together with the idempotency row, or rolls it back with any exception.
+        `operation_calls.py` commits it together with the idempotency row, or rolls it back with any exception.
         """
         if self._transaction is None:
             opened = ExitStack()
@@ -235,7 +235,7 @@ class Context:
         return self._transaction
 
     def add_audit_entry(self, connection: sa.Connection, status: int) -> None:
-        """Add this request's entry to the audit chain. Called by the boundary, before the answer."""
+        """Add this request's entry to the audit chain. Called before the answer."""
         facts = self.audit_facts
         self.parts.audit.add(
             connection,
@@ -259,7 +259,7 @@ class Context:
             self.add_audit_entry(connection, status)
 
     def commit(self) -> None:
-        """Make the changes durable, if there are any. Called by the boundary, before the answer."""
+        """Make the changes durable, if there are any. Called before the answer."""
         if self._opened is None:
             return
         self._opened.close()

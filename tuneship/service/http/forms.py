@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from tuneship.contract.errors import ApiError, InvalidRequestError, QuotaExceeded
 from tuneship.contract.operation import Operation
@@ -76,11 +76,14 @@ class Upload:
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
     """The body as it arrives. Raises 413 beyond `limit` bytes, for a body whose length was not announced."""
     size = 0
-    async for block in request.stream():
-        size += len(block)
-        if size > limit:
-            raise _too_large("body", limit)
-        yield block
+    try:
+        async for block in request.stream():
+            size += len(block)
+            if size > limit:
+                raise _too_large("body", limit)
+            yield block
+    except ClientDisconnect:
+        raise InvalidRequestError("the body broke off") from None
 
 
 def check_length(request: Request, limit: int) -> int:
