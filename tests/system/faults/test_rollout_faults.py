@@ -165,7 +165,7 @@ def test_24_nothing_is_promoted_on_missing_data(
 ) -> None:
     metrics_of(stage, fault(), "[^/]+" if of_both else stage.candidate)
 
-    result = shift_traffic(stage.plan(max_looks_per_step=8))
+    result = shift_traffic(stage.plan(max_looks_per_step=8, wait_for_traffic="0s"))
 
     assert result.outcome == "rolled_back"
     assert result.reason in ("metrics_unavailable", "insufficient_data")
