@@ -101,8 +101,8 @@ class AgentConnections:
                     await self._ended.wait()
 
 
-class ReplicaStart:
-    """Starts the replica's process and ends it."""
+class NodeReplica:
+    """The process of the replica on this node: started, checked and ended."""
 
     def __init__(self, files: Path, scratch: Path) -> None:
         """`files`: of adapters, which the process may read. `scratch`: for what it may not reach."""
@@ -195,7 +195,7 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
         for place in (files, scratch):
             place.mkdir()
         tempfile.tempdir = str(scratch)  # so that nothing of the agent lies elsewhere
-        replica = ReplicaStart(files, scratch)
+        replica = NodeReplica(files, scratch)
         relay: AgentRelay | AgentTraining
         if options.kind == TRAIN:
             relay = AgentTraining(files, version("tuneship"), replica.check_isolation)

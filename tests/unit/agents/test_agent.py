@@ -20,7 +20,7 @@ import pytest
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import free_port, is_alive, until, until_async
 from tuneship.agents import agent
-from tuneship.agents.agent import ReplicaStart, own_folder, port_range
+from tuneship.agents.agent import NodeReplica, own_folder, port_range
 from tuneship.agents.agent_protocol import (
     LEADER,
     PROTOCOL,
@@ -139,7 +139,7 @@ def test_a_node_that_cannot_isolate_serves_nobody_who_needs_it(
 
     monkeypatch.setattr(agent, "open_ways", open_ways)
     digest = BaseDigests().of(base)
-    replica = ReplicaStart(tmp_path, tmp_path)
+    replica = NodeReplica(tmp_path, tmp_path)
 
     async def run() -> None:
         order = ServeOrder(str(base), digest, True, 0, 1, None)

@@ -23,7 +23,7 @@ from tests.support.agents import AUTHORITY
 from tests.support.fakes.openai_server import Trouble
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import is_alive, until, until_async
-from tuneship.agents.agent import ReplicaStart
+from tuneship.agents.agent import NodeReplica
 from tuneship.agents.agent_protocol import ServeOrder
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.agents.base_digest import BaseDigests
@@ -382,12 +382,12 @@ def test_an_agent_that_is_killed_while_it_ends_leaves_no_decrypted_adapter(
         kill(worker)
 
     async def run() -> None:
-        start = ReplicaStart(servers.folder, servers.folder)
-        reader, writer = await start.start(order)
+        replica = NodeReplica(servers.folder, servers.folder)
+        reader, writer = await replica.start(order)
         assert "ready" in json.loads(await reader.readline())
         assert len(servers.folders()) == 1
         monkeypatch.setattr(WorkerProcess, "kill", kill_and_note)
-        await start.close()
+        await replica.close()
         writer.close()
 
     asyncio.run(run())
