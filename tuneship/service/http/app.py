@@ -71,17 +71,13 @@ def build_app(
     ]
     routes += [more for dialect in dialects for more in dialect.routes(boundary)]
 
-    async def refuse_route(request: Request, error: Exception) -> Response:
-        return _route_refusal(routes, request, error)
-
-    app = Starlette(
-        routes=routes, exception_handlers={HTTPException: refuse_route}, lifespan=lifespan
-    )
+    handlers = {HTTPException: partial(_refuse_route, routes)}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     return EntryMiddleware(app, boundary, dialects)
 
 
-def _route_refusal(routes: Sequence[Route], request: Request, error: Exception) -> Response:
+async def _refuse_route(routes: Sequence[Route], request: Request, error: Exception) -> Response:
     """404 for a path that no route has; 405 with the allowed methods for another method of one that has."""
     if not isinstance(error, HTTPException) or error.status_code != 405:
         return error_response(request, request.state.dialect.unknown_route())
@@ -154,7 +150,6 @@ class _OperationEndpoint:
 
 def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
     principal: Principal = request.state.principal
-    dialect: Dialect = request.state.dialect
     identifier = next(iter(request.path_params.values()), None)
     address = address_of(request)
     # Private is TLS or this machine, unless a proxy is in between that may have been reached otherwise: in a cluster
@@ -181,7 +176,7 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
             address=address,
             action=operation.name,
             is_change=operation.is_change,
-            path_id=None if identifier is None else dialect.stored_id(identifier),
+            path_id=None if identifier is None else request.state.dialect.stored_id(identifier),
         ),
     )
 
@@ -189,8 +184,7 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
 def _arguments(operation: Operation[..., Any], request: Request, content: Content) -> Arguments:
     content = parsed(operation, content)
     given, key = request.headers.getlist("idempotency-key"), None
-    dialect: Dialect = request.state.dialect
-    retry = dialect.retry_count(request)
+    retry: int | None = request.state.dialect.retry_count(request)
     if (given or retry is not None) and operation.takes_idempotency_key:
         if given and (len(given) > 1 or not KEY_SHAPE.fullmatch(given[0])):
             text = "Idempotency-Key must be 1 to 255 printable ASCII characters"

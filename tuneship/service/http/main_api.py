@@ -20,9 +20,8 @@ from tuneship.service.http.routes import route
 def _credentials(request: Request) -> tuple[list[str], list[str] | None]:
     keys = request.headers.getlist("authorization")
     clients = request.headers.getlist("x-client-id")
-    if request.scope["path"] in _paths_for_a_key_alone():
-        return keys, clients or None
-    return keys, clients
+    is_key_enough = request.scope["path"] in _paths_for_a_key_alone()
+    return keys, clients or (None if is_key_enough else [])
 
 
 @cache
