@@ -44,6 +44,7 @@ from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import ConnectionTimeouts
+from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer, ServerTiming
 from tuneship.service.monitoring.otlp_spans import tracing_of
@@ -214,6 +215,7 @@ class Service:
         self.app = build_app(
             (*SERVED.values(), *OPENAI_SERVED.values()),
             Boundary(self.parts, self.keys, rates or none, **places),
+            [OPENAI],
         )
 
     def _draw(self) -> int:

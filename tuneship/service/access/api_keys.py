@@ -20,7 +20,7 @@ from typing import cast
 
 import sqlalchemy as sa
 
-from tuneship.contract.errors import AuthenticationError, PermissionDenied
+from tuneship.contract.errors import AuthenticationError
 from tuneship.contract.scopes import PRESETS
 from tuneship.host.durable import write_private
 from tuneship.store.database.database import Database
@@ -60,11 +60,6 @@ class Principal:
     scopes: frozenset[str]
     lifetime: timedelta | None = None
     """The time from the key's creation to its expiry; None: it never expires."""
-
-    def require(self, scope: str) -> None:
-        """Raises `PermissionDenied` if the key does not have the scope."""
-        if scope not in self.scopes:
-            raise PermissionDenied(f"this key lacks the scope {scope}")
 
 
 def _checksum(text: str) -> str:

@@ -54,6 +54,10 @@ class WholeAnswer:
     headers: Mapping[str, str]
 
 
+# Before it is known how an answer is sent.
+AnyAnswer = WholeAnswer | Stream | Download
+
+
 @dataclass(frozen=True)
 class OngoingAnswer:
     """An answer that is made while it is sent."""
@@ -117,7 +121,7 @@ class OperationCalls:
 
     async def _answered(
         self, context: Context, arguments: Arguments, departure: Departure
-    ) -> WholeAnswer | Stream | Download:
+    ) -> AnyAnswer:
         # The file may have taken long to arrive.
         key_id = context.audit_facts.key_id
         if self._operation.is_form and await asyncio.to_thread(self._keys.is_ended, key_id):
@@ -142,7 +146,7 @@ class OperationCalls:
 
     async def _in_thread(
         self, context: Context, arguments: Arguments, departure: Departure
-    ) -> WholeAnswer | Stream | Download:
+    ) -> AnyAnswer:
         threads, work = self._parts.threads, partial(self._in_transaction, context, arguments)
         if self._bound.own_threads is None:
             pool = threads.files if self._bound.is_long else threads.requests
@@ -172,9 +176,7 @@ class OperationCalls:
             raise arguments.refusal
         return self._bound.handler(context, **arguments.values)
 
-    def _in_transaction(
-        self, context: Context, arguments: Arguments
-    ) -> WholeAnswer | Stream | Download:
+    def _in_transaction(self, context: Context, arguments: Arguments) -> AnyAnswer:
         """Run the handler in one transaction with its idempotency row and its audit entry."""
         hold = None if arguments.key is None else _hold_key(context, arguments.key)
         if isinstance(hold, WholeAnswer):
@@ -204,7 +206,7 @@ class OperationCalls:
             raise
         return answer
 
-    def _answer(self, context: Context, reply: Any) -> WholeAnswer | Stream | Download:
+    def _answer(self, context: Context, reply: Any) -> AnyAnswer:
         if isinstance(reply, Stream | Download):
             return reply
         operation, settings = self._operation, self._parts.settings

@@ -1,4 +1,4 @@
-"""Routes every request to its operation: reads the call, has it carried out, and writes the answer.
+"""Routes every request of every dialect to its operation: reads the call, and writes the answer.
 
 Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler. The
 values are read by `arguments.py`; `context/operation_calls.py` carries out the call.
@@ -6,11 +6,10 @@ values are read by `arguments.py`; `context/operation_calls.py` carries out the 
 
 import asyncio
 import hashlib
-import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -21,14 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
-from tuneship.contract import openapi
-from tuneship.contract.errors import (
-    ApiError,
-    InvalidRequestError,
-    ResourceNotFound,
-)
-from tuneship.contract.openai.declaring import OPENAI
-from tuneship.contract.operation import DECLARED, Operation
+from tuneship.contract.errors import ApiError, InvalidRequestError
+from tuneship.contract.operation import Operation
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
@@ -37,22 +30,19 @@ from tuneship.service.context import profiles
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.operation_calls import Arguments, OperationCalls, WholeAnswer
-from tuneship.service.http import openai as openai_form
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary
+from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.disconnect import wait_for_disconnect
 from tuneship.service.http.downloads import DownloadResponse
 from tuneship.service.http.forms import Content
 from tuneship.service.http.forwarding import is_address_known, is_scheme_known
-from tuneship.service.http.health import Readiness, alive
+from tuneship.service.http.main_api import MAIN
 from tuneship.service.http.middleware import EntryMiddleware, address_of
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.request_content import SHORT_BODY_BYTES, content_of, parsed
-from tuneship.service.http.responses import (
-    error_response,
-    refusal_of,
-)
-from tuneship.service.http.routes import route_path
+from tuneship.service.http.responses import error_response
+from tuneship.service.http.routes import route, route_path
 from tuneship.service.http.streams import StreamResponse
 from tuneship.store.records import idempotency
 
@@ -62,55 +52,35 @@ KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
 def build_app(
-    served: Iterable[BoundOperation], boundary: Boundary, lifespan: Any = None
+    served: Iterable[BoundOperation],
+    boundary: Boundary,
+    dialects: Iterable[Dialect],
+    lifespan: Any = None,
 ) -> ASGIApp:
-    """The ASGI application that serves these operations."""
-    # Routes are tried in order, and generations are by far the most frequent requests.
-    operations = sorted(served, key=lambda bound: not bound.is_async)
-    paths = [operation.path for operation in (*DECLARED, *OPENAI)]
+    """The ASGI application that serves these operations, in the main API and in `dialects`."""
+    dialects = (*dialects, MAIN)
+    paths = [operation.path for dialect in dialects for operation in dialect.declared]
     routes = [
-        _route(
+        route(
             bound.operation.method,
             route_path(bound.operation.path, paths),
             _OperationEndpoint(boundary, bound).answer,
         )
-        for bound in operations
+        # Routes are tried in order, and generations are by far the most frequent requests.
+        for bound in sorted(served, key=lambda bound: not bound.is_async)
     ]
-    parts = boundary.parts
+    routes += [more for dialect in dialects for more in dialect.routes(boundary)]
 
-    async def describe(_request: Request) -> Response:
-        # Made for the first one who asks, on a thread: it takes longer than the rest of the start.
-        body = await asyncio.to_thread(_described, parts.public_url, parts.settings.created_status)
-        # The document is large and needs no key. One for each connection, so that nobody requests
-        # hundreds of them and reads none.
-        headers = {"Connection": "close"}
-        return Response(body, media_type="application/json", headers=headers)
-
-    routes.append(_route("GET", "/healthz", alive(parts)))
-    routes.append(_route("GET", "/readyz", Readiness(boundary).answer))
-    routes.append(_route("GET", "/openapi.json", describe))
-
-    async def refuse_route(request: Request, error: Exception) -> Response:
-        return _route_refusal(routes, request, error)
-
-    app = Starlette(
-        routes=routes, exception_handlers={HTTPException: refuse_route}, lifespan=lifespan
-    )
+    handlers = {HTTPException: partial(_refuse_route, routes)}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return EntryMiddleware(app, boundary)
+    return EntryMiddleware(app, boundary, dialects)
 
 
-@lru_cache(maxsize=4)
-def _described(url: str, created_status: int) -> bytes:
-    return json.dumps(openapi.document(url, created_status), ensure_ascii=False).encode()
-
-
-def _route_refusal(routes: Sequence[Route], request: Request, error: Exception) -> Response:
+async def _refuse_route(routes: Sequence[Route], request: Request, error: Exception) -> Response:
     """404 for a path that no route has; 405 with the allowed methods for another method of one that has."""
     if not isinstance(error, HTTPException) or error.status_code != 405:
-        unknown = ResourceNotFound("there is no such route")
-        is_openai = openai_form.is_openai(request.scope)
-        return error_response(request, openai_form.no_such_route(unknown) if is_openai else unknown)
+        return error_response(request, request.state.dialect.unknown_route())
     methods = {
         method
         for route in routes
@@ -123,13 +93,6 @@ def _route_refusal(routes: Sequence[Route], request: Request, error: Exception) 
     return response
 
 
-def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
-    route = Route(path, endpoint, methods=[method])
-    # The framework adds HEAD to GET, which the contract does not declare.
-    route.methods = {method}
-    return route
-
-
 class _OperationEndpoint:
     """Reads the requests of one operation, and writes the answers."""
 
@@ -140,6 +103,7 @@ class _OperationEndpoint:
         self._calls = OperationCalls(bound, boundary.parts, boundary.keys, boundary.slots)
 
     async def answer(self, request: Request) -> Response:
+        dialect: Dialect = request.state.dialect
         context = _context_of(self._parts, self._operation, request)
         request.state.operation, request.state.span = self._operation, context.span
         try:
@@ -150,7 +114,7 @@ class _OperationEndpoint:
                 context,
                 self._reading(request, context),
                 partial(wait_for_disconnect, request.receive),
-                lambda refusal: refusal_of(request, refusal).status,
+                lambda refusal: dialect.refusal(request, refusal).status,
             )
         except Exception as error:  # noqa: BLE001 - the last line of defence: it logs and answers
             # A client that ignores Retry-After again and again would keep the event loop busy with
@@ -158,7 +122,7 @@ class _OperationEndpoint:
             has_wait = isinstance(error, ApiError) and error.retry_after is not None
             if has_wait and self._limits.count_refusal(context.client_id):
                 await asyncio.sleep(LATE_REFUSAL_S)
-            return error_response(request, refusal_of(request, error))
+            return error_response(request, error)
         if isinstance(answer, WholeAnswer):
             response = Response(answer.body, answer.status, media_type="application/json")
             response.headers.update(answer.headers)
@@ -186,6 +150,7 @@ class _OperationEndpoint:
 
 def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
     principal: Principal = request.state.principal
+    identifier = next(iter(request.path_params.values()), None)
     address = address_of(request)
     # Private is TLS or this machine, unless a proxy is in between that may have been reached otherwise: in a cluster
     # there always is one.
@@ -211,7 +176,7 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
             address=address,
             action=operation.name,
             is_change=operation.is_change,
-            path_id=openai_form.stored_id(request.scope, request.path_params),
+            path_id=None if identifier is None else request.state.dialect.stored_id(identifier),
         ),
     )
 
@@ -219,7 +184,7 @@ def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) 
 def _arguments(operation: Operation[..., Any], request: Request, content: Content) -> Arguments:
     content = parsed(operation, content)
     given, key = request.headers.getlist("idempotency-key"), None
-    retry = openai_form.retry_count(request)
+    retry: int | None = request.state.dialect.retry_count(request)
     if (given or retry is not None) and operation.takes_idempotency_key:
         if given and (len(given) > 1 or not KEY_SHAPE.fullmatch(given[0])):
             text = "Idempotency-Key must be 1 to 255 printable ASCII characters"

@@ -20,7 +20,6 @@ from tuneship.service.common.staged_bytes import SPACE_CHECK_BYTES
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve
 from tuneship.service.datasets.reading import FILE_LIMIT
-from tuneship.service.http import openai as openai_form
 from tuneship.service.http.arguments import check_file_media, form_tags
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.records import idempotency
@@ -70,7 +69,7 @@ class Upload:
         if key := self.request.headers.get("idempotency-key"):
             with self.context.read() as connection:
                 return idempotency.is_known(connection, self.context.client_id, key)
-        return bool(openai_form.retry_count(self.request))
+        return bool(self.request.state.dialect.retry_count(self.request))
 
 
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
