@@ -25,7 +25,7 @@ from tuneship.contract.scopes import PRESETS
 from tuneship.host.durable import write_private
 from tuneship.store.database.database import Database
 from tuneship.store.database.queries import Row
-from tuneship.store.database.row_types import ApiKeyRow
+from tuneship.store.database.tables import ApiKeyRow
 from tuneship.store.records import api_key_records as records
 from tuneship.store.records.audit import AuditRecord, Chain
 

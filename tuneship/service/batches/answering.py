@@ -27,7 +27,7 @@ from tuneship.service.context.context import Context, Parts
 from tuneship.service.openai.bindings import OPENAI_SERVED
 from tuneship.service.openai.refusals import openai_refusal
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database.tables import BatchRow
 
 Body = (
     chat.ChatCompletionCreate

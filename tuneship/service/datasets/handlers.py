@@ -44,7 +44,7 @@ from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import DATASETS
 from tuneship.store.database.queries import Row
-from tuneship.store.database.row_types import DatasetRow
+from tuneship.store.database.tables import DatasetRow
 from tuneship.store.files.blobs import DATA_FILE, BlobsAway, StagedFile
 from tuneship.store.records import job_records
 from tuneship.store.records.outbox import emit

@@ -47,7 +47,7 @@ from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import DELETED_DEPLOYMENTS, DEPLOYMENTS
 from tuneship.store.database.queries import Row
-from tuneship.store.database.row_types import DeploymentRow
+from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records
 
 DEFAULT_OUTPUT_TOKENS = 256

@@ -31,7 +31,7 @@ from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import WEBHOOKS
-from tuneship.store.database.row_types import WebhookRow
+from tuneship.store.database.tables import WebhookRow
 from tuneship.store.records import outbox as events
 from tuneship.store.records import webhook_records
 from tuneship.store.records.webhook_records import ReplayWindow

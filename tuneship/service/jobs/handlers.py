@@ -50,7 +50,7 @@ from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import JOBS
-from tuneship.store.database.row_types import DatasetRow, JobLogRow, JobRow
+from tuneship.store.database.tables import DatasetRow, JobLogRow, JobRow
 from tuneship.store.records import job_queue, job_records
 from tuneship.store.records.outbox import emit
 

@@ -13,7 +13,7 @@ from tuneship.contract.jobs import JobStatus
 from tuneship.service.jobs.attempts import ENDS, Attempt
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
-from tuneship.store.database.row_types import JobRow
+from tuneship.store.database.tables import JobRow
 from tuneship.store.records import job_leases as leases
 from tuneship.store.records import job_records
 from tuneship.store.records.outbox import emit

@@ -29,7 +29,7 @@ from tuneship.service.jobs.preparation import DataDamaged, training_order
 from tuneship.service.models.safeguards import SafeguardLost
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
-from tuneship.store.database.row_types import JobRow
+from tuneship.store.database.tables import JobRow
 from tuneship.store.records import job_leases as leases
 from tuneship.store.records import job_queue, job_records
 from tuneship.store.records.job_leases import JobLease, LeaseLost

@@ -24,7 +24,7 @@ from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import BATCH_FILES
-from tuneship.store.database.row_types import BatchFileRow
+from tuneship.store.database.tables import BatchFileRow
 from tuneship.store.files.blobs import DATA_FILE, StagedFile
 from tuneship.store.files.stored_files import dataset_file
 from tuneship.store.records import batch_records

@@ -24,7 +24,7 @@ from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import BATCHES
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database.tables import BatchRow
 from tuneship.store.records.batch_records import INPUT
 
 COMPLETION_WINDOW = timedelta(hours=24)

@@ -39,7 +39,7 @@ from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.list_counters import WEBHOOKS
-from tuneship.store.database.row_types import WebhookRow
+from tuneship.store.database.tables import WebhookRow
 
 # OpenAI's names of the main API's fields.
 NAMES = {"events": "event_types", "description": "name"}

@@ -14,7 +14,7 @@ from tuneship.store.database import list_counters as listings
 from tuneship.store.database.list_counters import Listing
 from tuneship.store.database.tables import TypedTable
 
-# Any row, or the columns of one: for code that works on several tables. Else: `row_types.py`.
+# Any row, or the columns of one: for code that works on several tables. Else: the row types of `tables.py`.
 Row = Mapping[str, Any]
 R = TypeVar("R")
 
