@@ -528,17 +528,6 @@ class FinerWindowRow(_WindowKey):
 finer_windows = _table("finer_windows", FinerWindowRow, sqlite_with_rowid=False)
 
 
-class ResourceCountRow(TypedDict):
-    """The length of one list of a tenant, so that a page needs no count over the table."""
-
-    client_id: Annotated[str, KEY]
-    resource: Annotated[str, KEY]
-    number: int
-
-
-resource_counts = _table("resource_counts", ResourceCountRow)
-
-
 class SealedAuditRow(TypedDict):
     """The columns of an entry of the audit trail, with its seal."""
 

@@ -405,12 +405,6 @@ def upgrade():
     sa.PrimaryKeyConstraint('client_id', 'kind', 'ends', name='pk_rate_windows'),
     prefixes=['UNLOGGED'] if is_postgres else [],
     )
-    op.create_table('resource_counts',
-    sa.Column('client_id', sa.Text(), nullable=False),
-    sa.Column('resource', sa.Text(), nullable=False),
-    sa.Column('number', sa.BigInteger(), nullable=False),
-    sa.PrimaryKeyConstraint('client_id', 'resource', name='pk_resource_counts')
-    )
     op.create_table('unlinked_audit',
     sa.Column('position', sa.BigInteger().with_variant(sa.Integer(), 'sqlite'), nullable=False),
     sa.Column('at', sa.DateTime(timezone=True), nullable=False),
