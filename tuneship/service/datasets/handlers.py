@@ -42,7 +42,7 @@ from tuneship.service.models.handlers import base_of
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import DATASETS
+from tuneship.store.database.listings import DATASETS
 from tuneship.store.database.queries import Row
 from tuneship.store.database.tables import DatasetRow
 from tuneship.store.files.blobs import DATA_FILE, BlobsAway, StagedFile

@@ -45,7 +45,7 @@ from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, ref
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import DELETED_DEPLOYMENTS, DEPLOYMENTS
+from tuneship.store.database.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
 from tuneship.store.database.queries import Row
 from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records

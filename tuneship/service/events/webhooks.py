@@ -30,7 +30,7 @@ from tuneship.service.context.quotas import check_quota
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import WEBHOOKS
+from tuneship.store.database.listings import WEBHOOKS
 from tuneship.store.database.tables import WebhookRow
 from tuneship.store.records import outbox as events
 from tuneship.store.records import webhook_records

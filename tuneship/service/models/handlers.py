@@ -29,7 +29,7 @@ from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
-from tuneship.store.database.list_counters import MODELS
+from tuneship.store.database.listings import MODELS
 from tuneship.store.database.tables import JobRow, ModelRow
 from tuneship.store.files.blobs import Blobs, ObjectRef
 from tuneship.store.files.stored_files import model_ref

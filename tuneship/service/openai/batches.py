@@ -23,7 +23,7 @@ from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import BATCHES
+from tuneship.store.database.listings import BATCHES
 from tuneship.store.database.tables import BatchRow
 from tuneship.store.records.batch_records import INPUT
 

@@ -35,7 +35,7 @@ from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
-from tuneship.store.database.list_counters import JOBS
+from tuneship.store.database.listings import JOBS
 from tuneship.store.database.tables import JobRow
 from tuneship.store.records import job_records
 

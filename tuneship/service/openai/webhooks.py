@@ -38,7 +38,7 @@ from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import WEBHOOKS
+from tuneship.store.database.listings import WEBHOOKS
 from tuneship.store.database.tables import WebhookRow
 
 # OpenAI's names of the main API's fields.

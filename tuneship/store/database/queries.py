@@ -1,4 +1,4 @@
-"""The queries that all resources share: insert, fetch by tenant, page, change. The lists: `list_counters.py`."""
+"""The queries that all resources share: insert, fetch by tenant, page, change. The lists: `listings.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from tuneship.contract.common import Pagination
-from tuneship.store.database.list_counters import Listing
+from tuneship.store.database.listings import Listing
 from tuneship.store.database.tables import TypedTable
 
 # Any row, or the columns of one: for code that works on several tables. Else: the row types of `tables.py`.

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tuneship.store.database import queries as rows
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database
-from tuneship.store.database.list_counters import DEPLOYMENTS, JOBS
+from tuneship.store.database.listings import DEPLOYMENTS, JOBS
 
 pytestmark = pytest.mark.both_databases
 
