@@ -75,13 +75,17 @@ class ResourceRow(TypedDict):
 
 Resource = TypeVar("Resource", bound=ResourceRow)
 
+RESOURCES: "list[TypedTable[Any]]" = []
+
 
 def _resource(
     name: str, row: type[Resource], *more: sa.Index | sa.UniqueConstraint
 ) -> "TypedTable[Resource]":
     """Make the table of a resource, with the index that its list is read from."""
     listed = sa.Index(f"ix_{name}_client_id_created_at_id", "client_id", "created_at", "id")
-    return _table(name, row, *more, listed)
+    table = _table(name, row, *more, listed)
+    RESOURCES.append(table)
+    return table
 
 
 class DatasetRow(ResourceRow):
