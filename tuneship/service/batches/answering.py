@@ -153,7 +153,7 @@ def _context_of(parts: Parts, batch: BatchRow) -> Context:
         parts,
         batch["client_id"],
         new_id("req"),
-        scopes=frozenset(kept.get("scopes", ())),  # absent from batches of an earlier version
+        scopes=frozenset(kept["scopes"]),
         caller=caller,
         audit_facts=facts,
         is_background=True,

@@ -53,9 +53,7 @@ def sealed_answer(
 def stored_response(
     stored: idempotency.StoredAnswer, vault: Vault, key: idempotency.Key
 ) -> Response:
-    # An earlier version stored answers unsealed; they are kept for a day.
-    is_plain = stored.body.startswith(b"{")
-    body = stored.body if is_plain else vault.open(stored.body, key.about)
+    body = vault.open(stored.body, key.about)
     response = Response(body, stored.status, media_type="application/json")
     response.headers["Idempotent-Replayed"] = "true"
     if stored.location:
