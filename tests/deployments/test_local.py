@@ -170,7 +170,7 @@ def test_lost_secrets_are_replaced_and_the_old_ones_open_nothing(machine: Machin
 
 def test_an_up_beside_a_service_of_an_earlier_version_ends_nothing(machine: Machine) -> None:
     before = machine.records
-    set_schema(machine, "0021")
+    set_schema(machine, "0000")
     try:
         with moved(machine, "prefect-password"):
             said = machine.run("up", 1)

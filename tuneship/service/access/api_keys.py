@@ -24,8 +24,8 @@ from tuneship.contract.errors import AuthenticationError
 from tuneship.contract.scopes import PRESETS
 from tuneship.host.durable import write_private
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import ApiKeyRow
 from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import ApiKeyRow
 from tuneship.store.records import api_key_records
 from tuneship.store.records.audit import AuditRecord, Chain
 

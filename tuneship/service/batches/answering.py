@@ -27,7 +27,7 @@ from tuneship.service.context.context import Context, Parts
 from tuneship.service.openai.bindings import OPENAI_SERVED
 from tuneship.service.openai.refusals import openai_refusal
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database.tables import BatchRow
 
 Body = (
     chat.ChatCompletionCreate
@@ -153,7 +153,7 @@ def _context_of(parts: Parts, batch: BatchRow) -> Context:
         parts,
         batch["client_id"],
         new_id("req"),
-        scopes=frozenset(kept.get("scopes", ())),  # absent from batches of an earlier version
+        scopes=frozenset(kept["scopes"]),
         caller=caller,
         audit_facts=facts,
         is_background=True,

@@ -40,7 +40,7 @@ from tuneship.service.batches.stored_answers import (
 from tuneship.service.context.context import Parts
 from tuneship.service.openai.batch_files import open_batch_file
 from tuneship.store.database import rows, tables
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database.tables import BatchRow
 
 logger = logging.getLogger(__name__)
 

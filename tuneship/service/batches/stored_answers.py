@@ -25,7 +25,7 @@ from tuneship.service.openai.batch_files import (
     open_batch_file,
 )
 from tuneship.store.database import rows, tables
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database.tables import BatchRow
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.records import batch_records
 from tuneship.store.records.batch_records import ANSWERS_PART, ERRORS_PART, OUTPUT

@@ -36,7 +36,7 @@ from tuneship.store.cluster import agent_records, leader_lease
 from tuneship.store.cluster.agent_records import AgentStanding, ReportedFailures
 from tuneship.store.cluster.leader_lease import LeadershipLost
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import AgentRow
+from tuneship.store.database.tables import AgentRow
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")

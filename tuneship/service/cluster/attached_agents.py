@@ -22,7 +22,7 @@ from tuneship.service.common.streaming import Notifier
 from tuneship.store.cluster import agent_records
 from tuneship.store.cluster.agent_records import AgentStanding, ReportedFailures
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import AgentRow
+from tuneship.store.database.tables import AgentRow
 
 logger = logging.getLogger(__name__)
 

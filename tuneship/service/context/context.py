@@ -209,8 +209,9 @@ class Context:
             self.audit_facts.touch(job)
 
     def touch_by_id(self, connection: sa.Connection, identifier: str) -> None:
-        """Note that a replayed answer is about the job, deployment or batch with this id."""
-        for table in (tables.jobs, tables.deployments, tables.batches):
+        """Note that a replayed answer is about the resource with this id."""
+        secured = [table for table in tables.RESOURCES if "security_settings" in table.c]
+        for table in secured:
             row = rows.fetch(connection, table, identifier, client_id=self.client_id)
             if row is not None:
                 self.touch_models(connection, [row.get("model_name", "")])

@@ -41,9 +41,9 @@ from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopp
 from tuneship.service.models.handlers import base_of
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import DATASETS
-from tuneship.store.database.row_types import DatasetRow
+from tuneship.store.database.listings import DATASETS
 from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import DatasetRow
 from tuneship.store.files.blobs import DATA_FILE, BlobsAway, StagedFile
 from tuneship.store.records import job_records
 from tuneship.store.records.outbox import emit

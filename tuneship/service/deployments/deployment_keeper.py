@@ -32,7 +32,7 @@ from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_
 from tuneship.serving.replica_client import ServingError
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import is_away
-from tuneship.store.database.row_types import DeploymentRow
+from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.files.blobs import FileDamaged
 from tuneship.store.records import deployment_records
 

@@ -44,9 +44,9 @@ from tuneship.service.models.instances import require_serving_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import DELETED_DEPLOYMENTS, DEPLOYMENTS
-from tuneship.store.database.row_types import DeploymentRow
+from tuneship.store.database.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
 from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records
 
 DEFAULT_OUTPUT_TOKENS = 256

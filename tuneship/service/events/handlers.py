@@ -9,7 +9,7 @@ from tuneship.contract.events import EventPage
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page
-from tuneship.store.database.row_types import EventRow
+from tuneship.store.database.tables import EventRow
 from tuneship.store.records import outbox
 
 

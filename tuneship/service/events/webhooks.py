@@ -29,8 +29,8 @@ from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import WEBHOOKS
-from tuneship.store.database.row_types import WebhookRow
+from tuneship.store.database.listings import WEBHOOKS
+from tuneship.store.database.tables import WebhookRow
 from tuneship.store.records import outbox, webhook_records
 from tuneship.store.records.webhook_records import ReplayWindow
 

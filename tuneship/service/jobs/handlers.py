@@ -48,8 +48,8 @@ from tuneship.service.models.instances import require_training_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import JOBS
-from tuneship.store.database.row_types import DatasetRow, JobLogRow, JobRow
+from tuneship.store.database.listings import JOBS
+from tuneship.store.database.tables import DatasetRow, JobLogRow, JobRow
 from tuneship.store.records import job_queue, job_records
 from tuneship.store.records.outbox import emit
 

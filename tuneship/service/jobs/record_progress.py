@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tuneship.contract.jobs import JobStatus
 from tuneship.service.jobs.attempts import ENDS, Attempt
 from tuneship.store.database import rows, tables
-from tuneship.store.database.row_types import JobRow
+from tuneship.store.database.tables import JobRow
 from tuneship.store.records import job_leases, job_records
 from tuneship.store.records.outbox import emit
 

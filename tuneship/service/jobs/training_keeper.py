@@ -28,7 +28,7 @@ from tuneship.service.jobs.launcher import TrainingLauncher, TrainingNews, Train
 from tuneship.service.jobs.preparation import DataDamaged, training_order
 from tuneship.service.models.safeguards import SafeguardLost
 from tuneship.store.database import rows, tables
-from tuneship.store.database.row_types import JobRow
+from tuneship.store.database.tables import JobRow
 from tuneship.store.records import job_leases, job_queue, job_records
 from tuneship.store.records.job_leases import JobLease, LeaseLost
 from tuneship.training.progress_file import NEEDS_LESS_MEMORY, Reason

@@ -28,8 +28,8 @@ from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
 from tuneship.store.database import rows, tables
-from tuneship.store.database.list_counters import MODELS
-from tuneship.store.database.row_types import JobRow, ModelRow
+from tuneship.store.database.listings import MODELS
+from tuneship.store.database.tables import JobRow, ModelRow
 from tuneship.store.files.blobs import Blobs, ObjectRef
 from tuneship.store.files.stored_files import model_ref
 from tuneship.store.records import deployment_records, job_records

@@ -37,8 +37,8 @@ from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, with_names
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import WEBHOOKS
-from tuneship.store.database.row_types import WebhookRow
+from tuneship.store.database.listings import WEBHOOKS
+from tuneship.store.database.tables import WebhookRow
 
 # OpenAI's names of the main API's fields.
 NAMES = {"events": "event_types", "description": "name"}

@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from tuneship.store.database import rows
-from tuneship.store.database.row_types import AgentRow
-from tuneship.store.database.tables import agents, failed_starts
+from tuneship.store.database.tables import AgentRow, agents, failed_starts
 
 NOW = sa.func.clock_timestamp()
 

@@ -1,4 +1,4 @@
-"""The queries that all resources share: insert, fetch by tenant, page, change. Lengths of lists: `list_counters.py`."""
+"""The queries that all resources share: insert, fetch by tenant, page, change. The lists: `listings.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from tuneship.contract.common import Pagination
-from tuneship.store.database import list_counters as listings
-from tuneship.store.database.list_counters import Listing
+from tuneship.store.database.listings import Listing
 from tuneship.store.database.tables import TypedTable
 
-# Any row, or the columns of one: for code that works on several tables. Else: `row_types.py`.
+# Any row, or the columns of one: for code that works on several tables. Else: the row types of `tables.py`.
 Row = Mapping[str, Any]
 R = TypeVar("R")
 
@@ -46,7 +45,6 @@ def insert(connection: sa.Connection, table: "TypedTable[R]", values: Row) -> R:
     stored = fetch(connection, table, values["id"], client_id=values.get("client_id"))
     if stored is None:
         raise RuntimeError(f"a row of {table.name} vanished inside its own transaction")
-    listings.count_change(connection, table, None, cast("Row", stored))
     return stored
 
 
@@ -81,10 +79,6 @@ def change(
     **values: Any,
 ) -> None:
     """Change columns of one row, and its `updated_at`."""
-    if listings.may_move(table, values):
-        before = fetch(connection, table, identifier, client_id=None)
-        if before is not None:
-            listings.count_change(connection, table, before, {**before, **values})
     connection.execute(
         sa.update(table).where(table.c.id == identifier).values(updated_at=now, **values)
     )
@@ -92,11 +86,7 @@ def change(
 
 def remove(connection: sa.Connection, table: "TypedTable[Any]", identifier: str) -> None:
     """Delete one row."""
-    # A row that is gone already must not be subtracted from its list's counter again.
-    before = fetch(connection, table, identifier, client_id=None)
-    if before is not None:
-        connection.execute(sa.delete(table).where(table.c.id == identifier))
-        listings.count_change(connection, table, before, None)
+    connection.execute(sa.delete(table).where(table.c.id == identifier))
 
 
 def listed(
@@ -108,11 +98,9 @@ def listed(
     limit: int,
     offset: int,
 ) -> Page[R]:
-    """One page of a tenant's list. Without filters its cost does not grow with the number of rows."""
-    is_counted = not filters and listing in listings.COUNTED
-    total = None if not is_counted else listings.number(connection, listing, client_id)
+    """One page of a tenant's list."""
     where = [*listing.filters(client_id), *filters]
-    return page(connection, listing.table, where, limit=limit, offset=offset, total=total)
+    return page(connection, listing.table, where, limit=limit, offset=offset)
 
 
 def behind(  # noqa: PLR0913 - what a list by ids is asked for
@@ -146,10 +134,9 @@ def page(
     *,
     limit: int,
     offset: int,
-    total: int | None = None,
 ) -> Page[R]:
-    """One page, newest first, ties by id; counts the matching rows unless `total` is given."""
-    total = count(connection, table, *where) if total is None else total
+    """One page, newest first, ties by id, and the number of all rows that match."""
+    total = count(connection, table, *where)
     length = max(0, min(limit, total - offset))
     if length == 0:
         return Page([], total, limit, offset)
