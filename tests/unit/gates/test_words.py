@@ -11,7 +11,8 @@ from tests.unit.gates.rollouts import Rollout, Served, Steady, plan_with
 from tuneship.gates import canary, rules, thresholds, words
 from tuneship.gates.gate_types import GateReading, GateState
 from tuneship.gates.kinds import GATES
-from tuneship.gates.record import Probed, RolloutRecord, SplitConfirmed
+from tuneship.gates.outlook import DOUBLING, Forecast, Today, Unprovable
+from tuneship.gates.record import Begun, Probed, RolloutRecord, SplitConfirmed
 from tuneship.gates.words import OF_A_GATE, REASONS, gates_in_words, in_words, look_in_words
 
 WHO_HOLDS = ("_hold_reasons", "_warnings")
@@ -122,3 +123,49 @@ def test_an_arm_without_requests_is_said_to_have_none() -> None:
     assert any(
         "none of the candidate's requests failed" in one for one in gates_in_words(last.gates)
     )
+
+
+def forecast_of(today: Today | None, forecast: Forecast | None) -> list[str]:
+    plan = plan_with(bake_weight=95).model_dump(mode="json")
+    return words.forecast_in_words(
+        Begun("r", "cep_1", plan, "", (), today=today, forecast=forecast)
+    )
+
+
+def test_a_forecast_says_how_long_a_promotion_and_a_rollback_take() -> None:
+    assert forecast_of(None, None) == []
+    promoted, doubled, missing, cannot = forecast_of(
+        Today(3.25, by_hour=(3.25, 600.0)),
+        Forecast(
+            promote_minutes=20.0,
+            promote_minutes_most=200.0,
+            doubling_minutes=1.5,
+            unprovable=(
+                Unprovable("slow", "too few"),
+                Unprovable("long", "too few"),
+                Unprovable(DOUBLING, "too few errors"),
+            ),
+            drawn=100,
+            promoted=100,
+        ),
+    )
+    assert promoted.startswith(
+        "at 3.2 requests a minute now and 600 requests a minute in the busiest hour of a day"
+        " about 20 minutes to promote an equal candidate (nine of ten within 3.3 hours), then"
+    )
+    assert doubled == "a doubling of errors is found within 90 seconds"
+    assert missing == "cannot prove slow, long: too few requests within the plan's looks"
+    assert cannot == "cannot promise to find twice the errors: too few errors"
+
+
+def test_a_forecast_says_what_becomes_of_candidates_that_are_not_promoted() -> None:
+    some = Forecast(promote_minutes=20.0, drawn=10, promoted=7, slowest_minutes=60.0, undecided=1)
+    (sentence,) = forecast_of(Today(20.0), some)
+    assert "(7 of 10 within 60 minutes; 1 ends undecided; 2 end rolled back)" in sentence
+    none = forecast_of(Today(20.0), replace(some, promote_minutes=None))
+    assert none == [
+        (
+            "at 20 requests a minute an equal candidate is not expected to be promoted"
+            " (7 of 10 within 60 minutes; 1 ends undecided; 2 end rolled back)"
+        )
+    ]
