@@ -13,6 +13,7 @@ PYTEST = pytest -q --dist loadfile --no-loadscope-reorder --durations=10 -n $(WO
 WORKERS = 4
 PURE = contract gates metrics traffic client
 TESTS = tests
+SINCE = HEAD~1
 EVERY_CHANGE = (not slow and not soak) or essential
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Only files whose hashes are in a lock; none is built here, which would download what builds it.
@@ -26,7 +27,7 @@ NEEDED = pyproject.toml packaging/client/pyproject.toml constraints.txt packagin
 # The stamp goes first, so that an installation that was interrupted is done again by the next command.
 FORGET = rm -f $(VENV)/service.stamp && $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
 
-.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster test test-all coverage soak zoo check bench lock packages clean
+.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test test-all coverage soak zoo check bench lock packages clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
 	@$(BIN)/python examples/demo.py
@@ -48,6 +49,9 @@ up-cluster: $(VENV)/cluster.stamp ## PostgreSQL, an S3 server, Ray, three servic
 
 down-cluster: $(VENV)/cluster.stamp ## end what `make up-cluster` started
 	@$(BIN)/python -m deployments.cluster down
+
+quick: $(VENV)/dev.stamp ## the fast tests of what was changed since the commit SINCE, and the guards: in a minute or so
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not soak" $$($(BIN)/python scripts/touched_tests.py $(SINCE))
 
 test: $(VENV)/dev.stamp coverage ## what every change must pass: the fast tests and one of each kind of the slow ones
 	$(BIN)/python -m $(PYTEST) -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)

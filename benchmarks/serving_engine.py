@@ -22,7 +22,7 @@ from measuring.replicas import random_adapter, random_base, replica
 from measuring.running import cpu_seconds
 
 from tuneship.service.catalogues.base_models import Catalogue
-from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
+from tuneship.serving.replica_client import GenerateRequest, SocketLink
 
 PROMPT_TOKENS, NEW_TOKENS, CLIENTS = 57, 32, 32
 ONE, ONE_BESIDE = "1 adapter", "1 and the base"
@@ -84,7 +84,7 @@ async def _measure(base: Path, adapters: Sequence[Path], rounds: int, target: fl
         _print(mix, found, target)
 
 
-async def _memory(line: ReplicaLine, adapters: Sequence[Path]) -> None:
+async def _memory(line: SocketLink, adapters: Sequence[Path]) -> None:
     """Measure anonymous memory per adapter, after loading all and after all have answered."""
     size = (adapters[0] / "adapter_model.safetensors").stat().st_size
     await line.stats()
@@ -107,7 +107,7 @@ async def _memory(line: ReplicaLine, adapters: Sequence[Path]) -> None:
     )
 
 
-async def _check(line: ReplicaLine) -> None:
+async def _check(line: SocketLink) -> None:
     requests = [_request(line, MIXES["8 adapters"](client)) for client in range(CLIENTS)]
     together = await _burst(line, requests)
     for request, expected in list(zip(requests, together, strict=True))[:8]:
@@ -116,7 +116,7 @@ async def _check(line: ReplicaLine) -> None:
             raise SystemExit("a request in a mixed batch has other tokens than alone")
 
 
-async def _round(line: ReplicaLine, mix: str) -> Round:
+async def _round(line: SocketLink, mix: str) -> Round:
     """Measure a burst in which every client sends two consecutive requests."""
     adapters = [MIXES[mix](client) for client in range(CLIENTS)]
     requests = [[_request(line, adapter) for _ in range(2)] for adapter in adapters]
@@ -125,12 +125,12 @@ async def _round(line: ReplicaLine, mix: str) -> Round:
     return Round(time.monotonic() - began, cpu_seconds(line.facts.pid) - cpu)
 
 
-async def _client(line: ReplicaLine, requests: Sequence[GenerateRequest]) -> None:
+async def _client(line: SocketLink, requests: Sequence[GenerateRequest]) -> None:
     for request in requests:
         await _burst(line, [request])
 
 
-async def _burst(line: ReplicaLine, requests: Sequence[GenerateRequest]) -> list[list[int]]:
+async def _burst(line: SocketLink, requests: Sequence[GenerateRequest]) -> list[list[int]]:
     """The tokens of each request; all are sent at once."""
     generations = [line.generate(request) for request in requests]
     made = [[token async for chunk in one for token in chunk] for one in generations]
@@ -139,7 +139,7 @@ async def _burst(line: ReplicaLine, requests: Sequence[GenerateRequest]) -> list
     return made
 
 
-def _request(line: ReplicaLine, adapter: str | None) -> GenerateRequest:
+def _request(line: SocketLink, adapter: str | None) -> GenerateRequest:
     """A request with a random prompt, so that none has a cached prefix."""
     vocabulary = line.facts.vocabulary
     tokens = tuple(_draws.randrange(vocabulary) for _ in range(PROMPT_TOKENS))

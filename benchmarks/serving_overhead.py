@@ -25,7 +25,7 @@ from measuring.running import Running, deploy, example_rows, exported, job_on, r
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpointCreate, EndpointCreate, Member
 from tuneship.service.catalogues.base_models import Catalogue
-from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
+from tuneship.serving.replica_client import GenerateRequest, SocketLink
 
 PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib"
 WARM_UP = 20
@@ -113,7 +113,7 @@ async def _measure(
     return spans, busy
 
 
-async def _chunks(line: ReplicaLine, request: GenerateRequest) -> list[list[int]]:
+async def _chunks(line: SocketLink, request: GenerateRequest) -> list[list[int]]:
     return [chunk async for chunk in line.generate(request)]
 
 

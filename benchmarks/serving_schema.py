@@ -30,7 +30,7 @@ from tuneship.contract.answer_schemas import read_schema
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.generation.prompts import rendered_prompt
 from tuneship.serving.grammar import grammar_of
-from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
+from tuneship.serving.replica_client import GenerateRequest, SocketLink
 
 PROMPT_TOKENS, NEW_TOKENS, CLIENTS = 57, 64, 32
 # Guided answers of a round.
@@ -102,7 +102,7 @@ async def _measure(base: Path, grammar: str, rounds: int) -> None:
     _print(found)
 
 
-async def _round(line: ReplicaLine, grammar: str, guided: int) -> tuple[float, float]:
+async def _round(line: SocketLink, grammar: str, guided: int) -> tuple[float, float]:
     """Seconds by the clock and of the processor until all free answers are written, or all where none is free."""
     began, cpu = time.monotonic(), cpu_seconds(line.facts.pid)
     generations = [
@@ -118,7 +118,7 @@ async def _round(line: ReplicaLine, grammar: str, guided: int) -> tuple[float, f
     return seconds, used
 
 
-def _request(line: ReplicaLine, grammar: str | None) -> GenerateRequest:
+def _request(line: SocketLink, grammar: str | None) -> GenerateRequest:
     """A request with a random prompt, so that none has a cached prefix."""
     tokens = tuple(_draws.randrange(line.facts.vocabulary) for _ in range(PROMPT_TOKENS))
     return GenerateRequest(

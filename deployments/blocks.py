@@ -4,7 +4,7 @@ Its name is `default`. The key is shown as `********`; but whoever may run flows
 Prefect.
 """
 
-from tasks.api import settings_from_surroundings
+from tuneship.prefect.connection import settings_from_surroundings
 from tuneship.prefect.credentials import TuneshipCredentials
 
 

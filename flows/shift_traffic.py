@@ -36,9 +36,9 @@ from flows.rollout.traffic_driver import TrafficDriver, read_prompts
 from flows.shared.approval import can_be_answered
 from flows.shared.errors import BadInput
 from flows.shared.journal import NotWritten
-from tasks.api import api
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.record import Ended, Verdict
+from tuneship.prefect.connection import api
 
 
 @flow(

@@ -1,4 +1,5 @@
-"""Prefect tasks: one task is one API operation with its retry policy, run name and idempotency key.
+"""Prefect tasks of the pipeline: one task is one API operation with its retry policy, run name and idempotency key.
 
-`factory.py` makes them from declared operations; the other files hold those that do more.
+`tuneship.prefect.tasks.task_of` makes them from declared operations; written here are those that do more, such as
+creates that happen once for a release. The waits are in `tuneship.prefect.waits`.
 """

@@ -13,9 +13,9 @@ from prefect import get_run_logger
 from prefect.context import TaskRunContext
 from pydantic import BaseModel
 
-from tasks.api import api
 from tuneship.client import ApiError, Client
 from tuneship.prefect.calls import CALL_DEADLINE_S, RETRIES, idempotency_key
+from tuneship.prefect.connection import api
 
 # Tag with the run key, on everything that a run creates and that can carry tags (§2: at most 512
 # characters).

@@ -1,18 +1,14 @@
 """Datasets: validate, upload, find, get, merge. One task is one call; next: `flows/release/data.py` joins them."""
 
-import time
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import UPLOAD_DEADLINE_S, api
 from tasks.create_once import CREATES, as_created, made_before, marks, once
-from tasks.factory import task_of, task_of_pages
 from tuneship.contract import datasets
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import (
-    Dataset,
     DatasetCreated,
     DatasetMerge,
     Datasets,
@@ -21,14 +17,10 @@ from tuneship.contract.datasets import (
     DatasetValidate,
     DatasetValidation,
 )
-from tuneship.prefect.calls import POLL_TRIES, RETRIES
+from tuneship.prefect.calls import RETRIES
+from tuneship.prefect.connection import UPLOAD_DEADLINE_S, api
+from tuneship.prefect.tasks import task_of, task_of_pages
 from tuneship.tracking.job_facts import CONTENT_TAG
-
-POLL_SECONDS = 1.0
-
-
-class DatasetNotProcessed(Exception):
-    """A dataset failed, or was not processed before the deadline."""
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="validate-{path.name}")
@@ -42,19 +34,6 @@ def validate_dataset(
 
 
 list_datasets = task_of_pages(Datasets.iterate)
-
-
-@task(cache_policy=NO_CACHE, task_run_name="wait-for-{dataset_id}")
-def wait_for_dataset(dataset_id: str, deadline_seconds: float = 3600.0) -> Dataset:
-    """Wait until a dataset is processed. Raises `DatasetNotProcessed`, which names no line of it."""
-    deadline = time.monotonic() + deadline_seconds
-    while True:
-        dataset = api().with_options(tries=POLL_TRIES).datasets.get(dataset_id)
-        if dataset.status == DatasetStatus.PROCESSED:
-            return dataset
-        if dataset.status == DatasetStatus.FAILED or time.monotonic() > deadline:
-            raise DatasetNotProcessed(f"dataset {dataset_id} is {dataset.status}")
-        time.sleep(POLL_SECONDS)
 
 
 @task(**CREATES, task_run_name="upload-{path.name}")

@@ -11,7 +11,6 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import api
 from tasks.create_once import CREATES, once
 from tuneship.contract.endpoints import (
     CanaryEndpoint,
@@ -26,6 +25,7 @@ from tuneship.contract.endpoints import (
     Member,
 )
 from tuneship.prefect.calls import RETRIES
+from tuneship.prefect.connection import api
 
 # A rollout must roll back within a minute of the decision, so it never waits long for one answer.
 CONTROL_TIMEOUT_S = 10.0

@@ -5,9 +5,9 @@ from datetime import datetime
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import api
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.metrics import DeploymentMetrics
+from tuneship.prefect.connection import api
 
 METRICS_TIMEOUT_S = 10.0
 METRICS_DEADLINE_S = 30.0

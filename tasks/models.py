@@ -4,9 +4,9 @@ from pathlib import Path
 
 from prefect import task
 
-from tasks.api import UPLOAD_DEADLINE_S
 from tasks.create_once import CREATES, once
 from tuneship.contract.models import Model, ModelImport
+from tuneship.prefect.connection import UPLOAD_DEADLINE_S
 
 
 @task(**CREATES, task_run_name="import-{folder.name}")

@@ -13,11 +13,11 @@ from functools import partial
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import api
-from tasks.progress import report
 from tuneship.client import ApiError, Client, DeadlineExceeded, ServiceUnreachable
 from tuneship.contract.generation import Generate
 from tuneship.gates.smoke_test import SmokeAnswer
+from tuneship.prefect.connection import api
+from tuneship.prefect.progress import report
 
 TRIES = 6
 FIRST_PAUSE_SECONDS = 0.1

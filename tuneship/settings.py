@@ -1,4 +1,4 @@
-"""Settings, built once in a composition root (`cli/main.py`, `tasks/api.py`) and passed on as arguments.
+"""Settings, built once in a composition root (`cli/main.py`, `prefect/connection.py`) and passed on as arguments.
 
 The only module that reads the environment (prefix `TUNESHIP_`). Every setting has a default: `tuneship serve` and the
 flows work without any configuration.

@@ -24,7 +24,7 @@ from tests.support.postgres_cluster import Cluster
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.cluster.leadership import SoleService
 from tuneship.service.deployments.replica_health import HealthChecks
-from tuneship.service.deployments.replica_plan import ReplicaPlan
+from tuneship.service.deployments.scaling_decisions import ScalingDecisions
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database
@@ -75,7 +75,7 @@ def deploy_many(service: Service) -> list[str]:
 def measure_checks(service: Service) -> None:
     """Print how long the leader checks all deployments, without its fence."""
     leadership = SoleService()
-    plan = ReplicaPlan(service.parts, leadership)
+    plan = ScalingDecisions(service.parts, leadership)
     checks = HealthChecks(service.parts, plan, leadership)
 
     async def check_all() -> float:

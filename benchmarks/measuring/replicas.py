@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tuneship.serving.replica_client import ReplicaLine
+from tuneship.serving.replica_client import SocketLink
 
 RANK = 16
 
@@ -21,13 +21,13 @@ RANK = 16
 @asynccontextmanager
 async def replica(
     base: Path, threads: int = 1, weights: str | None = None
-) -> AsyncGenerator[ReplicaLine]:
+) -> AsyncGenerator[SocketLink]:
     """Start a replica process and connect to it."""
     options = ["--base", str(base), "--threads", str(threads)]
     if weights is not None:
         options += ["--weights", weights]
     ours, process = _start(options)
-    line = await ReplicaLine.open(ours)
+    line = await SocketLink.open(ours)
     try:
         yield line
     finally:

@@ -36,11 +36,9 @@ class Running:
     environment: Mapping[str, str]
 
 
-def start(
-    data_dir: Path, environment: dict[str, str] | None = None
-) -> tuple["subprocess.Popen[str]", float]:
-    """Start a service on a free port; returns it with the seconds until it was ready."""
-    begun = time.perf_counter()
+@contextmanager
+def running(data_dir: Path, environment: dict[str, str] | None = None) -> Generator[Running]:
+    """A service on a free port that runs for the time of a `with` block."""
     command = [sys.executable, "-m", "tuneship.cli.main", "serve", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--data-dir", str(data_dir)],
@@ -49,26 +47,14 @@ def start(
         text=True,
         env=UNLIMITED | (environment or {}),
     )
-    if process.stdout is None or not process.stdout.readline().startswith("ready"):
-        raise SystemExit("the service did not start")
-    return process, time.perf_counter() - begun
-
-
-def stop(process: "subprocess.Popen[str]") -> None:
-    """End the service and wait for it."""
-    process.terminate()
-    process.wait(timeout=60)
-
-
-@contextmanager
-def running(data_dir: Path, environment: dict[str, str] | None = None) -> Generator[Running]:
-    """A service that runs for the time of a `with` block."""
-    process, _ = start(data_dir, environment)
     try:
+        if process.stdout is None or not process.stdout.readline().startswith("ready"):
+            raise SystemExit("the service did not start")
         settings = ClientSettings.from_credentials(data_dir / "credentials.json")
         yield Running(process.pid, data_dir, settings, environment or {})
     finally:
-        stop(process)
+        process.terminate()
+        process.wait(timeout=60)
 
 
 def example_rows(source: str, rows: int) -> list[bytes]:

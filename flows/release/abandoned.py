@@ -10,9 +10,9 @@ from pathlib import Path
 from flows.release.clean_up import undo
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.rollout.abandoned import GuardView
-from tasks.api import is_this_service
 from tuneship.client import TuneshipError
 from tuneship.gates.plan import CanaryPlan
+from tuneship.prefect.connection import is_this_service
 
 
 def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[str]]:

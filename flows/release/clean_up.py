@@ -14,12 +14,12 @@ from prefect.logging import get_logger
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.rollout.rollback import return_traffic
 from flows.shared.signals import uninterrupted
-from tasks.api import api
 from tasks.create_once import NO_SUCH_LIST, run_tag, tagged
-from tasks.jobs import stop_job
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.endpoints import CanaryEndpoint
+from tuneship.prefect.connection import api
+from tuneship.prefect.waits import stop_job
 from tuneship.settings import PipelineSettings
 
 _LOG = get_logger("tuneship.clean_up")
@@ -133,5 +133,5 @@ def undo(record: ReleaseRecord) -> list[str]:
         _LOG.warning("the resources created last could not be listed (%d)", error.status)
     if record.last("trained") is None:
         for job_id in record.all_made("job"):
-            stop_job(job_id)
+            stop_job(api(), job_id)
     return discard_deployments(record)

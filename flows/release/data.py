@@ -20,10 +20,10 @@ from tasks.datasets import (
     merge_datasets,
     upload_dataset,
     validate_dataset,
-    wait_for_dataset,
 )
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload
+from tuneship.prefect.waits import wait_for_dataset
 from tuneship.tracking.job_facts import CONTENT_TAG
 
 # Datasets that one merge of the service takes at most.

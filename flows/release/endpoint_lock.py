@@ -14,9 +14,9 @@ from prefect import get_run_logger
 
 from flows.forms.release_form import EndpointChoice
 from flows.shared.journal import FileLock
-from tasks.api import service_name
 from tasks.endpoints import NO_SUCH_ROUTE, get_canary_endpoint
 from tuneship.client import ApiError
+from tuneship.prefect.connection import service_name
 from tuneship.settings import PipelineSettings
 
 POLL_SECONDS = 1.0

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from prefect import get_run_logger
 
 from flows.shared.approval import ApprovalQuestion, ApprovalReply, answer_to, ask, withdraw
-from flows.shared.markdown import code, plain
+from flows.shared.markdown import code, table
 from flows.shared.signals import uninterrupted
 from tuneship.gates.gate_result import GateResult
+from tuneship.gates.tables import Table
 
 POLL_SECONDS = 2.0
 
@@ -43,6 +44,6 @@ def ask_about(
 
 def question_text(gates: Sequence[GateResult], model: str) -> str:
     """The text above the form."""
-    rows = [f"| {gate.name} | {plain(gate.note or 'holds')} |" for gate in gates]
     title = f"## Deploy {code(model)} although gates hold?"
-    return "\n".join([title, "", "| gate | why |", "|---|---|", *rows])
+    why = [[gate.name, gate.note or "holds"] for gate in gates]
+    return f"{title}\n\n{table(Table(('gate', 'why'), why))}"

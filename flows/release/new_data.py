@@ -13,10 +13,10 @@ from flows.forms.release_form import EndpointChoice, TrainingData
 from flows.release.champion import SplitIsShared, find_champion, find_endpoint
 from flows.release.local_files import content_sha256
 from flows.release.record_file import ReleaseRecords
-from tasks.api import is_this_service
 from tasks.datasets import get_dataset
 from tasks.jobs import get_job
 from tuneship.client import ApiError
+from tuneship.prefect.connection import is_this_service
 from tuneship.tracking.job_facts import CONTENT_TAG
 
 

@@ -1,8 +1,8 @@
 """Draws the pictures of a report: loss curves, traffic split, error rate and latency of both arms.
 
 Numbers only, never text of a dataset. Baseline and candidate keep their colours in every picture. Import this module
-where you draw: matplotlib starts slowly, and a run that is refused draws nothing. pandas and matplotlib ship no
-complete types; the functions of this module are typed.
+where you draw: matplotlib starts slowly, and a run that is refused draws nothing. matplotlib ships no complete types;
+the functions of this module are typed.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from flows.release.loss_limits import Limit
-from flows.rollout.result import Change
 from tuneship.contract.job_reports import JobMetrics
-from tuneship.gates.frames import series_frame
-from tuneship.gates.series import RolloutSeries
+from tuneship.gates.curves import arm_curve, evaluations, smoothed
+from tuneship.gates.series import ARMS, Arm, RolloutSeries
+from tuneship.gates.split_history import Change
 
 COLOURS = {"baseline": "#4c6a92", "candidate": "#e07b1a"}
 LIMIT = "#b22222"
@@ -48,28 +47,29 @@ STYLE: Any = {
 
 def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> None:
     """Draw training loss (raw and smoothed), validation loss at its evaluations, and the gates' limits."""
-    steps = pd.Index(metrics.steps)
-    training = pd.Series(metrics.training_loss, index=steps, dtype=float)
-    validation = pd.Series(metrics.validation_loss, index=steps, dtype=float)
-    seen = validation.where(validation.ne(validation.shift())).dropna()  # repeats are no news
+    steps, training = metrics.steps, metrics.training_loss
+    evaluated = evaluations(metrics)
+    losses = [loss for _, loss in evaluated]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
         blue, orange = COLOURS["baseline"], COLOURS["candidate"]
-        axes.plot(steps, training, color=blue, alpha=0.2, linewidth=0.8)
-        smooth = training.ewm(span=SMOOTHING_STEPS).mean()
+        raw = [math.nan if loss is None else loss for loss in training]
+        axes.plot(steps, raw, color=blue, alpha=0.2, linewidth=0.8)
+        smooth = smoothed(training, SMOOTHING_STEPS)
         axes.plot(
             steps, smooth, color=blue, label=f"training (mean of about {SMOOTHING_STEPS} steps)"
         )
-        best = f", best {seen.min():.3f}" if len(seen) else ""
-        axes.plot(seen.index, seen, "o-", color=orange, label=f"validation{best}")
+        best = f", best {min(losses):.3f}" if losses else ""
+        points = [step for step, _ in evaluated]
+        axes.plot(points, losses, "o-", color=orange, label=f"validation{best}")
         for limit, line in zip(limits, LIMIT_LINES, strict=False):
             label = f"limit of gate {limit.gate} {limit.value:.3f}"
             if limit.judged is not None:
                 label += f", judged {limit.judged:.3f}"
             axes.axhline(limit.value, color=LIMIT, linestyle=line, linewidth=1.2, label=label)
         _label(axes, "Loss of the fine-tuning job", "step", "nats per token")
-        drawn = [*training.dropna(), *seen, *(limit.value for limit in limits)]
+        drawn = [*raw, *losses, *(limit.value for limit in limits)]
         drawn = [value for value in drawn if math.isfinite(value)]
         # Where the values differ much, the first steps would flatten all later ones.
         if drawn and min(drawn) > 0 and max(drawn) >= LOGARITHMIC_FROM * min(drawn):
@@ -88,8 +88,8 @@ def plot_rollout(
     history: Sequence[Change], series: RolloutSeries | None, candidate_id: str, file: Path
 ) -> bool:
     """Draw the candidate's share, error rates and latency over one time axis; False where no time is known."""
-    frame = series_frame(series) if series and series.buckets else pd.DataFrame()
-    moments = [change.at for change in history if change.at] + list(frame.index)
+    moments = [change.at for change in history if change.at]
+    moments += [bucket.end for bucket in series.buckets] if series else []
     if not moments:
         return False
     clock = _Clock(min(moments), max(moments))
@@ -99,8 +99,9 @@ def plot_rollout(
         figure = Figure(figsize=(8, 8), layout="constrained")
         split, errors, latency = figure.subplots(3, 1, sharex=True)
         _draw_split(split, shares, end)
-        for arm in COLOURS if len(frame) else ():
-            _draw_arm(errors, latency, frame, clock, arm)
+        if series and series.buckets:
+            for arm in ARMS:
+                _draw_arm(errors, latency, series, clock, arm)
         _label(errors, "Failed requests", "", "% of requests")
         _label(latency, "Latency", clock.unit, "ms (means of percentiles)")
         top = max(5.0, errors.get_ylim()[1])
@@ -123,7 +124,7 @@ class _Clock:
         # With fewer than three units the axis would have hardly a tick.
         fitting = (unit for unit in reversed(UNITS) if span >= 3 * unit[0])
         self._seconds, self.unit = next(fitting, UNITS[0])
-        self.bin = pd.Timedelta(seconds=max(1, math.ceil(span / BINS)))  # pandas wants whole units
+        self.bin_seconds = max(1, math.ceil(span / BINS))
 
     def at(self, moment: datetime) -> float:
         return (moment - self.start).total_seconds() / self._seconds
@@ -157,23 +158,17 @@ def _mark_steps(axes: Axes, shares: Sequence[tuple[float, int]], end: float) -> 
             axes.text(middle, 0.97, note, transform=place, ha="center", va="top", fontsize=9)
 
 
-def _draw_arm(errors: Axes, latency: Axes, frame: pd.DataFrame, clock: _Clock, arm: str) -> None:
-    """Pool buckets until about 40 are left: shares by their counts, percentiles as means weighted by requests."""
-    requests = frame[f"{arm}_requests"].astype(float)
-    failed = frame[f"{arm}_errors"].astype(float)
-    pooled = requests.resample(clock.bin, origin="start").sum()
-    pooled = pooled[pooled > 0]
-    times = [clock.at(moment) for moment in pooled.index]
-    share = 100.0 * failed.resample(clock.bin, origin="start").sum()[pooled.index] / pooled
-    errors.plot(times, share, "o-", markersize=3, color=COLOURS[arm], label=arm)
-    for name, line in (("p50", "-"), ("p95", ":")):
-        value = frame[f"{arm}_{name}"].astype(float)
-        weight = requests.where(value.notna(), 0.0)
-        sums = (value.fillna(0.0) * weight).resample(clock.bin, origin="start").sum()
-        # A bin without requests becomes a gap in the line: a zero would look like an answer in no time.
-        weights = weight.resample(clock.bin, origin="start").sum()
-        mean = (sums / weights.where(weights > 0))[pooled.index]
-        latency.plot(times, mean, line, color=COLOURS[arm], label=f"{arm} {name}")
+def _draw_arm(errors: Axes, latency: Axes, series: RolloutSeries, clock: _Clock, arm: Arm) -> None:
+    """Draw one deployment's curves, with about 40 points."""
+    points = arm_curve(series, arm, clock.bin_seconds)
+    times = [clock.at(point.at) for point in points]
+    shares = [point.error_percent for point in points]
+    errors.plot(times, shares, "o-", markersize=3, color=COLOURS[arm], label=arm)
+    for name, line, values in (
+        ("p50", "-", [point.p50_ms for point in points]),
+        ("p95", ":", [point.p95_ms for point in points]),
+    ):
+        latency.plot(times, values, line, color=COLOURS[arm], label=f"{arm} {name}")
 
 
 def _label(axes: Axes, title: str, x: str, y: str) -> None:

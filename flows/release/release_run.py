@@ -35,12 +35,13 @@ from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RolloutResult, result_of
 from flows.shared.errors import BadInput
 from flows.shared.links import show_link
-from tasks.api import service_name
-from tasks.deployments import create_deployment, wait_for_deployment
+from tasks.deployments import create_deployment
 from tuneship.contract.jobs import Job
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.training_gates import TrainingVerdict
+from tuneship.prefect.connection import service_name
+from tuneship.prefect.waits import wait_for_deployment
 from tuneship.settings import PipelineSettings
 
 # Outcomes after which no traffic needs the candidate. A pause and an incomplete rollback may leave it some.

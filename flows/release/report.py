@@ -14,10 +14,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from flows.forms.release_form import ReleaseParameters
 from flows.release.loss_limits import Limit
 from flows.release.result import ReleaseResult
-from flows.release.step_load import StepLoad, explained, loads_by_step, rows
-from flows.rollout.words import in_words
 from flows.shared.links import show_link
-from flows.shared.markdown import number, plain
+from flows.shared.markdown import number, plain, table
 from flows.shared.private_files import make_private
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
@@ -25,16 +23,11 @@ from tuneship.client import TuneshipError
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.record import Phase
 from tuneship.gates.series import RolloutSeries, Unusable
+from tuneship.gates.step_load import StepLoad, explained, load_table, loads_by_step
+from tuneship.gates.tables import Table
+from tuneship.gates.words import OUTCOMES, in_words
 
 DECISIONS_SHOWN = 25
-# Titles of the columns of the report's wider tables.
-LOAD_TITLES = (
-    "candidate's share",
-    "candidate: requests/s",
-    "candidate: p95",
-    "baseline: requests/s",
-    "baseline: p95",
-)
 # `ln E` is the logarithm of an e-value; its limit stands beside it, because that differs by gate.
 GATE_TITLES = (
     "gate",
@@ -52,14 +45,6 @@ DECISION_TITLES = (
     "candidate requests at this step",
 )
 LOSS_GATES = ("T4 champion", "T9 first model", "T3 learned")
-OUTCOMES = {
-    "promoted": "The new model serves all traffic.",
-    "rolled_back": "The traffic went back to the model that served before.",
-    "rejected": "The new model got no traffic.",
-    "paused": "The split is frozen until a person decides.",
-    "aborted": "The run was stopped.",
-    "rollback_incomplete": "The traffic could not be returned: look at the endpoint now.",
-}
 
 
 def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path) -> Path:
@@ -257,10 +242,11 @@ def _traffic(
         lines += ["## Traffic", "", *_table(["time", "split", "why"], changes), ""]
     if "rollout.png" in pictures:
         lines += ["![Traffic, errors and latency](rollout.png)", ""]
-        if cells := rows(loads):
+        shown = load_table(loads)
+        if shown.rows:
             text = explained(loads)
             lines += [text, ""] if text else []
-            lines += _table(LOAD_TITLES, cells)
+            lines += [table(shown), ""]
     return lines
 
 
@@ -292,10 +278,7 @@ def _decisions(result: ReleaseResult) -> list[str]:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    # Cells hold names that users chose, and notes with the service's words: none may end its cell.
-    lines = [titles, ["---"] * len(titles), *rows]
-    cells = [[plain(cell) for cell in line] for line in lines]
-    return [f"| {' | '.join(line)} |" for line in cells] + [""]
+    return [table(Table(titles, rows)), ""]
 
 
 def _list(sentences: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from flows.release.release_run import ReleaseRun, described
 from flows.release.result import Contender
 from flows.release.training_page import TrainingPage
 from tasks.datasets import get_dataset
-from tasks.jobs import WaitPolicy, create_job, get_job, get_job_metrics, wait_for_job, wait_for_jobs
+from tasks.jobs import create_job, get_job, get_job_metrics
 from tuneship.client import ApiError
 from tuneship.contract.jobs import Comparison, Job, JobCreate, JobMetrics, JobStatus
 from tuneship.gates.divergence import DivergenceWatch, watch_training
@@ -29,6 +29,7 @@ from tuneship.gates.training_gates import (
     judge_training,
     lowest_loss,
 )
+from tuneship.prefect.waits import WaitPolicy, wait_for_job, wait_for_jobs
 
 # How long beyond its own limit a job may queue before the wait gives up.
 SLACK_SECONDS = 3600.0
@@ -73,9 +74,11 @@ def train(
     # The jobs may have to queue for each other.
     hours = release.compute_config.max_runtime_hours * len(made)
     patience = WaitPolicy(
-        3600.0 * hours + SLACK_SECONDS,
-        EarlyStop({job.id: _warmup_steps(job) for job in made}),
-        TrainingPage(limits).show,
+        deadline_seconds=3600.0 * hours + SLACK_SECONDS,
+        # Nobody would use the result of a release that has stopped.
+        cancels=True,
+        stop_early=EarlyStop({job.id: _warmup_steps(job) for job in made}),
+        show=TrainingPage(limits).show,
     )
     ended = [wait_for_job(ids[0], patience)] if len(ids) == 1 else wait_for_jobs(ids, patience)
     measured = [get_job_metrics(job.id) for job in ended]

@@ -13,8 +13,10 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from flows.release.loss_limits import Limit
-from flows.shared.markdown import number
+from flows.shared.markdown import number, table
 from tuneship.contract.job_reports import JobMetrics
+from tuneship.gates.curves import evaluations
+from tuneship.gates.tables import Table
 
 
 class TrainingPage:
@@ -28,7 +30,7 @@ class TrainingPage:
 
     def show(self, running: Mapping[str, JobMetrics]) -> None:
         """Write the page when a model was evaluated again; never fails the training."""
-        seen = {job_id: _evaluations(metrics) for job_id, metrics in running.items()}
+        seen = {job_id: len(evaluations(metrics)) for job_id, metrics in running.items()}
         self._known |= running
         if all(self._evaluations.get(job_id, 0) >= count for job_id, count in seen.items()):
             return
@@ -42,16 +44,12 @@ class TrainingPage:
         """The page as Markdown with its pictures embedded."""
         from flows.release.plots import plot_losses  # noqa: PLC0415 - starts slowly
 
-        lines = [
-            "| job | step | epoch | training loss | validation loss | lowest |",
-            "|---|" + "---|" * 5,
-        ]
+        rows: list[list[str]] = []
         for job_id, metrics in self._known.items():
             losses = [x for x in metrics.validation_loss if x is not None and math.isfinite(x)]
             series = (metrics.steps, metrics.epochs, metrics.training_loss, losses)
             cells = [number(values[-1]) if values else "-" for values in series]
-            cells.append(number(min(losses)) if losses else "-")
-            lines.append(f"| {job_id} | {' | '.join(cells)} |")
+            rows.append([job_id, *cells, number(min(losses)) if losses else "-"])
         pictures: list[str] = []
         with TemporaryDirectory() as folder:
             file = Path(folder) / "loss.png"
@@ -61,10 +59,5 @@ class TrainingPage:
                     picture = b64encode(file.read_bytes()).decode()
                     # Embedded, because the UI cannot reach a file of this machine.
                     pictures.append(f"![Losses of {job_id}](data:image/png;base64,{picture})")
-        return "\n".join(lines) + "\n\n" + "\n\n".join(pictures) + "\n"
-
-
-def _evaluations(metrics: JobMetrics) -> int:
-    """Number of evaluations: a step without one repeats the last value, or has none."""
-    values = [one for one in metrics.validation_loss if one is not None]
-    return sum(one != before for one, before in zip(values, [None, *values], strict=False))
+        titles = ("job", "step", "epoch", "training loss", "validation loss", "lowest")
+        return "\n\n".join([table(Table(titles, rows)), *pictures]) + "\n"

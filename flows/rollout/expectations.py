@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from flows.rollout.result import RolloutResult, rejected
-from flows.rollout.words import rate_in_words
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.forecast import choose_steps, forecast
 from tuneship.gates.gate_types import Gate, UsualHour
@@ -19,6 +18,7 @@ from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
 from tuneship.gates.record import NO_USUAL
 from tuneship.gates.series import RolloutSeries
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
+from tuneship.gates.words import rate_in_words
 
 HOURS = 24
 # Traffic that began later than this may still be growing, and refuses nothing.

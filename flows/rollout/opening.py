@@ -21,8 +21,6 @@ from flows.rollout.split import (
     describe,
     last_intended,
 )
-from flows.rollout.words import forecast_in_words
-from tasks.deployments import DeploymentNotRunning, wait_for_deployment
 from tasks.endpoints import (
     NO_SUCH_ROUTE,
     create_canary_endpoint,
@@ -40,6 +38,8 @@ from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, Resumed
 from tuneship.gates.rules import GONE
 from tuneship.gates.series import Unusable
+from tuneship.gates.words import forecast_in_words
+from tuneship.prefect.waits import DeploymentNotRunning, wait_for_deployment
 
 A_DAY = timedelta(hours=HOURS)
 # What a server of the bare description does not offer.

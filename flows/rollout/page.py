@@ -3,26 +3,23 @@
 Counts, shares and evidence, every limit beside its value; never a prompt or a completion.
 """
 
-import math
 from collections.abc import Sequence
 
 from prefect.artifacts import create_markdown_artifact
 
 from flows.rollout.result import RolloutResult
 from flows.rollout.split import Log, RolloutSplit
-from flows.rollout.words import (
+from flows.shared.markdown import code, plain, table
+from tuneship.gates.record import Look, RolloutRecord, Verdict
+from tuneship.gates.tables import gate_table, look_table, share, threshold_table
+from tuneship.gates.words import (
     driver_in_words,
     forecast_in_words,
     gates_in_words,
     in_words,
     look_in_words,
 )
-from flows.shared.markdown import code, plain
-from tasks.progress import report
-from tuneship.gates.gate_types import GateReading, ThresholdReading
-from tuneship.gates.record import Look, RolloutRecord, Verdict
-
-LOOKS_SHOWN = 40
+from tuneship.prefect.progress import report
 
 
 def report_look(split: RolloutSplit, look: Look) -> None:
@@ -36,8 +33,8 @@ def report_look(split: RolloutSplit, look: Look) -> None:
     gates: list[str] = []
     for gate in look.gates:
         if gate.candidate_requests:
-            candidate = _share(gate.candidate_bad, gate.candidate_requests)
-            baseline = _share(gate.baseline_bad, gate.baseline_requests)
+            candidate = share(gate.candidate_bad, gate.candidate_requests)
+            baseline = share(gate.baseline_bad, gate.baseline_requests)
             gates.append(f"{gate.name} {candidate} v {baseline} {gate.state}")
     split.log.info(
         "look %d at %d %%: %s%s; %s",
@@ -87,100 +84,13 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
     if looks:
         gates = compared.gates if (compared := record.last_comparison) else ()
         sections += ["## Gates at the last comparison", listed(gates_in_words(gates))]
-        sections += [listed(look_in_words(looks[-1])), gate_table(gates)]
+        sections += [listed(look_in_words(looks[-1])), table(gate_table(gates))]
         if looks[-1].thresholds:
-            sections += ["## Plain thresholds", threshold_table(looks[-1].thresholds)]
-        sections += ["## Looks", _look_table(looks)]
+            sections += ["## Plain thresholds", table(threshold_table(looks[-1].thresholds))]
+        sections += ["## Looks", table(look_table(looks))]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def listed(sentences: Sequence[str]) -> str:
     """Make a Markdown list of our own sentences, which need no escaping."""
     return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def evidence_table(gates: Sequence[GateReading]) -> str:
-    """Tabulate the gates that are on, narrow enough for the approval form."""
-    rows = ["| gate | candidate | baseline | E (limit) |", "|---|---|---|---|"]
-    for gate in gates:
-        if gate.state == "disabled":
-            continue
-        cells = [
-            f"{gate.name}: {gate.state}",
-            _share(gate.candidate_bad, gate.candidate_requests),
-            _share(gate.baseline_bad, gate.baseline_requests),
-            _beside(_exp(gate.log_e_ok), _exp(gate.log_e_ok_limit)),
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-def gate_table(gates: Sequence[GateReading]) -> str:
-    """Tabulate every gate, each limit beside its value."""
-    rows = [
-        "| gate | state | candidate | baseline | ratio (limit) | harm: E (limit) | proof: E (limit) | z (limit) |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for gate in gates:
-        ratio = None
-        if gate.candidate_share is not None and gate.baseline_share:
-            ratio = gate.candidate_share / gate.baseline_share
-        cells = [
-            gate.name,
-            gate.state,
-            _share(gate.candidate_bad, gate.candidate_requests),
-            _share(gate.baseline_bad, gate.baseline_requests),
-            _beside(ratio, gate.ratio_limit),
-            _beside(_exp(gate.log_e_harm), _exp(gate.log_e_harm_limit)),
-            _beside(_exp(gate.log_e_ok), _exp(gate.log_e_ok_limit)),
-            _beside(gate.z, gate.z_limit),
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-def threshold_table(thresholds: Sequence[ThresholdReading]) -> str:
-    """Tabulate every plain threshold, its limit beside the candidate's value."""
-    rows = ["| threshold | candidate (limit) | requests |", "|---|---|---|"]
-    for one in thresholds:
-        name = f"**{one.name}**" if one.is_above else one.name
-        rows.append(f"| {name} | {_beside(one.value, one.limit)} | {one.requests} |")
-    return "\n".join(rows)
-
-
-def _look_table(looks: Sequence[Look]) -> str:
-    rows = [
-        "| look | step | verdict | why | requests at this step | missing |",
-        "|---|---|---|---|---|---|",
-    ]
-    if len(looks) > LOOKS_SHOWN:
-        rows.append(f"| ... | | | {len(looks) - LOOKS_SHOWN} earlier looks | | |")
-    for look in looks[-LOOKS_SHOWN:]:
-        why = ", ".join(look.reasons) or look.reason
-        cells = [
-            look.number,
-            f"{look.weight} %",
-            look.verdict,
-            why,
-            look.step_requests,
-            look.missing or "",
-        ]
-        rows.append("| " + " | ".join(plain(cell) for cell in cells) + " |")
-    return "\n".join(rows)
-
-
-def _share(bad: int, requests: int) -> str:
-    return f"{bad}/{requests} = {100 * bad / requests:.2f} %" if requests else "-"
-
-
-def _exp(logarithm: float | None) -> float | None:
-    """E from its logarithm; beyond a double's range it is shown as infinite."""
-    if logarithm is None:
-        return None
-    return math.exp(logarithm) if logarithm < 700 else math.inf
-
-
-def _beside(value: float | None, limit: float | None) -> str:
-    if limit is None:
-        return "-"
-    return f"{'-' if value is None else f'{value:.3g}'} ({limit:.3g})"

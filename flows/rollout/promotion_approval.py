@@ -6,13 +6,13 @@ The looks go on meanwhile, so that the lease is renewed and a regression beats a
 
 from datetime import UTC, datetime
 
-from flows.rollout.page import evidence_table
 from flows.rollout.record_file import RecordFile
 from flows.rollout.split import RolloutSplit, service_time
 from flows.shared.approval import SERVER_FAILURES, ApprovalQuestion, answer_to, ask, withdraw
-from flows.shared.markdown import code
+from flows.shared.markdown import code, table
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, RolloutRecord
+from tuneship.gates.tables import evidence_table
 
 
 def ask_for_approval(split: RolloutSplit) -> None:
@@ -41,7 +41,7 @@ def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
     text = [
         f"## Give {candidate} all traffic of {code(record.begun.endpoint_id)}?",
         f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}. {bake}",
-        evidence_table(record.looks[-1].gates) if record.looks else "",
+        table(evidence_table(record.looks[-1].gates)) if record.looks else "",
     ]
     return "\n\n".join(text)
 

@@ -14,14 +14,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from flows.shared.journal import FileLock, Journal, damage_of
-from tasks.api import (
-    DEFAULT_PORTS,
-    LOOPBACK,
-    is_address,
-    one_address,
-    service_address,
-    service_name,
-)
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import (
     Begun,
@@ -34,6 +26,14 @@ from tuneship.gates.record import (
     linked,
     readable_facts,
     to_line,
+)
+from tuneship.prefect.connection import (
+    DEFAULT_PORTS,
+    LOOPBACK,
+    is_address,
+    one_address,
+    service_address,
+    service_name,
 )
 from tuneship.settings import PipelineSettings
 

@@ -5,37 +5,28 @@ It is made from the record alone, so that a stopped run can still report what it
 
 import dataclasses
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
-from flows.rollout.words import driven, forecast_in_words, gates_in_words, look_in_words
 from tuneship.gates.gate_types import Gate
 from tuneship.gates.record import (
     Begun,
     Ended,
     Look,
     RolloutRecord,
-    SplitConfirmed,
-    SplitIntended,
     to_mapping,
 )
+from tuneship.gates.split_history import Change, history_of
+from tuneship.gates.words import (
+    WHY_OFF,
+    driven,
+    forecast_in_words,
+    gates_in_words,
+    look_in_words,
+)
 
-WHY_OFF = {
-    "disabled": "the plan switches it off",
-    "not_available": "it counts answers, and neither the service nor a traffic driver of the plan reports them",
-    "not_evaluated": "the plan gives it no limits",
-}
 Outcome = Literal["promoted", "rolled_back", "rejected", "paused", "aborted", "rollback_incomplete"]
-
-
-class Change(BaseModel):
-    """One confirmed split; `at` is the service's time, null where that is unknown."""
-
-    at: datetime | None
-    weights: dict[str, int]
-    why: str
 
 
 class RolloutResult(BaseModel):
@@ -120,7 +111,7 @@ def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
             "outcome": ended.outcome,
             "reason": ended.reason,
             "endpoint_id": begun.endpoint_id,
-            "history": _history(record),
+            "history": history_of(record),
             "gates": gates,
             "decisions": [_decision(look, begun.gates) for look in record.looks],
             "forecast": numbers,
@@ -143,21 +134,6 @@ def _standing_notes(begun: Begun) -> list[str]:
         lacking = ", ".join(begun.server)
         notes.append(f"the server lacks {lacking}: nothing returns the traffic if this run dies")
     return notes
-
-
-def _history(record: RolloutRecord) -> list[dict[str, Any]]:
-    plan = record.begun.plan
-    why, history = "", list[dict[str, Any]]()
-    for fact in record.facts:
-        if isinstance(fact, SplitIntended):
-            why = fact.why
-        elif isinstance(fact, SplitConfirmed):
-            weights = {
-                plan["baseline_deployment_id"]: 100 - fact.candidate_weight,
-                plan["candidate_deployment_id"]: fact.candidate_weight,
-            }
-            history.append({"at": fact.at, "weights": weights, "why": why})
-    return history
 
 
 def _decision(look: Look, gates: Sequence[Gate]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from tasks import progress
+from tuneship.prefect import progress
 
 LINE_EVERY_SECONDS = 10.0
 PREFECT_FOLDER = str(Path(prefect.__file__).parent)

@@ -41,12 +41,11 @@ from flows.shared.approval import mark_as_own_server
 from flows.shared.errors import BadInput
 from flows.shared.private_files import make_private, private
 from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
-from tasks.api import api, connect, disconnect
-from tasks.deployments import DeploymentNotRunning
-from tasks.jobs import JobOverdue
 from tuneship.cli.parameter_files import UnreadableParameters, mapping_in, problems_of
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable, TuneshipError
 from tuneship.client.refusal_text import refusal_text
+from tuneship.prefect.connection import api, connect, disconnect
+from tuneship.prefect.waits import DeploymentNotRunning, JobOverdue
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
 
 # By outcome; everything else is 1, and after a signal 128 + its number.

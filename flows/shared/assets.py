@@ -12,8 +12,8 @@ from prefect.assets import Asset, AssetProperties, add_asset_metadata
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import MaterializingTask
 
-from tasks.api import api
 from tuneship.client import base_url
+from tuneship.prefect.connection import api
 
 # By the kind of the asset: its place in the API, and in the key.
 PLACES = {"dataset": "datasets", "model": "models", "deployment": "deployments"}

@@ -6,8 +6,8 @@ They lead to the service's own address of the resource, which requires an API ke
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact
 
-from tasks.api import api
 from tuneship.client import base_url
+from tuneship.prefect.connection import api
 
 # By the artifact's key.
 PATHS = {

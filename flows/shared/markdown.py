@@ -5,6 +5,8 @@ Markdown passes `<script>` and `[..](javascript:..)` on as they stand, to the br
 
 import re
 
+from tuneship.gates.tables import Table
+
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 # In this order: the ampersand of an entity must not be escaped once more.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -18,6 +20,15 @@ def plain(text: object) -> str:
     for sign, entity in _ENTITIES.items():
         line = line.replace(sign, entity)
     return _SPECIAL.sub(r"\\\g<0>", line)
+
+
+def table(shown: Table) -> str:
+    """Write a table whose cells may hold names that users chose: none ends its cell."""
+    lines = [[plain(title) for title in shown.titles], ["---"] * len(shown.titles)]
+    for index, row in enumerate(shown.rows):
+        first, *others = map(plain, row)
+        lines.append([f"**{first}**" if index in shown.stressed else first, *others])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def number(value: float | None) -> str:

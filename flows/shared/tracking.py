@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from prefect import Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import api
+from tuneship.prefect.connection import api
 from tuneship.settings import TrackingSettings
 from tuneship.tracking.job_facts import run_of_job
 from tuneship.tracking.outside import write_outside

@@ -24,7 +24,6 @@ from flows.rollout.abandoned import GuardView
 from flows.rollout.split import Log, describe
 from flows.shared.journal import FileLock, Journal, damage_of
 from flows.shared.markdown import code
-from tasks.api import service_name
 from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, TuneshipError
@@ -41,6 +40,7 @@ from tuneship.gates.watch import (
     rounded_up,
     weigh,
 )
+from tuneship.prefect.connection import service_name
 
 EVENT = "tuneship.watch.alarm"
 

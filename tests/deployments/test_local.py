@@ -24,7 +24,6 @@ from deployments.automations import bring_up_to_date, silent_runs_crash
 from deployments.definitions import WORK_POOL
 from flows.forms.release_form import EndpointChoice
 from flows.release.endpoint_lock import endpoint_lock
-from tasks.api import connect, disconnect
 from tests.support.local_machine import ROOT, Machine
 from tests.support.prefect_strangers import assert_strangers_get_nothing
 from tests.support.waiting import until
@@ -33,6 +32,7 @@ from tuneship.client import ApiError
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.scopes import PRESETS
 from tuneship.contract.webhooks import WebhookCreate
+from tuneship.prefect.connection import connect, disconnect
 from tuneship.service.access.api_keys import is_in_force
 from tuneship.store.database.database import HEAD, SQLITE_FILE
 
@@ -170,7 +170,7 @@ def test_lost_secrets_are_replaced_and_the_old_ones_open_nothing(machine: Machin
 
 def test_an_up_beside_a_service_of_an_earlier_version_ends_nothing(machine: Machine) -> None:
     before = machine.records
-    set_schema(machine, "0021")
+    set_schema(machine, "0000")
     try:
         with moved(machine, "prefect-password"):
             said = machine.run("up", 1)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from tasks.api import connect, disconnect
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
 from tests.support.fakes.whole_service import WholeService
 from tests.support.waiting import until
 from tuneship.gates.plan import CanaryPlan
+from tuneship.prefect.connection import connect, disconnect
 from tuneship.settings import ClientSettings
 
 PATIENCE_S = 300.0

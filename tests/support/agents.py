@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.engines import PlayedEngines
-from tests.support.waiting import PATIENCE_S, until_async
+from tests.support.waiting import PATIENCE_S, until_disconnected
 from tuneship.agents.agent import AgentConnections
 from tuneship.agents.agent_link import AgentAccess, AgentLink, AgentTiming, open_agent
 from tuneship.agents.agent_protocol import MAX_REQUEST_BYTES, AgentAddress, ServeOrder
@@ -108,9 +108,8 @@ async def _end(relay: AgentRelay, server: asyncio.Server, connections: AgentConn
     server.close()
     await relay.close()
     await connections.cut()
-    # Wait for those that were still in the handshake; from Python 3.12 on `wait_closed` does that.
-    await server.wait_closed()
-    await until_async(lambda: not getattr(server, "_active_count", 0))
+    # Some may still have been in the handshake.
+    await until_disconnected(server)
 
 
 @asynccontextmanager

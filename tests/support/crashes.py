@@ -32,15 +32,19 @@ from tuneship.service.all_handlers import SERVED
 from tuneship.service.batches import batch_run
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import merging as dataset_merging
-from tuneship.service.deployments.reconciler import DeploymentKeeper
+from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
-from tuneship.service.jobs.runner import TrainingKeeper
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.service.jobs.training_keeper import TrainingKeeper
+from tuneship.store.database import rows, tables
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.files.local_blobs import LocalBlobs
-from tuneship.store.records import batch_records, endpoint_records, idempotency, webhook_records
-from tuneship.store.records import job_leases as leases
+from tuneship.store.records import (
+    batch_records,
+    endpoint_records,
+    idempotency,
+    job_leases,
+    webhook_records,
+)
 from tuneship.store.records.audit import Chain
 from tuneship.training import checkpoints
 
@@ -432,7 +436,7 @@ POINTS = OBJECT_POINTS | {
     "train: after checkpoint rename": Point(
         trains, lambda one: one.after(checkpoints, "make_directory")
     ),
-    "train: before finish CAS": Point(trains, lambda one: one.before(leases, "end")),
+    "train: before finish CAS": Point(trains, lambda one: one.before(job_leases, "end")),
     "train: after finish CAS": Point(
         trains, lambda one: one.before(LocalTrainingLauncher, "clear")
     ),

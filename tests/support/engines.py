@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tuneship.processes.worker_protocol import Worker, WorkerSpec
-from tuneship.replicas.replica_handle import CHECK_TOKENS
+from tuneship.replicas.replica import CHECK_TOKENS
 from tuneship.security.sealed_files import write_sealed
 from tuneship.training.spec import Order
 

@@ -21,7 +21,6 @@ from tests.support.conversion import PlayedConversion
 from tests.support.engines import PlayedEngines
 from tests.support.sqlite_files import new_sqlite
 from tests.support.waiting import PATIENCE_S, until
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.client import AsyncClient
 from tuneship.contract.scopes import SCOPES
 from tuneship.events.attempt import Sender
@@ -30,7 +29,8 @@ from tuneship.events.delivery import Deliverer, DeliveryTiming
 from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
-from tuneship.replicas.replica_set import replica_process
+from tuneship.replicas.local_replicas import process_starter
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring
@@ -44,6 +44,7 @@ from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import ConnectionTimeouts
+from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer, ServerTiming
 from tuneship.service.monitoring.otlp_spans import tracing_of
@@ -163,7 +164,7 @@ class Service:
             catalogue=self._catalogue if real is None else real.catalogue,
             instances=InstanceCatalogue(self.settings.instance_catalogue),
             recorder=Recorder(),
-            replicas=ReplicaPool(replica_process(workers), data_dir / "logs"),
+            replicas=ReplicaGroups(process_starter(workers), data_dir / "logs"),
             cursors=Cursors(b"secret"),
             receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
             vault=Vault(b"v" * 32),
@@ -214,6 +215,7 @@ class Service:
         self.app = build_app(
             (*SERVED.values(), *OPENAI_SERVED.values()),
             Boundary(self.parts, self.keys, rates or none, **places),
+            [OPENAI],
         )
 
     def _draw(self) -> int:

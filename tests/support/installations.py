@@ -21,8 +21,7 @@ from tuneship.service.events.audit import sign_head
 from tuneship.service.open_installation import Installation, open_for_service
 from tuneship.service.openai.batch_files import new_file, object_of
 from tuneship.settings import ServiceSettings
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import sqlite_url
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.files.blobs import DATA_FILE

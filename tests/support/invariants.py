@@ -21,7 +21,7 @@ from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.jobs import ALIVE, ENDED, JobStatus
 from tuneship.contract.openai.batches import OPEN
 from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records import audit
 from tuneship.store.records.audit import Chain
 from tuneship.store.records.batch_records import PARTS

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.agents import VERSION, access, listening
 from tests.support.engines import PlayedEngines
+from tests.support.waiting import until_disconnected
 from tuneship.agents import agent_training
 from tuneship.agents.agent_link import AgentAccess
 from tuneship.agents.agent_protocol import AgentAddress
@@ -70,6 +71,7 @@ class TrainingNode:
         self._server.close()
         self._heartbeat_task.cancel()
         await self.agent.close()
+        await until_disconnected(self._server)
 
 
 class TrainingNodes:

@@ -42,6 +42,14 @@ async def until_async(holds: Callable[[], object], patience_s: float = PATIENCE_
             await asyncio.sleep(pause_after(time.monotonic() - began))
 
 
+async def until_disconnected(server: asyncio.Server) -> None:
+    """Listen no more, and wait until no connection is left: one over TLS ends only when the other side confirms it."""
+    server.close()
+    # Waits for them from Python 3.12 on.
+    await server.wait_closed()
+    await until_async(lambda: not getattr(server, "_active_count", 0))
+
+
 def pause_after(look_s: float) -> float:
     """The pause after a look that took this long: looking must not keep the processor from what is waited for."""
     return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, 10 * look_s))

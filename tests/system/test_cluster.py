@@ -1,8 +1,6 @@
 """Three services on one Postgres and one bucket answer as one, go on when the leader is killed, and are upgraded."""
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -19,10 +17,9 @@ import pytest
 
 from tests.support.cluster_members import PROMPT, Members
 from tests.support.member_writers import MemberWriters
-from tests.support.other_versions import starter_in
+from tests.support.other_versions import NEXT, next_version
 from tests.support.postgres_cluster import Cluster
 from tests.support.processes import (
-    ROOT,
     Starter,
     ended_job,
     rows_file,
@@ -53,8 +50,6 @@ CHANGES, KILLS, ROUNDS = 200, 60, 10
 TRIES = 2
 # Of a curve, what differs between two jobs.
 OWN = {"job_id", "created_at"}
-# The migration of a version after this one.
-NEXT = "9001"
 
 
 @pytest.fixture
@@ -182,26 +177,6 @@ class Balancer:
     def put_back(self, number: int) -> None:
         with self._lock:
             self._out.discard(number)
-
-
-def next_version(folder: Path, *, works_with: str) -> Starter:
-    """Make a copy of this version with one more migration; return a function that starts it."""
-    shutil.copytree(
-        ROOT / "tuneship", folder / "tuneship", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    store = folder / "tuneship" / "store"
-    (store / "migrations" / "versions" / f"{NEXT}_next.py").write_text(
-        "import sqlalchemy as sa\nfrom alembic import op\n"
-        f"revision, down_revision, branch_labels, depends_on = {NEXT!r}, {HEAD!r}, None, None\n"
-        "def upgrade():\n"
-        "    op.add_column('endpoints', sa.Column('note', sa.Text(), nullable=True))\n"
-    )
-    code = (store / "database.py").read_text()
-    code = code.replace(f'HEAD = "{HEAD}"', f'HEAD = "{NEXT}"')
-    (store / "database.py").write_text(
-        re.sub(r'^WORKS_WITH = ".*"$', f'WORKS_WITH = "{works_with}"', code, flags=re.MULTILINE)
-    )
-    return starter_in(folder)
 
 
 @pytest.mark.soak

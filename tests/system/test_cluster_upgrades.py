@@ -1,8 +1,6 @@
-"""Three members of an earlier version, installed as a wheel, are upgraded one by one under a steady load."""
+"""Three members are upgraded to the next version, one by one, under a steady load."""
 
-import os
 import secrets
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +14,14 @@ import httpx
 import pytest
 
 from tests.support.cluster_members import PROMPT, Members
-from tests.support.other_versions import newest_that_cannot_go_on, oldest_that_works_beside
+from tests.support.other_versions import next_version
 from tests.support.postgres_cluster import Cluster
 from tests.support.processes import running_deployment, start
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.endpoints import EndpointCreate
 from tuneship.contract.errors import TuneshipError
+from tuneship.store.database.database import HEAD
 
 pytestmark = [pytest.mark.soak, pytest.mark.postgres]
 
@@ -149,12 +148,12 @@ class SteadyLoad:
 
 
 @pytest.mark.parametrize("rounds", [1, 10])
-def test_restarts_and_upgrades_from_a_wheel_refuse_nothing_at_fifty_requests_a_second(
+def test_restarts_and_upgrades_refuse_nothing_at_fifty_requests_a_second(
     members: Members, tmp_path: Path, rounds: int
 ) -> None:
     """In every other round the members go back, each to the version before."""
-    older = oldest_that_works_beside(tmp_path / "older")
-    members.start(NOTICE_S, older)
+    newer = next_version(tmp_path / "next", works_with=HEAD)
+    members.start(NOTICE_S)
     deployment = running_deployment(members.clients[0], "d", BASE)
     balancer = CheckingBalancer(members.addresses)
     client = Client(members.clients[0].settings, balancer).with_options(tries=1)
@@ -165,7 +164,7 @@ def test_restarts_and_upgrades_from_a_wheel_refuse_nothing_at_fifty_requests_a_s
             for serve in members.serves:
                 load.goes_on()
                 serve.stop()
-                serve.starter = older if number % 2 else start
+                serve.starter = start if number % 2 else newer
                 serve.start()
         load.goes_on()
     rate = len(load.durations_s) / (time.monotonic() - began)
@@ -176,28 +175,3 @@ def test_restarts_and_upgrades_from_a_wheel_refuse_nothing_at_fifty_requests_a_s
     assert load.failures == []
     for each in members.clients:
         assert {endpoint.id for endpoint in each.endpoints.iterate()} == {*load.created}
-
-
-def test_a_version_that_could_not_go_on_keeps_this_one_from_starting(
-    members: Members, tmp_path: Path
-) -> None:
-    members.start(0, newest_that_cannot_go_on(tmp_path / "older"))
-    settings = {f"TUNESHIP_{name.upper()}": value for name, value in members.settings.items()}
-    refused = start(
-        *("tuneship.cli.main", "serve", "--port", "0", "--data-dir", str(tmp_path / "d")),
-        env={**os.environ, **settings},
-        stderr=subprocess.PIPE,
-    )
-    assert (
-        "cannot go on with the tables of this version: end them first" in refused.communicate()[1]
-    )
-    assert refused.returncode
-    deployment = running_deployment(members.clients[0], "d", BASE)
-    assert all(client.deployments.generate(deployment, PROMPT) for client in members.clients)
-    # When they have ended, this version goes on with what they have made.
-    for serve in members.serves:
-        serve.stop()
-    for serve in members.serves:
-        serve.starter = start
-        serve.start()
-    assert all(client.deployments.generate(deployment, PROMPT) for client in members.clients)

@@ -30,7 +30,7 @@ from tuneship.contract.openai.batches import OPEN
 from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.service import serve
 from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records.batch_records import INPUT
 from tuneship.training.checkpoints import Checkpoints
 

@@ -15,10 +15,9 @@ import sqlalchemy as sa
 from tests.support.engines import PlayedTrainer
 from tests.support.in_process import Service, split
 from tuneship.service.common.timing import ServiceTiming
-from tuneship.service.endpoints.lease_expiry import RENEW_EVERY
+from tuneship.service.endpoints.lease_keeper import RENEW_EVERY
 from tuneship.service.supervisor import Supervisor
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.records import metric_windows
 from tuneship.store.records.job_leases import LEASE
 

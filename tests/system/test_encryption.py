@@ -29,8 +29,7 @@ from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.access.data_keys import AnotherMasterKey, Keyring, keyring_of
 from tuneship.serving.adapters import read_adapter
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database, sqlite_url
 
 MAXIMUM: dict[str, Any] = {"security_settings": {"encryption_level": "maximum"}}

@@ -21,8 +21,7 @@ from tuneship.contract.endpoints import (
 from tuneship.contract.jobs import JobCreate
 from tuneship.contract.webhooks import SecretRotation, WebhookCreate
 from tuneship.settings import ClientSettings
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 
 pytestmark = pytest.mark.both_databases
 

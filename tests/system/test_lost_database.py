@@ -20,8 +20,7 @@ from tests.support.processes import Serve, ended_job, rows_file, running_deploym
 from tests.support.waiting import until
 from tuneship.contract.errors import ApiError
 from tuneship.contract.generation import Generate
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 
 both_databases = pytest.mark.both_databases
 

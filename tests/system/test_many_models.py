@@ -18,8 +18,7 @@ from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.generation import Generate
 from tuneship.serving.lora import SPARE_SLOTS
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
 from tuneship.store.files.blob_cache import BlobCache
 from tuneship.store.files.object_blobs import ObjectBlobs

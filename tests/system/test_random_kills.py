@@ -125,7 +125,7 @@ class Person:
 def test_a_service_that_starts_again_is_ready_before_what_it_served(
     tmp_path: Path, database_settings: Callable[[], dict[str, Any]]
 ) -> None:
-    """Check that readiness does not wait for models; `benchmarks/service.py` measures the time."""
+    """Check that readiness does not wait for models."""
     serve = ForkedServe(tmp_path / "data", database_settings().get("database_url", ""))
     hold = serve.data_dir / NOBODY_WORKS
     ask = Generate(prompt="case", max_tokens=2)

@@ -11,13 +11,12 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tests.support.in_process import Service, split
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import LocalReplicas
 from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing
-from tuneship.service.deployments.reconciler import DeploymentKeeper
+from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
 from tuneship.service.deployments.replica_health import HealthChecks
-from tuneship.service.jobs import record_progress as job_progress
-from tuneship.service.jobs import runner as training_keeper
+from tuneship.service.jobs import record_progress, training_keeper
 from tuneship.store.database import tables
 from tuneship.store.database.database import is_away
 from tuneship.store.records import endpoint_records
@@ -133,7 +132,7 @@ def test_a_deployment_whose_model_cannot_be_unloaded_is_deleted_all_the_same(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = service.deployment("first", model_name=service.model())
-    fault = Fault(monkeypatch, ReplicaSet, "unload", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, LocalReplicas, "unload", ZeroDivisionError(PRIVATE))
     assert service.call("DELETE", f"/v1/deployments/{first}").is_success
     query = sa.select(tables.deployments.c.status).where(tables.deployments.c.id == first)
 
@@ -170,7 +169,7 @@ def test_replicas_that_cannot_be_made_ready_for_an_unforeseen_reason_fail_their_
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = service.deployment("first")
-    fault = Fault(monkeypatch, ReplicaSet, "ready", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, LocalReplicas, "ready", ZeroDivisionError(PRIVATE))
     after_pauses(service, lambda: deployment_of(service, first)["status"] == "failed")
     assert fault.tries >= 3
     message = deployment_of(service, first)["error"]["message"]
@@ -183,7 +182,7 @@ def test_a_job_that_cannot_be_followed_for_an_unforeseen_reason_fails(
 ) -> None:
     job_id = service.job()
     trainer = service.trainer()
-    fault = Fault(monkeypatch, job_progress, "store_lines", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, record_progress, "store_lines", ZeroDivisionError(PRIVATE))
     trainer.start_of(2)
     after_pauses(service, lambda: service.job_status(job_id) == "failed")
     error = service.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json()["error"]

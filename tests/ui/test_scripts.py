@@ -10,8 +10,7 @@ from prefect import flow
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.release import report
-from flows.rollout import page
-from flows.rollout import promotion_approval as asking
+from flows.rollout import page, promotion_approval
 from flows.shared.approval import ApprovalQuestion, ask
 from tests.flows.shared.test_markdown import plan_of, record_of, release_of, result_of
 from tests.support.local_machine import Machine
@@ -85,7 +84,7 @@ def test_no_question_runs_a_script(ui: str, browser: Browser) -> None:
     text = " ".join(SCRIPTS)
     question = ApprovalQuestion(
         title=f"promote-{SCRIPTS[0]}",
-        text=asking.question_text(record_of(text), plan_of(text)),
+        text=promotion_approval.question_text(record_of(text), plan_of(text)),
         tag=SCRIPTS[1],
         timeout_seconds=600,
     )

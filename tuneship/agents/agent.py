@@ -18,6 +18,7 @@ import socket
 import stat
 import tempfile
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,12 +39,12 @@ from tuneship.host.staging import remove_abandoned, staged
 from tuneship.host.thread_pools import Threads
 from tuneship.isolation.isolation import hide
 from tuneship.isolation.landlock import Places
-from tuneship.processes.intrusion_outcomes import intrusion_outcomes
+from tuneship.isolation.self_check import open_ways
 from tuneship.processes.launch import die_with_parent, leave_no_core, outlive_parent
-from tuneship.processes.worker_processes import LocalProcesses
+from tuneship.processes.worker_processes import LocalProcesses, last_line
 from tuneship.processes.worker_protocol import Worker
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.replica_protocol import ReplicaLink
+from tuneship.replicas.replica_link import ReplicaLink
 from tuneship.replicas.serving_process import ServingOptions, start_serving
 from tuneship.serving.replica_client import ServingError
 
@@ -100,8 +101,8 @@ class AgentConnections:
                     await self._ended.wait()
 
 
-class ReplicaStart:
-    """Starts the replica's process and ends it."""
+class NodeReplica:
+    """The process of the replica on this node: started, checked and ended."""
 
     def __init__(self, files: Path, scratch: Path) -> None:
         """`files`: of adapters, which the process may read. `scratch`: for what it may not reach."""
@@ -138,10 +139,10 @@ class ReplicaStart:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start vLLM's server, and answer for it. Raises `CannotServe` and `OSError`."""
         from tuneship.agents.link_server import LinkServer  # noqa: PLC0415 - loads httpx
-        from tuneship.replicas.vllm import vllm_replica  # noqa: PLC0415
+        from tuneship.replicas.vllm import vllm_starter  # noqa: PLC0415
 
         try:
-            replica = await vllm_replica(LocalProcesses(isolated=False), server)(base, LOG)
+            replica = await vllm_starter(LocalProcesses(isolated=False), server)(base, LOG)
         except ServingError as error:
             raise CannotServe(str(error)) from error
         self._worker, self._link = replica.worker, replica.link
@@ -153,16 +154,16 @@ class ReplicaStart:
     def check_isolation(self, base: Path) -> None:
         """Have a worker like the replica try to break out. Raises `CannotServe` if it can."""
         try:
-            outcomes = intrusion_outcomes(
-                Places((base, self._files)),
+            still_open = open_ways(
+                partial(last_line, places=Places((base, self._files))),
                 self._scratch,
                 processes={"the agent": os.getpid()},
                 folders=[self._scratch, self._scratch.parent],
             )
         except ValueError as error:
             raise CannotServe("the node cannot isolate a worker: the test failed") from error
-        if open_ways := [name for name, outcome in outcomes.items() if outcome != "refused"]:
-            raise CannotServe(f"the node cannot isolate a worker: {', '.join(open_ways)}")
+        if still_open:
+            raise CannotServe(f"the node cannot isolate a worker: {', '.join(still_open)}")
 
     def end(self) -> None:
         """End the process at once."""
@@ -194,7 +195,7 @@ async def run(options: argparse.Namespace, parent: int | None) -> None:
         for place in (files, scratch):
             place.mkdir()
         tempfile.tempdir = str(scratch)  # so that nothing of the agent lies elsewhere
-        replica = ReplicaStart(files, scratch)
+        replica = NodeReplica(files, scratch)
         relay: AgentRelay | AgentTraining
         if options.kind == TRAIN:
             relay = AgentTraining(files, version("tuneship"), replica.check_isolation)

@@ -1,6 +1,7 @@
 """The service's end of the connection to an agent: a `ReplicaLink` over TLS, which notices silence. See `agent.py`."""
 
 import asyncio
+import signal
 import ssl
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,9 +27,9 @@ from tuneship.serving.replica_client import (
     ANSWER_TIMEOUT_S,
     MAX_FRAME_BYTES,
     ReplicaFacts,
-    ReplicaLine,
     ReplicaLost,
     ReplicaRefused,
+    SocketLink,
     read_frame,
 )
 
@@ -135,7 +136,28 @@ async def answer_of(reader: asyncio.StreamReader, name: str, timing: AgentTiming
             return frame[name]
 
 
-class AgentLink(ReplicaLine):
+class AgentWorker:
+    """Stands for the process, which ends with the agent when its link is closed. Obeys `Worker`."""
+
+    def __init__(self, pid: int) -> None:
+        """`pid`: process id of the replica on its node."""
+        self.pid = pid
+        self._code: int | None = None
+
+    def exit_code(self) -> int | None:
+        """Return None until it was ended: that an agent ends by itself is known from its link."""
+        return self._code
+
+    def stop(self) -> None:
+        """Note that it was ended."""
+        self._code = -signal.SIGTERM
+
+    def kill(self) -> None:
+        """Note that it was ended."""
+        self._code = -signal.SIGKILL
+
+
+class AgentLink(SocketLink):
     """Concurrent requests to the replica of an agent. Obeys `ReplicaLink`."""
 
     def __init__(
@@ -150,6 +172,7 @@ class AgentLink(ReplicaLine):
     ) -> None:
         """Call `open_agent` instead. `end`: called after the agent was ordered to stop; None: it is not."""
         super().__init__(reader, writer, facts, ANSWER_TIMEOUT_S, ids)
+        self.worker = AgentWorker(facts.pid)
         self._end = end
         self._timing = timing
         self._silence = Silence(timing.heartbeat_s)

@@ -1,6 +1,6 @@
 """Starts the agents of replicas, and connects to them as their leader.
 
-For a service that is alone (`agent_replicas.py`), and for the leader of a cluster
+For a service that is alone, with `start_replica`, and for the leader of a cluster
 (`tuneship/service/cluster/agent_keeper.py`).
 """
 
@@ -8,16 +8,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuneship.agents.agent_link import AgentLink, open_agent
 from tuneship.agents.agent_protocol import AgentAddress, ServeOrder
 from tuneship.agents.base_digest import BaseDigests
-from tuneship.agents.launchers import AgentSize, Launcher
-from tuneship.agents.listening_agents import ListeningAgents
+from tuneship.agents.launchers import AgentSize, CannotLaunch, Launcher
+from tuneship.agents.listening_agents import ONLY_EPOCH, ListeningAgents
 from tuneship.host.thread_pools import Threads
 from tuneship.replicas.engine_kinds import VllmServer
+from tuneship.replicas.replica import Replica
+from tuneship.serving.replica_client import ReplicaLost
 
 if TYPE_CHECKING:  # it loads X.509
     from tuneship.agents.certificates import AgentAuthority
@@ -75,6 +78,22 @@ class AgentStarter(ListeningAgents):
         self._threads = Threads("digest of a base model", 1)
         self._places = asyncio.Semaphore(STARTING_AT_ONCE)
 
+    async def start_replica(self, base: Path, log: Path) -> Replica:  # noqa: ARG002 - the agent's output is elsewhere
+        """Start an agent and its replica; implements `StartReplica`."""
+        order = await self.order_for(base)
+        name = self.new_name()
+        end = partial(self.end, name)
+        try:
+            address = await self.start(name, base)
+            link = await self.connect(address, ONLY_EPOCH, order, end)
+        except CannotLaunch as error:
+            await end()
+            raise ReplicaLost(f"no agent can be started: {error}") from error
+        except BaseException:  # refused, lost or cancelled: leave no agent behind
+            await end()
+            raise
+        return Replica(link.worker, link)
+
     async def order_for(self, base: Path) -> ServeOrder:
         """The order to serve a base model. Raises `OSError` if the model cannot be read."""
         options = self._options
@@ -105,8 +124,8 @@ class AgentStarter(ListeningAgents):
     async def connect(
         self,
         address: AgentAddress,
-        epoch: int,
-        order: ServeOrder | None,
+        epoch: int = ONLY_EPOCH,
+        order: ServeOrder | None = None,
         end: Callable[[], Awaitable[None]] | None = None,
     ) -> AgentLink:
         """Connect to an agent; see `open_agent`."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tuneship.replicas.replica_protocol import OpenedReplica
+from tuneship.replicas.replica import Replica
 from tuneship.serving.embed_request import EmbedRequest, Pooling, texts_of
 from tuneship.serving.replica_client import (
     EMBED_FIELDS,
@@ -28,7 +28,7 @@ Frame = dict[str, Any]
 class LinkServer:
     """One connection, and the requests that have come over it and have not ended."""
 
-    def __init__(self, replica: OpenedReplica, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, replica: Replica, writer: asyncio.StreamWriter) -> None:
         """`replica`: asked for everything. `writer`: for the answers."""
         self._replica = replica
         self._link = replica.link

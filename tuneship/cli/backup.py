@@ -19,7 +19,7 @@ from tuneship.contract.common import render_time
 from tuneship.settings import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
-    from tuneship.store.database.queries import Row
+    from tuneship.store.database.rows import Row
     from tuneship.store.installation.backup_format import Manifest
     from tuneship.store.installation.restore import RestoreTarget
 

@@ -72,8 +72,7 @@ def export(
 def _exportable(opened: "Installation", model_id: str) -> "Exportable":
     from tuneship.service.access.data_keys import keyring_of  # noqa: PLC0415 - the light install
     from tuneship.service.models.exports import exportable  # noqa: PLC0415
-    from tuneship.store.database import queries as rows  # noqa: PLC0415
-    from tuneship.store.database import tables  # noqa: PLC0415
+    from tuneship.store.database import rows, tables  # noqa: PLC0415
 
     with opened.database.read() as connection:
         row = rows.fetch(connection, tables.models, model_id, client_id=None)

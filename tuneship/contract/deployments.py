@@ -1,7 +1,7 @@
 """Deployments on the wire (§2.4, §3, §4.4, §4.5, §4.9): create, get, list, update, delete, logs.
 
-The replies hold the fields of both references (profile `auto`); `tuneship/service/http/profiles.py` reduces them for a
-client that asks for one reference.
+The replies hold the fields of both references (profile `auto`); `tuneship/service/context/profiles.py` reduces them for
+a client that asks for one reference.
 """
 
 from datetime import datetime

@@ -22,7 +22,7 @@ from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
 from tuneship.security.vault import SealBroken, Vault
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import WebhookRow
+from tuneship.store.database.tables import WebhookRow
 from tuneship.store.records import webhook_records
 from tuneship.store.records.webhook_records import FAILING, GONE, Due
 

@@ -1,4 +1,4 @@
-"""Metric series as pandas frames: a job's metrics for the training gates, a rollout's buckets for reports and plots.
+"""A job's metrics as a pandas frame, for the training gates.
 
 The only module of the gates that touches pandas, which ships no complete types: what leaves it is typed.
 """
@@ -14,7 +14,6 @@ from typing import Any, cast
 import pandas as pd
 
 from tuneship.contract.frames import JOB_COLUMNS, job_frame
-from tuneship.gates.series import ARMS, RolloutSeries
 
 
 class UnreadableMetrics(ValueError):
@@ -85,25 +84,3 @@ def lowest_median(values: Sequence[float], count: int) -> float:
     """The lowest median of `count` values in a row."""
     lowest: Any = pd.Series(values).rolling(count).median().min()
     return float(lowest)
-
-
-def series_frame(series: RolloutSeries) -> pd.DataFrame:
-    """One row per finished bucket, by its end; the columns `<arm>_requests`, `_errors`, `_p50`, `_p95`, `_p99`, ..."""
-    rows = [
-        {
-            f"{arm}_{name}": value
-            for arm in ARMS
-            for name, value in {
-                "requests": bucket[arm].requests,
-                "errors": bucket[arm].errors,
-                "empty": bucket[arm].empty,
-                "output_tokens": bucket[arm].output_tokens,
-                **dict(
-                    zip(("p50", "p95", "p99"), bucket[arm].quantiles_ms or (None,) * 3, strict=True)
-                ),
-            }.items()
-        }
-        for bucket in series.buckets
-    ]
-    index = pd.DatetimeIndex([bucket.end for bucket in series.buckets], name="end")
-    return pd.DataFrame(rows, index=index)

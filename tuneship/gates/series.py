@@ -1,7 +1,7 @@
 """The finished buckets of two deployments, joined by time: what one look at a rollout knows.
 
 Knows no gate and no rollout. Next: `metrics_reader.py` reads a series from two metrics answers, `tallies.py` counts
-it for the gates, `frames.py` shows it as a pandas frame.
+it for the gates, `curves.py` pools it for pictures.
 """
 
 from bisect import bisect_left, bisect_right

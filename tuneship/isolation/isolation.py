@@ -9,7 +9,7 @@ of which needs root or a library:
 - a filter of system calls (`system_calls.py`), which denies sockets and other services of the kernel;
 - not being dumpable, which hides the process's own memory from others and keeps it out of core files.
 
-`intrusion.py` attacks all of it from inside. A network namespace alone is not enough: Unix sockets, such as a
+`self_check.py` tries all of it from inside. A network namespace alone is not enough: Unix sockets, such as a
 database's, work across it; and many container hosts forbid making one.
 """
 

@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from tuneship.isolation.landlock import Places
 from tuneship.processes.launch import COMMAND, ISOLATED, MEMORY, OPEN, READ, WEAKLY_ISOLATED, WRITE
 from tuneship.processes.worker_protocol import Worker, WorkerSpec
 from tuneship.settings import worker_environment
@@ -33,6 +35,9 @@ TEMPORARY = "worker-"
 
 # A killed process ends at once, unless the kernel waits in it for a disk or a network file system.
 KILL_PATIENCE_S = 3.0
+# The most time for a worker whose last line is awaited.
+RUN_TIMEOUT_S = 60.0
+POLL_S = 0.02
 
 logger = logging.getLogger(__name__)
 
@@ -156,3 +161,22 @@ class LocalProcesses:
             *([f"{MEMORY}{spec.memory_bytes}"] if spec.memory_bytes else []),
             *module,
         ]
+
+
+def last_line(module: str, argument: str, places: Places) -> str:
+    """Run a module in an isolated worker to its end, and return the last line that it prints.
+
+    Raises `ValueError` with that line if the worker fails or takes too long, and `OSError`.
+    """
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        log = Path(folder) / "log"
+        spec = WorkerSpec(module, (argument,), log, places=places)
+        worker = LocalProcesses(isolated=True).start(spec)
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while worker.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        worker.kill()
+        last = "".join(log.read_text().splitlines()[-1:])
+    if worker.exit_code() != 0:
+        raise ValueError(last)
+    return last

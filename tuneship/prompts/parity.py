@@ -1,7 +1,8 @@
 """The parity file: fixed prompts with logits and greedy tokens, saved beside an adapter when its training ends.
 
-Before an adapter serves, the service compares the tokens of these prompts (`service/deployments/reconciler.py`) and the
-replica the logits and greedy tokens after them (`serving/parity_check.py`), so that a model is served as it was tuned.
+Before an adapter serves, the service compares the tokens of these prompts
+(`service/deployments/deployment_keeper.py`) and the replica the logits and greedy tokens after them
+(`serving/parity_check.py`), so that a model is served as it was tuned.
 Written by `training/parity_notes.py`. Knows no model.
 """
 

@@ -1,6 +1,6 @@
 """The link to a replica that is an OpenAI-compatible server: token ids in, token ids out of `/v1/completions`.
 
-It implements `ReplicaLink` of `replica_protocol.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds
+It implements `ReplicaLink` of `replica_link.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds
 to that API: `return_token_ids`, `return_tokens_as_token_ids`, `stop_token_ids`, `ignore_eos`, `cache_salt`, and
 adapters that are loaded while it runs. `vllm.py` starts the server.
 """

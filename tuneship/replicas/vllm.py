@@ -20,7 +20,7 @@ from tuneship.host.socket_folder import socket_folder
 from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.replicas.engine_kinds import USUAL_VLLM_RANK, VLLM_RANK_OPTION, VllmServer
 from tuneship.replicas.openai_link import BASE, OpenAiLink
-from tuneship.replicas.replica_protocol import OpenedReplica, OpenReplica
+from tuneship.replicas.replica import Replica, StartReplica
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused
 
 HEALTH_POLL_S = 0.25
@@ -49,19 +49,19 @@ ENVIRONMENT = {
 }
 
 
-def vllm_replica(
+def vllm_starter(
     runtime: Runtime,
     server: VllmServer,
     gpus: GpuLeases | None = None,
     new_key: Callable[[], str] = secrets.token_urlsafe,
-) -> OpenReplica:
-    """Make an opener of replicas with vLLM's engine, as processes on this machine.
+) -> StartReplica:
+    """Make the function that starts replicas of vLLM, as processes on this machine.
 
     `gpus`: those that other processes use, too; None leaves the choice to vLLM, which takes the first.
     """
     leases = gpus or GpuLeases(tuple)
 
-    async def open_replica(base: Path, log: Path) -> OpenedReplica:
+    async def start_replica(base: Path, log: Path) -> Replica:
         key, held = new_key(), ExitStack()
         # In memory where possible, since the server gets decrypted adapters there.
         folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=socket_folder(MEMORY)))
@@ -91,9 +91,9 @@ def vllm_replica(
                 text = f"the server was not ready within {server.patience_s:g} s"
                 raise ReplicaLost(text) from None
             raise
-        return OpenedReplica(worker, link)
+        return Replica(worker, link)
 
-    return open_replica
+    return start_replica
 
 
 def _worker_spec(

@@ -2,7 +2,7 @@
 
 It runs in the one service on a database, and in a cluster in the leader (`common/leadership.py`), whose database is
 fenced. All state here may be lost: after a restart, or on another machine, the rows and checkpoints are enough. Leases
-have a thread of their own (`endpoints/lease_expiry.py`).
+have a thread of their own (`endpoints/lease_keeper.py`).
 """
 
 import asyncio
@@ -21,18 +21,17 @@ from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments import implicit
-from tuneship.service.endpoints.lease_expiry import LeaseKeeper
+from tuneship.service.endpoints.lease_keeper import LeaseKeeper
 from tuneship.service.jobs.agent_launcher import AgentTrainingLauncher
 from tuneship.service.jobs.launcher import TrainingLauncher
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
-from tuneship.service.jobs.runner import TrainingKeeper
+from tuneship.service.jobs.training_keeper import TrainingKeeper
 from tuneship.service.jobs.work_folders import WorkFolders
 from tuneship.store.cluster import member_ages, member_demand, rate_windows
 from tuneship.store.cluster.leader_lease import LeadershipLost
 from tuneship.store.files.blobs import CHECKPOINTS
 from tuneship.store.files.quarantine import objects_of
-from tuneship.store.records import deployment_logs, idempotency, job_leases, metric_windows
-from tuneship.store.records import outbox as events
+from tuneship.store.records import deployment_logs, idempotency, job_leases, metric_windows, outbox
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +191,7 @@ class LeaderWork:
             deployment_logs.forget(connection, before=before, most=MAX_LOG_LINES)
         # Alone: a tenant could queue the delivery of an event again while it is deleted.
         with database.write() as connection:
-            events.forget(connection, now=now)
+            outbox.forget(connection, now=now)
         with database.write_beside() as connection:
             idempotency.forget(connection, now=now)
         with database.write_beside() as connection:

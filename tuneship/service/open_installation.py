@@ -17,7 +17,7 @@ from tuneship.security.master_key import derived_secret, read_or_make_secret, re
 from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
 from tuneship.settings import ServiceSettings, StartupError
 from tuneship.store.database.database import Database, parsed_url, url_of
-from tuneship.store.database.row_types import InstallationRow
+from tuneship.store.database.tables import InstallationRow
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.files.open_blobs import blobs_of
 from tuneship.store.files.quarantine import PASSING, objects_of

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuneship.agents.agent_replicas import AgentReplicas
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.agents.launchers import AgentSize, CannotLaunch, Launcher, LauncherAway
 from tuneship.agents.local_agents import LocalAgents
@@ -18,8 +17,8 @@ from tuneship.agents.ray_jobs import AgentJob, RayCluster, RayJobs
 from tuneship.host.machine import cache_share
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.engine_kinds import VLLM_ENGINE, VllmServer
-from tuneship.replicas.replica_protocol import OpenReplica
-from tuneship.replicas.replica_set import replica_process
+from tuneship.replicas.local_replicas import process_starter
+from tuneship.replicas.replica import StartReplica
 from tuneship.security.master_key import derived_secret
 from tuneship.service.access.isolation import worker_folder
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
@@ -38,15 +37,15 @@ Catalogues = tuple[Catalogue, InstanceCatalogue]
 ALONE_IN_CLUSTER_S = 45.0
 
 
-def own_replicas(
+def replica_starter(
     settings: ServiceSettings,
     secret: bytes,
     runtime: Runtime,
     catalogues: Catalogues,
     *,
     isolates: bool,
-) -> OpenReplica:
-    """Make the opener of replicas that the settings ask for. Raises `StartupError`. `secret`: the master key."""
+) -> StartReplica:
+    """Make the function that starts replicas as the settings say. Raises `StartupError`. `secret`: the master key."""
     if settings.agents == "none":
 
         def cache_bytes(base: Path) -> int:
@@ -54,9 +53,9 @@ def own_replicas(
 
         models = worker_folder(settings, "models")
         weights_of = catalogues[0].weights_of
-        return replica_process(runtime, cache_bytes, models, weights=weights_of)
+        return process_starter(runtime, cache_bytes, models, weights=weights_of)
     make_starter = agent_starters(settings, secret, runtime, catalogues, utc_now, isolates=isolates)
-    return AgentReplicas(make_starter())
+    return make_starter().start_replica
 
 
 def agent_starters(

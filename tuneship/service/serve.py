@@ -17,9 +17,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -27,7 +28,8 @@ from typing import Any
 
 import uvicorn
 
-from tuneship.agents.replica_pool import ReplicaPool
+from tuneship.agents.agent_replicas import AgentReplicas, ReplicaOrders
+from tuneship.agents.agent_starter import AgentStarter
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
@@ -46,15 +48,17 @@ from tuneship.processes.forked_workers import ForkedProcesses
 from tuneship.processes.launch import die_with_parent, leave_no_core
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.engine_kinds import VLLM_ENGINE
-from tuneship.replicas.replica_protocol import NotStartedYet, OpenReplica
-from tuneship.replicas.vllm import vllm_replica
+from tuneship.replicas.replica import StartReplica
+from tuneship.replicas.replica_groups import ReplicaGroups
+from tuneship.replicas.replica_link import NotStartedYet
+from tuneship.replicas.vllm import vllm_starter
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.access.isolation import can_isolate
-from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
-from tuneship.service.access.key_usage import KeyKeeper
+from tuneship.service.access.key_keeper import EVERY_S as KEYS_EVERY_S
+from tuneship.service.access.key_keeper import KeyKeeper
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
 from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue
@@ -62,11 +66,7 @@ from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.cluster.leadership import BackgroundTask, Leadership, Led
 from tuneship.service.cluster.membership import Membership, alone, member
-from tuneship.service.cluster.shared_replicas import (
-    SharedGroups,
-    SharedReplicas,
-    shared_replicas,
-)
+from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.clock_watch import ClockWatch, utc_now
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.periodic import Periodic
@@ -76,6 +76,7 @@ from tuneship.service.context.context import Parts
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
+from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
@@ -87,7 +88,7 @@ from tuneship.service.open_installation import (
     open_for_member,
     open_for_service,
 )
-from tuneship.service.own_replicas import agent_starters, check_ray, own_replicas, vllm_server
+from tuneship.service.own_replicas import agent_starters, check_ray, replica_starter, vllm_server
 from tuneship.service.own_trainings import training_agents
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
@@ -95,8 +96,7 @@ from tuneship.settings import ServiceSettings, StartupError
 from tuneship.store.database.database import IN_USE, Database, ports_of, url_of
 from tuneship.store.files.quarantine import PASSING, left_over, objects_of, set_aside
 from tuneship.store.installation.ownership import name_of, work_in
-from tuneship.store.records import endpoint_records, idempotency
-from tuneship.store.records import job_leases as leases
+from tuneship.store.records import endpoint_records, idempotency, job_leases
 from tuneship.store.records.audit import Chain
 from tuneship.store.records.audit_heads import Heads, heads_file
 from tuneship.traffic.split import DRAWS
@@ -233,19 +233,22 @@ def _build(
     for base in catalogue:
         instances.of_replicas(base)  # refuses an unknown type
     gpus = GpuLeases()
-    vllm_replicas: dict[Path, OpenReplica] = {
-        base.path: vllm_replica(runtime, vllm_server(settings, base), gpus)
+    vllm_starters: dict[Path, StartReplica] = {
+        base.path: vllm_starter(runtime, vllm_server(settings, base), gpus)
         for base in catalogue
         if base.engine is VLLM_ENGINE and settings.agents == "none"  # else an agent runs it
     }
 
-    groups: SharedGroups | None = None
+    own = replica_starter(settings, secret, runtime, (catalogue, instances), isolates=isolates)
+    sharing: tuple[ReplicaOrders, Callable[[], AgentStarter]] | None = None
+    shared_group: Callable[[Path], AgentReplicas] | None = None
     if settings.cluster is not None and settings.agents != "none":
-        starters = agent_starters(
+        make_starter = agent_starters(
             settings, secret, runtime, (catalogue, instances), role.clock, isolates=isolates
         )
-        groups = SharedGroups(starters, lambda: role.leadership.leads)
-    own = own_replicas(settings, secret, runtime, (catalogue, instances), isolates=isolates)
+        orders = ReplicaOrders(lambda: role.leadership.leads)
+        sharing = orders, make_starter
+        shared_group = partial(AgentReplicas, orders=orders, attach=make_starter().connect)
     parts = Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -256,12 +259,12 @@ def _build(
         gpus=gpus,
         # The members of a cluster count a caller once, so they need one key.
         recorder=Recorder(derived_secret(secret, "callers") if settings.cluster else None),
-        replicas=ReplicaPool(
+        replicas=ReplicaGroups(
             own,
             data_dir / "logs",
-            vllm_replicas,
+            vllm_starters,
             is_own_here=settings.agents != "ray",
-            attached=groups,
+            shared_group=shared_group,
         ),
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
@@ -278,7 +281,7 @@ def _build(
         clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
-    return parts, None if groups is None else shared_replicas(parts, groups, role.name)
+    return parts, None if sharing is None else SharedReplicas(parts, *sharing, role.name)
 
 
 def recover(parts: Parts) -> None:
@@ -290,7 +293,7 @@ def recover(parts: Parts) -> None:
     with parts.database.write() as connection:
         if agents is None or agents.end_with_service:
             # Agents on other machines may go on for a while: their jobs wait until their leases are over.
-            leases.release_all(connection, now)
+            job_leases.release_all(connection, now)
         idempotency.release_all(connection)
         for client_id in set(endpoint_records.lapsed(connection, now).values()):
             endpoint_records.revert_lapsed(connection, client_id, now)
@@ -370,6 +373,7 @@ async def _run(
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
         Boundary(parts, keys, limits, is_fit=role.is_fit),
+        dialects=[OPENAI],
         lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)

@@ -20,7 +20,7 @@ from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
-from tuneship.service.deployments.reconciler import DeploymentKeeper
+from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
 from tuneship.service.leader_work import LeaderWork
 from tuneship.store.cluster.member_sessions import ALONE
 from tuneship.store.database.database import Fence

@@ -28,11 +28,11 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "ReplicaFacts",
-    "ReplicaLine",
     "ReplicaLost",
     "ReplicaRefused",
     "RequestTooLarge",
     "ServingError",
+    "SocketLink",
     "TokenScore",
     "TokenStream",
     "UnusableGrammar",
@@ -157,7 +157,7 @@ class TokenStream(AsyncIterator[list[int]]):
         self._changed.set()
 
 
-class ReplicaLine:
+class SocketLink:
     """Concurrent requests to one replica over one socket."""
 
     def __init__(

@@ -12,7 +12,6 @@ from pydantic import SecretStr
 
 from flows.release.record_file import ReleaseRecords
 from flows.tune_and_deploy import tune_and_deploy
-from tasks.api import connect, disconnect
 from tasks.create_once import CREATE_TAG, RUN_TAG, tagged
 from tasks.datasets import merge_datasets
 from tasks.deployments import create_deployment
@@ -25,6 +24,7 @@ from tests.support.in_process import Service
 from tuneship.contract.datasets import DatasetMerge
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.jobs import JobCreate, JobSummary
+from tuneship.prefect.connection import connect, disconnect
 from tuneship.settings import ClientSettings
 from tuneship.store.records.idempotency import KEPT
 

@@ -14,10 +14,10 @@ from flows.release.report import report
 from flows.release.training import best_of
 from flows.release.training_page import TrainingPage
 from flows.tune_and_deploy import tune_and_deploy
-from tasks import jobs
 from tests.flows.release.test_retrain import release, write
 from tests.support.fakes.whole_service import WholeService
 from tuneship.contract.jobs import Job, JobMetrics
+from tuneship.prefect import waits
 
 MOMENT = "2026-01-05T08:00:00Z"
 
@@ -92,7 +92,9 @@ def test_a_release_that_stops_while_they_train_cancels_all_of_them(
         raise KeyboardInterrupt
 
     # Replaced only for the waiting release, because Prefect's client and the fake may sleep meanwhile.
-    monkeypatch.setattr("tasks.jobs.time", SimpleNamespace(sleep=stop, monotonic=time.monotonic))
+    monkeypatch.setattr(
+        "tuneship.prefect.waits.time", SimpleNamespace(sleep=stop, monotonic=time.monotonic)
+    )
     with pytest.raises(BaseException):  # noqa: B017 - however Prefect wraps the interruption
         tune_and_deploy(tried(tmp_path, *RATES))
 
@@ -180,8 +182,8 @@ def test_a_prefect_server_that_is_away_stops_no_training(monkeypatch: pytest.Mon
         return answer
 
     for name in ("create_progress_artifact", "update_progress_artifact"):
-        monkeypatch.setattr(f"tasks.jobs.{name}", prefect)
-    show = jobs._progress_artifact(["ft_1"])
+        monkeypatch.setattr(f"tuneship.prefect.waits.{name}", prefect)
+    show = waits._progress_artifact(["ft_1"])
     for percent in (10.0, 20.0, 30.0):
         show(percent)
     assert asked == [0.0, 10.0, 20.0, 30.0], "each look tries again"

@@ -15,13 +15,14 @@ from flows.release.loss_limits import Limit
 from flows.release.plots import plot_losses, plot_rollout
 from flows.release.report import report, summary, with_pictures
 from flows.release.result import Accuracy, ReleaseResult
-from flows.release.step_load import ArmLoad, explained, loads_by_step
 from flows.rollout.page import page
-from flows.rollout.result import Change, result_of
+from flows.rollout.result import result_of
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
 from tuneship.contract.jobs import JobMetrics
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.record import Begun, Ended, Phase, RolloutRecord
+from tuneship.gates.split_history import Change
+from tuneship.gates.step_load import ArmLoad, loads_by_step
 
 START = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
 RELEASE = ReleaseParameters.model_validate_json(
@@ -213,14 +214,6 @@ def test_the_report_says_at_which_load_the_latencies_may_be_compared() -> None:
     assert "the baseline 10.0 with 200 ms" in text
     assert "At 100 % the candidate has all the load, 20.0 requests/s, and its p95 of 300 ms" in text
     assert "| 50 % | 10.0 | 200 ms | 10.0 | 200 ms |" in text
-
-
-def test_without_metrics_the_report_compares_no_latency() -> None:
-    assert loads_by_step(HISTORY, None, "dep_c") == []
-    assert explained([]) == ""
-    timeless = [Change(at=None, weights={"dep_c": 10}, why="first step")]
-    series = read_series(answer(0), answer(0), "1s")
-    assert loads_by_step(timeless, series, "dep_c") == []
 
 
 def test_the_time_at_100_percent_is_marked_in_the_latency_picture(

@@ -23,9 +23,9 @@ from tests.support.in_process import CATALOGUE
 from tests.system.faults.stage import BEFORE, Stage
 from tuneship.gates.plan import CanaryPlan
 from tuneship.service.common import in_flight
-from tuneship.service.generation import accounting as generation_ends
+from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
+from tuneship.service.generation import accounting
 from tuneship.service.generation import handlers as generation
-from tuneship.service.http.boundary import InFlightLimits
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.long]
 
@@ -80,7 +80,9 @@ class Driven(Callers):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, generate_timeout_s=TIMEOUT_S)
-        self.service.limit(generations=InFlightLimits(each=10_000, together=10_000))
+        self.service.limit(
+            slots=RequestSlots(generations=InFlightLimits(each=10_000, together=10_000))
+        )
         self.prompts = folder / "prompts.jsonl"
         lines = (json.dumps({"prompt": body_of(number)["prompt"]}) for number in range(40))
         self.prompts.write_text("\n".join(lines))
@@ -200,7 +202,7 @@ def test_a_hanging_request_is_slow_before_it_times_out_and_before_anybody_discon
 ) -> None:
     driven.meet(hang="0.5")
     clock = SimpleNamespace(perf_counter=driven.minutes_later)
-    for module in (generation, generation_ends, in_flight):
+    for module in (generation, accounting, in_flight):
         monkeypatch.setattr(module, "time", clock)
 
     result = shift_traffic(driven.plan(max_looks_per_step=30))

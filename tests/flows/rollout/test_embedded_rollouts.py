@@ -16,12 +16,12 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.rollout.record_file import RecordFile
 from flows.script.local_processes import embedded_service
-from tasks.api import connect, disconnect, is_this_service, service_name
 from tests.flows.conftest import PATIENCE_S, SCRIPT, plan, wait_for
 from tests.support.processes import running_deployment
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.gates.plan import CanaryPlan
+from tuneship.prefect.connection import connect, disconnect, is_this_service, service_name
 from tuneship.settings import ClientSettings, PipelineSettings, written_url
 
 BASE_MODEL = "tuneship-tiny"

@@ -10,7 +10,6 @@ from flows.release.report import report
 from flows.rollout.expectations import Before, Expected, expect
 from flows.rollout.page import page
 from flows.rollout.result import RolloutResult, result_of
-from flows.rollout.words import forecast_in_words
 from tests.flows.release.test_report import RELEASE, refused
 from tests.unit.gates.drawn import PUBLISHED
 from tests.unit.gates.rollouts import plan_with
@@ -19,6 +18,7 @@ from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, RolloutRecord, from_lines, to_line
 from tuneship.gates.series import ARMS, ArmTraffic, Bucket, InFlightAges, RolloutSeries
+from tuneship.gates.words import forecast_in_words
 
 NOW = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
 DRIVER = {"prompts": "p.jsonl", "requests_per_second": 5.0}

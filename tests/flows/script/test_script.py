@@ -132,7 +132,7 @@ import sys
 from flows.forms.release_form import ReleaseParameters
 from flows.shared.errors import BadInput
 from flows.script.console import Screen
-from tasks.progress import TaskProgress
+from tuneship.prefect.progress import TaskProgress
 
 screen = Screen()
 screen.say("words")

@@ -9,12 +9,11 @@ from markdown_it import MarkdownIt
 from pydantic import ValidationError
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release import gate_approval as held_gates
+from flows.release import gate_approval
 from flows.release.report import report, with_pictures
 from flows.release.result import Contender, ReleaseResult
-from flows.rollout import promotion_approval as asking
+from flows.rollout import promotion_approval
 from flows.rollout.page import page
-from flows.rollout.result import Change
 from flows.shared.approval import Approval
 from flows.shared.markdown import number, plain
 from tests.flows.conftest import plan
@@ -22,6 +21,7 @@ from tests.support.payloads import BREAKS, SCRIPTS
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun, RolloutRecord
+from tuneship.gates.split_history import Change
 
 OWN_TAGS = {
     "h1",
@@ -122,10 +122,10 @@ def gate_of(text: str) -> GateResult:
 PAGES: dict[str, Callable[[str], str]] = {
     "the report of a release": lambda text: report(result_of(text), release_of(text), []),
     "the page of a rollout": lambda text: page(record_of(text), result_of(text)),
-    "the question before all traffic": lambda text: asking.question_text(
+    "the question before all traffic": lambda text: promotion_approval.question_text(
         record_of(text), plan_of(text)
     ),
-    "the question about gates": lambda text: held_gates.question_text([gate_of(text)], text),
+    "the question about gates": lambda text: gate_approval.question_text([gate_of(text)], text),
 }
 
 

@@ -14,9 +14,9 @@ from flows.guard import guard
 from flows.shared.journal import Journal
 from flows.upkeep.guard_form import GuardResult, GuardRules
 from flows.upkeep.watch import EVENT, Memory
-from tasks.api import disconnect
 from tests.flows.conftest import use, wait_for
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, Answer, FakeService, as_text
+from tuneship.prefect.connection import disconnect
 
 pytestmark = [pytest.mark.prefect]
 QUARTER = timedelta(minutes=15)

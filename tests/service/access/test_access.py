@@ -21,7 +21,7 @@ from tuneship.service.access.api_keys import (
     read_credentials,
     write_credentials,
 )
-from tuneship.service.access.key_usage import KeyKeeper
+from tuneship.service.access.key_keeper import KeyKeeper
 from tuneship.store.database.database import Database
 from tuneship.store.records.audit import Chain
 

@@ -54,7 +54,7 @@ def test_workers_on_this_host_are_isolated(tmp_path: Path) -> None:
 
 
 def test_a_data_directory_may_have_a_long_path(tmp_path: Path) -> None:
-    """The path is longer than a Unix socket's may be, and the attacks that check the isolation need such a socket."""
+    """The path is longer than a Unix socket's may be, and the check of the isolation needs such a socket."""
     assert asked(tmp_path / ("hospital" * 15)) == (True, "")
 
 
@@ -74,7 +74,7 @@ def test_a_data_directory_among_what_workers_read_withdraws_the_promise(tmp_path
     """Here Python's module path contains it; it could lie below /usr as well."""
     found, log = asked(tmp_path / "data", PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert not found
-    assert "reading a secret" in log
+    assert "reading master.key" in log
     assert "TCP" not in log
 
 

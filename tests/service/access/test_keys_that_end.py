@@ -244,14 +244,14 @@ def test_many_that_wait_for_the_ends_of_their_keys_ask_the_database_together(
 ) -> None:
     keys = [live.keys.issue("alice", SCOPES, None)[4:12] for _ in range(100)]
     looks: list[int] = []
-    read = api_keys.records.ended
+    read = api_keys.api_key_records.ended
 
     def noted(connection: Any, identifiers: Any, now: Any) -> set[str]:
         if identifiers:  # not the keeper of batches, of which there are none
             looks.append(len(identifiers))
         return read(connection, identifiers, now)
 
-    monkeypatch.setattr(api_keys.records, "ended", noted)
+    monkeypatch.setattr(api_keys.api_key_records, "ended", noted)
 
     async def wait() -> int:
         waiting = [
@@ -276,7 +276,7 @@ def test_a_database_that_is_away_ends_no_stream(
     live: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, looks = live.keys.issue("alice", SCOPES, None)[4:12], [0]
-    read = api_keys.records.ended
+    read = api_keys.api_key_records.ended
 
     def away(connection: Any, identifiers: Any, now: Any) -> set[str]:
         if identifiers:
@@ -285,7 +285,7 @@ def test_a_database_that_is_away_ends_no_stream(
                 raise OperationalError("", {}, Exception())
         return read(connection, identifiers, now)
 
-    monkeypatch.setattr(api_keys.records, "ended", away)
+    monkeypatch.setattr(api_keys.api_key_records, "ended", away)
     live.keys.revoke(key)
     waiting = asyncio.run_coroutine_threadsafe(live.keys.wait_until_ended(key), live.loop)
     live.until(lambda: looks[0] == 1)

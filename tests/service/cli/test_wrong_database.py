@@ -2,14 +2,12 @@
 
 import re
 import shutil
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
 from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
@@ -17,7 +15,6 @@ from tests.support.processes import Serve
 from tuneship.host.interpreter import known_fault
 from tuneship.service.serve import recover as recover_files
 from tuneship.settings import StartupError
-from tuneship.store.database import database as database_module
 from tuneship.store.database import tables
 from tuneship.store.database.database import HEAD, revision_of
 from tuneship.store.files.quarantine import SET_ASIDE
@@ -217,35 +214,6 @@ def test_files_that_are_not_mounted_are_missed_before_anything_fails_for_want_of
         pass
 
 
-@pytest.mark.parametrize("has_record", [True, False])
-def test_an_installation_of_an_earlier_version_starts_without_a_hand(
-    tmp_path: Path, has_record: bool
-) -> None:
-    installed = Installed(tmp_path)
-    engine = sa.create_engine(Sqlite(tmp_path / "tuneship.sqlite").url)
-    config = Config()
-    scripts = Path(database_module.__file__).parents[1] / "migrations"
-    config.set_main_option("script_location", str(scripts))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0006")
-        now = datetime.now(UTC)
-        key = {"id": "k", "client_id": "c", "secret_hash": b"", "scopes": [], "label": ""}
-        connection.execute(sa.insert(tables.api_keys).values(**key, created_at=now))
-    engine.dispose()
-    (tmp_path / "master.key").write_text("0a" * 32)
-    (tmp_path / "blobs" / "datasets" / "ds_left_by_a_crash").mkdir(parents=True)
-    if has_record:
-        (tmp_path / "database").write_text("sqlite in this directory\n")
-    assert "start the service of this version once" in installed.run("keys", "list").stderr
-    for _ in range(2):
-        with installed.started():
-            pass
-    record = read_record(tmp_path)
-    assert record is not None
-    assert (record.id is not None, record.starts) == (True, 2)
-
-
 # The master key
 
 
@@ -326,33 +294,57 @@ def test_a_clock_that_ntp_has_set_back_by_minutes_is_taken(installed: Installed)
 # The rest of a start
 
 
-def set_schema(database: Sqlite | Postgres, works_with: str) -> None:
-    """Give the database the number of a later version."""
+def set_schema(database: Sqlite | Postgres, schema: str, works_with: str | None) -> None:
+    """Give the database the number of another version; None: of one that did not say what works with its schema."""
     engine = sa.create_engine(database.url)
     with engine.begin() as connection:
-        connection.exec_driver_sql("update alembic_version set version_num = '0999'")
-        statement = sa.text("update alembic_version set works_with = :oldest")
-        connection.execute(statement, {"oldest": works_with})
+        statement = sa.text(
+            "update alembic_version set version_num = :schema, works_with = :oldest"
+        )
+        connection.execute(statement, {"schema": schema, "oldest": works_with})
+        if works_with is None:
+            connection.exec_driver_sql("alter table alembic_version drop column works_with")
     engine.dispose()
 
 
 def test_a_newer_schema_that_works_with_this_version_is_used_and_left_as_it_is(
     installed: Installed, database: Sqlite | Postgres
 ) -> None:
-    set_schema(database, HEAD)
+    set_schema(database, "0999", HEAD)
     with installed.started() as opened, opened.database.read() as connection:
         assert revision_of(connection) == "0999"
     assert installed.run("keys", "list").exit_code == 0
 
 
-def test_a_newer_schema_is_refused_in_one_line(
-    installed: Installed, database: Sqlite | Postgres
+@pytest.mark.parametrize(
+    ("schema", "works_with"), [("0999", "0998"), ("0024", "0018"), ("0019", None), ("0001", None)]
+)
+def test_a_schema_of_another_version_is_refused_in_one_line_and_nothing_is_touched(
+    installed: Installed, database: Sqlite | Postgres, schema: str, works_with: str | None
 ) -> None:
-    set_schema(database, "0998")
+    """Also those from before the first release, whose migrations have other numbers, or the same."""
+    set_schema(database, schema, works_with)
+    rows, kept = content(database), installed.files()
     message = installed.refused()
-    assert "the database has schema 0999" in message
+    assert f"the database has schema {schema}" in message
     assert "install the version" in message
+    served = installed.serve()
+    assert (served.exit_code, served.stderr.splitlines()[-1]) == (1, f"tuneship: {message}")
     assert installed.run("keys", "list").stderr == f"tuneship: {message}\n"
+    assert (content(database), installed.files()) == (rows, kept)
+
+
+def content(database: Sqlite | Postgres) -> dict[str, list[Any]]:
+    """Every row, by table."""
+    engine, metadata = sa.create_engine(database.url), sa.MetaData()
+    with engine.connect() as connection:
+        metadata.reflect(connection)
+        found = {
+            table.name: [tuple(row) for row in connection.execute(sa.select(table))]
+            for table in metadata.sorted_tables
+        }
+    engine.dispose()
+    return found
 
 
 def test_files_without_a_row_are_set_aside_and_said_and_rows_without_a_file_are_said(

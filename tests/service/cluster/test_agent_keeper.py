@@ -16,15 +16,14 @@ from tests.support.engines import PlayedEngines
 from tests.support.in_process import CATALOGUE
 from tests.support.postgres_cluster import Cluster
 from tests.support.waiting import until_async
+from tuneship.agents.agent_replicas import AgentReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
-from tuneship.agents.attached_replicas import AttachedReplicas
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.host.thread_pools import Threads
-from tuneship.replicas.replica_protocol import NoReplica
-from tuneship.replicas.replica_set import replica_process
+from tuneship.replicas.local_replicas import process_starter
+from tuneship.replicas.replica_groups import ReplicaGroups
+from tuneship.replicas.replica_link import NoReplica
 from tuneship.service.cluster.agent_keeper import AgentKeeper, AgentKeeperTiming
 from tuneship.service.cluster.attached_agents import AttachedAgents
-from tuneship.service.cluster.shared_replicas import SharedGroups
 from tuneship.service.common.streaming import Notifier
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.cluster import agent_records, leader_lease
@@ -45,8 +44,9 @@ class Cell:
 
     database: Database
     launcher: PlayedLauncher
-    groups: SharedGroups
-    pool: ReplicaPool
+    make_starter: Callable[[], AgentStarter]
+    orders: ReplicaOrders
+    groups: ReplicaGroups
     engines: PlayedEngines
     notifier: Notifier
     look_every_s: float
@@ -54,16 +54,16 @@ class Cell:
     leads: bool = False
 
     @property
-    def group(self) -> AttachedReplicas:
-        return group_of(self.pool)
+    def group(self) -> AgentReplicas:
+        return group_of(self.groups)
 
     @asynccontextmanager
-    async def other_member(self) -> AsyncIterator[AttachedReplicas]:
+    async def other_member(self) -> AsyncIterator[AgentReplicas]:
         """The group of a member that does not lead."""
-        groups = SharedGroups(self.groups.make_starter, lambda: False)
-        pool = ReplicaPool(replica_process(self.engines), Path("unused"), attached=groups)
-        async with attaching(self, groups, pool):
-            yield group_of(pool)
+        orders = ReplicaOrders(lambda: False)
+        groups = groups_of(self.engines, Path("unused"), self.make_starter, orders)
+        async with attaching(self, orders, groups):
+            yield group_of(groups)
 
     def states(self) -> dict[str, str]:
         with self.database.read() as connection:
@@ -75,7 +75,7 @@ class Cell:
             return sum(one.total for one in agent_records.failures(connection))
 
     def want(self, replicas: int) -> None:
-        self.groups.orders.want(BASE.path, replicas)
+        self.orders.want(BASE.path, replicas)
 
     async def ready(self, number: int) -> set[str]:
         """Wait until so many agents are ready and no others have a row."""
@@ -95,9 +95,9 @@ class Cell:
         """Lead in a new epoch, until the end or until another one leads."""
         epoch = self.take_over()
         fenced = self.database.fenced(lambda one: leader_lease.check_epoch(one, epoch))
-        starter, orders = self.groups.make_starter(), self.groups.orders
+        place = CATALOGUE, self.groups
         keeper = AgentKeeper(
-            fenced, starter, orders, (CATALOGUE, self.pool), self.notifier, QUICKLY
+            fenced, self.make_starter(), self.orders, place, self.notifier, QUICKLY
         )
         task, self.leads = asyncio.create_task(keeper.run()), True
         try:
@@ -108,19 +108,31 @@ class Cell:
             self.leads = False
 
 
-def group_of(pool: ReplicaPool) -> AttachedReplicas:
-    group = pool.of(BASE.path)
-    assert isinstance(group, AttachedReplicas)
+def groups_of(
+    engines: PlayedEngines,
+    folder: Path,
+    make_starter: Callable[[], AgentStarter],
+    orders: ReplicaOrders,
+) -> ReplicaGroups:
+    shared_group = partial(AgentReplicas, orders=orders, attach=make_starter().connect)
+    return ReplicaGroups(process_starter(engines), folder, shared_group=shared_group)
+
+
+def group_of(groups: ReplicaGroups) -> AgentReplicas:
+    group = groups.of(BASE.path)
+    assert isinstance(group, AgentReplicas)
     return group
 
 
 @asynccontextmanager
-async def attaching(cell: Cell, groups: SharedGroups, pool: ReplicaPool) -> AsyncIterator[None]:
+async def attaching(
+    cell: Cell, orders: ReplicaOrders, groups: ReplicaGroups
+) -> AsyncIterator[None]:
     """Attach a member to what the rows say."""
     attached = AttachedAgents(
         cell.database,
-        (CATALOGUE, pool),
-        groups.orders,
+        (CATALOGUE, groups),
+        orders,
         cell.notifier,
         look_every_s=cell.look_every_s,
     )
@@ -131,7 +143,7 @@ async def attaching(cell: Cell, groups: SharedGroups, pool: ReplicaPool) -> Asyn
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await pool.close()
+        await groups.close()
 
 
 def playing(
@@ -147,10 +159,13 @@ def playing(
             def make_starter() -> AgentStarter:
                 return AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
 
-            groups = SharedGroups(make_starter, lambda: cell.leads)
-            pool = ReplicaPool(replica_process(engines), folder, attached=groups)
-            cell = Cell(database, launcher, groups, pool, engines, Notifier(), look_every_s)
-            async with attaching(cell, groups, pool):
+            orders = ReplicaOrders(lambda: cell.leads)
+            groups = groups_of(engines, folder, make_starter, orders)
+            notifier = Notifier()
+            cell = Cell(
+                database, launcher, make_starter, orders, groups, engines, notifier, look_every_s
+            )
+            async with attaching(cell, orders, groups):
                 await act(cell)
             await Threads("test", 1).finish(1)
 
@@ -280,7 +295,7 @@ def test_a_start_that_fails_is_reported_and_leaves_nothing(cell: Play) -> None:
         cell.launcher.refusal = "no room"
         async with cell.leading():
             cell.want(1)
-            orders = cell.groups.orders
+            orders = cell.orders
             await until_async(lambda: orders.failures(BASE.path) > 0)
             assert orders.failed[BASE.path].error == "no room"
             messages = [one.message for one in cell.group.take_events()]
@@ -317,7 +332,7 @@ def test_all_members_hear_that_a_replica_could_not_be_started(cell: Play) -> Non
 
 def test_a_member_that_starts_or_leads_later_knows_the_failures_before(cell: Play) -> None:
     async def act(cell: Cell) -> None:
-        orders = cell.groups.orders
+        orders = cell.orders
         cell.launcher.refusal = "no room"
         async with cell.leading():
             cell.want(1)

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.in_process import CATALOGUE, Service
 from tests.support.waiting import until
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 
 pytestmark = pytest.mark.postgres
 

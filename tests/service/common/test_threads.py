@@ -15,7 +15,7 @@ from tests.support.in_process import Service
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.contract.errors import InternalError, RateLimitExceeded
 from tuneship.service.common.fair_threads import FairThreads
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits
 
 
 class Held:

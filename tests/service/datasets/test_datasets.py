@@ -22,8 +22,8 @@ from tuneship.contract.datasets import DatasetUpload
 from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import read_plain
 from tuneship.service.catalogues.base_models import SHIPPED
+from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 from tuneship.service.datasets.processing import DatasetProcessing
-from tuneship.service.http.boundary import InFlightLimits
 from tuneship.store.database import tables
 
 pytestmark = pytest.mark.both_databases
@@ -162,7 +162,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(service: Service) -> None:
 
 
 def test_a_client_has_few_uploads_in_flight(service: Service) -> None:
-    service.limit(uploads=InFlightLimits(each=1, together=2))
+    service.limit(slots=RequestSlots(uploads=InFlightLimits(each=1, together=2)))
     whole = part("name", b"n") + part("format", b"instruction") + part("file", jsonl(*LINES))
     form = {"data": {"format": "instruction"}, "files": {"file": ("x", jsonl(*LINES))}}
 

@@ -15,7 +15,7 @@ from tuneship.service.access.api_keys import new_key
 from tuneship.service.http.rate_limits import AUDITED_FAILURES_PER_MINUTE
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import AuditRow
+from tuneship.store.database.tables import AuditRow
 from tuneship.store.records import audit
 from tuneship.store.records.audit import Chain, Fault
 from tuneship.store.records.audit_heads import Head, Heads, HeadsDamaged

@@ -25,7 +25,7 @@ from tuneship.events.connector import LOOKUPS
 from tuneship.events.delivery import DeliveryTiming
 from tuneship.settings import LocalSettings
 from tuneship.store.database import tables
-from tuneship.store.records import outbox as events
+from tuneship.store.records import outbox
 
 Start = Callable[..., Service]
 HOOK = {"url": "https://receiver.test/hook", "events": ["*"]}
@@ -359,22 +359,22 @@ def test_events_are_fetched_from_where_the_reader_stopped(service: Service) -> N
     assert none == {"events": [], "pagination": {"after": end}}
     theirs = service.call("GET", "/v1/events", "bob", params={"after": cursor})
     assert (theirs.status_code, theirs.json()["error"]["param"]) == (422, "after")
-    service.clock.ahead += events.KEPT + timedelta(minutes=1)
+    service.clock.ahead += outbox.KEPT + timedelta(minutes=1)
     assert service.call("GET", "/v1/events").json()["events"] == []
 
 
 def test_old_events_are_deleted_but_not_the_number_they_reached(service: Service) -> None:
     create(service)
     dataset = service.dataset()
-    service.clock.ahead += events.KEPT + timedelta(minutes=1)
+    service.clock.ahead += outbox.KEPT + timedelta(minutes=1)
     with service.database.write() as connection:
         connection.execute(sa.update(tables.deliveries).values(next_attempt_at=None))
-        events.forget(connection, service.clock())
+        outbox.forget(connection, service.clock())
         kept = connection.execute(sa.select(tables.events.c.type, tables.events.c.sequence)).all()
         assert kept == [("dataset.processed", 2)]
         assert connection.execute(sa.select(tables.deliveries)).all() == []
         row = {"id": dataset, "client_id": "alice"}
-        events.emit(connection, "dataset.failed", row, service.clock())
+        outbox.emit(connection, "dataset.failed", row, service.clock())
     listed = service.call("GET", "/v1/events").json()["events"]
     assert [one["data"]["sequence"] for one in listed] == [3]
 

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import ANSWER, Service
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 
 Start = Callable[..., Service]
 RESPONSE = {"id", "deployment_id", "prompt", "completion", "finish_reason", "usage"}
@@ -140,7 +140,7 @@ def test_a_closed_connection_is_noticed_by_the_real_http_server(service: Service
 def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: Service) -> None:
     """The running requests wait for this test, so a refusal that did not come at once would never come."""
     deployment = service.deployment("one")
-    service.limit(generations=InFlightLimits(each=2, together=3))
+    service.limit(slots=RequestSlots(generations=InFlightLimits(each=2, together=3)))
     theirs = service.deployment("theirs", "bob")
     prompts = service.engines.prompts
 

@@ -14,7 +14,7 @@ from tests.service.generation.test_generation import counts, lines, path_of
 from tests.service.jobs.test_streams import Reader
 from tests.support.in_process import ANSWER, Service
 from tuneship.contract.generation import Generate, GeneratedText
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 
 Start = Callable[..., Service]
 ASK = {"prompt": "a case", "stream": True}
@@ -231,7 +231,7 @@ def test_a_reader_who_disconnects_before_the_first_text_frees_it_too(service: Se
 
 def test_a_stream_holds_its_place_until_its_end_and_gives_it_back(service: Service) -> None:
     deployment = service.deployment("one")
-    service.limit(generations=InFlightLimits(each=1, together=2))
+    service.limit(slots=RequestSlots(generations=InFlightLimits(each=1, together=2)))
     service.listen()
     service.engines.tokens_before_pause = 2
 

@@ -15,8 +15,7 @@ from tests.support.tenants import Tenants
 from tests.support.whole_api import CREATING, OPERATIONS, options_of, path_of
 from tuneship.contract.operation import Operation
 from tuneship.service.all_handlers import SERVED
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.records import idempotency
 
 pytestmark = pytest.mark.both_databases

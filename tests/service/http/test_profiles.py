@@ -10,11 +10,10 @@ from tests.support.in_process import Service
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.context import context
-from tuneship.service.http.profiles import chosen
+from tuneship.service.context.profiles import chosen
 from tuneship.service.openai import models as openai_models
 from tuneship.settings import ServiceSettings
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 
 Start = Callable[..., Service]
 # §2.4

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.in_process import LINES, Service, jsonl, split
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 
 pytestmark = pytest.mark.both_databases
 
@@ -34,7 +34,7 @@ def deployment(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
 
 def merge(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
     # Only the quota shall refuse merges.
-    service.limit(merges=InFlightLimits(each=64, together=128))
+    service.limit(slots=RequestSlots(merges=InFlightLimits(each=64, together=128)))
     body = {"dataset_ids": [service.dataset(), service.dataset()], "name": "m"}
     return lambda _: ("/v1/datasets/merge", {"json": body})
 

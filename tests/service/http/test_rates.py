@@ -11,8 +11,7 @@ from tests.support.in_process import Service
 from tuneship.service.access.api_keys import new_key
 from tuneship.service.http.forwarding import source_of
 from tuneship.service.http.rate_limits import FAILURES_PER_MINUTE, RateLimits
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 
 Start = Callable[..., Service]
 

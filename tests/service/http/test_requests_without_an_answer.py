@@ -22,8 +22,8 @@ from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.series import ArmTraffic, InFlightAges
-from tuneship.service.common.fault_injection import PromptLengths, shortened
-from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
+from tuneship.service.generation.drills import PromptLengths, shortened
 from tuneship.store.database import tables
 
 Start = Callable[..., Service]
@@ -195,7 +195,7 @@ def test_a_refusal_before_a_deployment_is_asked_is_not_counted(service: Service)
     assert service.call("POST", path, None, json=body).status_code == 401
     assert service.call("POST", path, None, json=body, headers=less).status_code == 403
     assert service.call("POST", path, json=body | {"max_tokens": "many"}).status_code == 422
-    service.limit(generations=InFlightLimits(each=1, together=2))
+    service.limit(slots=RequestSlots(generations=InFlightLimits(each=1, together=2)))
     service.engines.may_answer.clear()
     with asking(service, path):
         assert service.call("POST", path, json=body).status_code == 429

@@ -334,7 +334,7 @@ def test_an_agent_is_not_allowed_to_go_on_while_the_lease_cannot_be_extended(
     def away(*_: object) -> None:
         raise OperationalError("", None, Exception())
 
-    monkeypatch.setattr(agent_launcher.leases, "extend", away)
+    monkeypatch.setattr(agent_launcher.job_leases, "extend", away)
     before = agent._lease.until
     service.until(lambda: any("could not be extended" in line for line in service.log.texts))
     assert agent._lease.until == before

@@ -7,10 +7,9 @@ from datetime import timedelta
 import pytest
 
 from tests.support.in_process import Service
-from tuneship.service.jobs.runner import START_AGAIN_AFTER
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
+from tuneship.service.jobs.training_keeper import START_AGAIN_AFTER
+from tuneship.store.database import rows, tables
+from tuneship.store.database.rows import Row
 
 pytestmark = pytest.mark.both_databases
 Break = Callable[[Service], None]

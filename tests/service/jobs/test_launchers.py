@@ -1,4 +1,4 @@
-"""The runner needs only the protocol of a launcher, and the local launcher reads progress files."""
+"""The keeper of trainings needs only the protocol of a launcher, and the local launcher reads progress files."""
 
 import asyncio
 import json

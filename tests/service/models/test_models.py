@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from tests.support.files import contents_below
 from tests.support.in_process import CATALOGUE, Service
 from tuneship.service.serve import recover
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.files.quarantine import SET_ASIDE
 
 pytestmark = pytest.mark.both_databases

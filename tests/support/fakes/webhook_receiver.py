@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import httpcore
 
+from tests.support.waiting import until_disconnected
 from tuneship.events.addresses import AddressRules, Network
 from tuneship.events.connector import Receivers, resolve
 
@@ -70,6 +71,8 @@ async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver
     receiver.port = server.sockets[0].getsockname()[1]
     async with server:
         yield receiver
+    if tls is not None:
+        await until_disconnected(server)
 
 
 def opened(*names: str, cidrs: tuple[Network, ...] = (), **rules: object) -> AddressRules:

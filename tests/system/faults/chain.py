@@ -19,11 +19,10 @@ from pydantic import SecretStr
 from flows.rollout.endings import roll_back
 from flows.rollout.record_file import RecordFolder
 from flows.rollout.split import Calls, NotConfirmed, RolloutSplit
-from tasks.api import connect, disconnect
 from tasks.datasets import merge_datasets, upload_dataset, validate_dataset
 from tasks.deployments import create_deployment
 from tasks.endpoints import get_canary_endpoint, renew_canary_lease, update_canary_endpoint
-from tasks.jobs import create_job, get_job_metrics, wait_for_job
+from tasks.jobs import create_job, get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tests.support.fakes.proxy import Proxy
 from tests.support.in_process import Service, jsonl
@@ -35,6 +34,8 @@ from tuneship.contract.endpoints import CanaryEndpointCreate, CanaryEndpointUpda
 from tuneship.contract.jobs import JobCreate
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun
+from tuneship.prefect.connection import connect, disconnect
+from tuneship.prefect.waits import wait_for_job
 from tuneship.settings import ClientSettings
 
 Work = Callable[[], Any]

@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from pydantic import SecretStr
 
-from tasks.api import connect, disconnect
 from tests.support.engines import PlayedTrainer
 from tests.support.fakes.proxy import Exchange, Proxy, passed
 from tests.support.in_process import Service
 from tuneship.client import Client
 from tuneship.gates.plan import CanaryPlan
 from tuneship.metrics.observations import Observation, RequestOutcome
+from tuneship.prefect.connection import connect, disconnect
 from tuneship.settings import ClientSettings
 
 BUCKET = timedelta(minutes=1)

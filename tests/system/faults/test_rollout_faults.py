@@ -10,8 +10,6 @@ import pytest
 
 from flows.rollout.result import RollbackIncomplete
 from flows.shift_traffic import shift_traffic
-from tasks.api import connect, disconnect
-from tasks.jobs import JobOverdue, WaitPolicy, wait_for_job
 from tests.flows.conftest import plan
 from tests.support.fakes.canary_service import CANDIDATE, FakeService
 from tests.support.fakes.proxy import (
@@ -27,6 +25,8 @@ from tests.support.fakes.proxy import (
 from tests.system.faults.stage import BUCKET, Stage
 from tuneship.client import ApiError
 from tuneship.contract.deployments import DeploymentStatus
+from tuneship.prefect.connection import connect, disconnect
+from tuneship.prefect.waits import JobOverdue, WaitPolicy, wait_for_job
 from tuneship.settings import ClientSettings
 from tuneship.store.database import tables
 
@@ -97,7 +97,7 @@ def test_22_a_job_that_never_ends_is_cancelled_at_the_deadline(stage: Stage) -> 
     stage.service.until(lambda: stage.service.job_status(job_id) == "running")
 
     with pytest.raises(JobOverdue):
-        wait_for_job(job_id, WaitPolicy(deadline_seconds=0.0))
+        wait_for_job(job_id, WaitPolicy(deadline_seconds=0.0, cancels=True))
 
     stage.service.until(lambda: stage.service.job_status(job_id) == "cancelled")
 
@@ -165,7 +165,7 @@ def test_24_nothing_is_promoted_on_missing_data(
 ) -> None:
     metrics_of(stage, fault(), "[^/]+" if of_both else stage.candidate)
 
-    result = shift_traffic(stage.plan(max_looks_per_step=8))
+    result = shift_traffic(stage.plan(max_looks_per_step=8, wait_for_traffic="0s"))
 
     assert result.outcome == "rolled_back"
     assert result.reason in ("metrics_unavailable", "insufficient_data")

@@ -18,7 +18,6 @@ from prefect.settings import (
 )
 from pydantic import SecretStr
 
-from tasks.api import connect, disconnect
 from tests.support.in_process import Service
 from tests.support.prefect_servers import PrefectHomes
 from tests.support.processes import Serve
@@ -27,6 +26,7 @@ from tests.system.kill_matrix.gate import HoldingProxy
 from tests.system.kill_matrix.place import Release, ServiceSetup, TrainingPlayer
 from tests.system.kill_matrix.prefect_place import PrefectServer
 from tuneship.client import Client
+from tuneship.prefect.connection import connect, disconnect
 from tuneship.settings import ClientSettings
 
 

@@ -20,7 +20,7 @@ import pytest
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import free_port, is_alive, until, until_async
 from tuneship.agents import agent
-from tuneship.agents.agent import ReplicaStart, own_folder, port_range
+from tuneship.agents.agent import NodeReplica, own_folder, port_range
 from tuneship.agents.agent_protocol import (
     LEADER,
     PROTOCOL,
@@ -28,14 +28,13 @@ from tuneship.agents.agent_protocol import (
     CannotServe,
     ServeOrder,
 )
-from tuneship.agents.agent_replicas import AgentReplicas
 from tuneship.agents.agent_sockets import encoded
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.agents.base_digest import BaseDigests
 from tuneship.agents.certificates import AgentAuthority
 from tuneship.agents.local_agents import LocalAgents
 from tuneship.processes.worker_processes import LocalProcesses
-from tuneship.replicas.replica_protocol import OpenedReplica
+from tuneship.replicas.replica import Replica
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ReplicaRefused
 
 AUTHORITY = AgentAuthority(b"s" * 32)
@@ -74,14 +73,14 @@ def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def opened(base: Path, folder: Path, act: Callable[[OpenedReplica], Awaitable[None]]) -> None:
+def opened(base: Path, folder: Path, act: Callable[[Replica], Awaitable[None]]) -> None:
     """Open a replica of a base model on an agent of this process."""
 
     async def run() -> None:
         launcher = LocalAgents(LocalProcesses(isolated=False), folder / "log")
         options = AgentOptions(False, 0, 1, lambda _: BaseOptions(), 60)
         starter = AgentStarter(launcher, AUTHORITY, "t", options, lambda: datetime.now(UTC))
-        replica = await AgentReplicas(starter)(base, folder / "unused")
+        replica = await starter.start_replica(base, folder / "unused")
         try:
             await act(replica)
         finally:
@@ -94,7 +93,7 @@ def opened(base: Path, folder: Path, act: Callable[[OpenedReplica], Awaitable[No
 def test_it_runs_a_replica_and_ends_when_it_is_ordered_to(base: Path, tmp_path: Path) -> None:
     agents = list[int]()
 
-    async def act(replica: OpenedReplica) -> None:
+    async def act(replica: Replica) -> None:
         assert len(await replica.link.generate(REQUEST).read_all()) == 4
         agents.append(parent_of(replica.worker.pid))
 
@@ -104,7 +103,7 @@ def test_it_runs_a_replica_and_ends_when_it_is_ordered_to(base: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_it_ends_with_its_replica(base: Path, tmp_path: Path) -> None:
-    async def act(replica: OpenedReplica) -> None:
+    async def act(replica: Replica) -> None:
         parent = parent_of(replica.worker.pid)
         os.kill(replica.worker.pid, signal.SIGKILL)
         assert isinstance(await replica.link.wait_lost(), ReplicaLost)
@@ -119,28 +118,28 @@ def test_another_base_model_on_the_node_is_refused(
 ) -> None:
     monkeypatch.setattr(BaseDigests, "of", lambda *_: "0" * 64)
 
-    async def act(_: OpenedReplica) -> None: ...
+    async def act(_: Replica) -> None: ...
 
     with pytest.raises(ReplicaRefused, match="base model tiny of the node is another one"):
         opened(base, tmp_path, act)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outcomes", [{"a way out": "succeeded", "another": "refused"}, None])
+@pytest.mark.parametrize("still_open", [["a way out"], None])
 def test_a_node_that_cannot_isolate_serves_nobody_who_needs_it(
     base: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    outcomes: dict[str, str] | None,
+    still_open: list[str] | None,
 ) -> None:
-    def attempts(*_: object, **__: object) -> dict[str, str]:
-        if outcomes is None:
+    def open_ways(*_: object, **__: object) -> list[str]:
+        if still_open is None:
             raise ValueError
-        return outcomes
+        return still_open
 
-    monkeypatch.setattr(agent, "intrusion_outcomes", attempts)
+    monkeypatch.setattr(agent, "open_ways", open_ways)
     digest = BaseDigests().of(base)
-    replica = ReplicaStart(tmp_path, tmp_path)
+    replica = NodeReplica(tmp_path, tmp_path)
 
     async def run() -> None:
         order = ServeOrder(str(base), digest, True, 0, 1, None)

@@ -369,6 +369,7 @@ def test_a_service_that_reads_nothing_is_disconnected(
             second.send(b" " * (1 << 20) + b"\n")
             await asyncio.sleep(0)
         assert await link.generate(REQUEST).read_all() == [5, 6]
+        deaf._writer.transport.abort()
 
     playing(engines, tmp_path, act)
 

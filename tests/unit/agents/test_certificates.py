@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until_disconnected
 from tuneship.agents.agent_sockets import is_agent
 from tuneship.agents.certificates import AgentAuthority, agent_context
 
@@ -41,7 +42,7 @@ def talk(client: ssl.SSLContext, digest: str | None = None) -> tuple[bytes, bool
             return b"", False
         finally:
             writer.transport.abort()
-            server.close()
+            await until_disconnected(server)
 
     return asyncio.run(run())
 

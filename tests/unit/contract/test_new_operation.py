@@ -52,8 +52,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from tasks.api import connect
-from tasks.factory import task_of
+from tuneship.prefect.connection import connect
+from tuneship.prefect.tasks import task_of
 from tests.support.in_process import Service
 from tuneship.client import AsyncClient, Client
 from tuneship.contract import instances

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.unit.gates.rollouts import Served, answer, moment
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.gates.frames import series_frame
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.series import ArmTraffic, RolloutSeries, Unusable
 
@@ -202,13 +201,6 @@ def test_the_contract_s_model_reads_the_same() -> None:
     one, other = (DeploymentMetrics.model_validate(json) for json in copy.deepcopy(raw))
     found, expected = read_series(one, other, "1m"), read_series(*raw, "1m")
     assert found == expected
-
-
-def test_the_frame_shows_every_bucket_by_its_end() -> None:
-    frame = series_frame(read_series(*both(), "1m"))
-    assert list(frame["candidate_requests"]) == [100, 50, 0]
-    assert str(frame.index[0]) == "2026-01-01 00:01:00+00:00"
-    assert frame["baseline_p95"].isna().tolist() == [False, False, True]
 
 
 def test_a_deployment_unknown_to_one_metric_has_no_traffic_there() -> None:

@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.waiting import until
-from tuneship.isolation.attacks.intrusion_targets import Targets, opened
+from tests.unit.isolation.attacks.intrusion_targets import Targets, opened
 from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
-from tuneship.replicas import replica_set as replicas
+from tuneship.replicas import local_replicas
 from tuneship.service.access.isolation import worker_folder
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.jobs.local_launcher import trainer_spec
 from tuneship.settings import ServiceSettings
 from tuneship.training.spec import SPEC_FILE, Order, ResolvedHyperparameters, TrainingSpec
 
-INTRUSION = "tuneship.isolation.attacks.intrusion"
+INTRUSION = "tests.unit.isolation.attacks.intrusion"
 SLEEPER = "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n"
 AS_TRAINER = """
 import sys
-from tuneship.isolation.attacks import intrusion
+from tests.unit.isolation.attacks import intrusion
 from tuneship.training.__main__ import restrict_to_job_files, read_order
 from tuneship.training.spec import SPEC_FILE, TrainingSpec
 order = read_order(int(sys.argv[2]))
@@ -55,7 +55,7 @@ class Popen(subprocess.Popen):
     def __init__(self, command, **options):
         at = command.index("tuneship.training.worker_rank")
         fields = json.loads(targets) | {"descriptors": options["pass_fds"]}
-        super().__init__([*command[:at], "tuneship.isolation.attacks.intrusion", json.dumps(fields)], **options)
+        super().__init__([*command[:at], "tests.unit.isolation.attacks.intrusion", json.dumps(fields)], **options)
 
 ranks.subprocess.Popen = Popen
 with ranks.WorkerRanks(2) as started:
@@ -91,7 +91,7 @@ class Installation:
         return [str(self.data / name) for name in names]
 
     def serving(self, log: Path) -> WorkerSpec:
-        """Return the spec of a serving worker, by asking `replica_process` what it would start."""
+        """Return the spec of a serving worker, by asking `process_starter` what it would start."""
         adapters = worker_folder(ServiceSettings(data_dir=self.data), "models")
         (adapters / "other").mkdir(exist_ok=True)
         asked: list[WorkerSpec] = []
@@ -104,9 +104,9 @@ class Installation:
                 asked.append(spec)
                 raise Asked
 
-        open_replica = replicas.replica_process(Asking(), adapters=adapters)
+        start_replica = local_replicas.process_starter(Asking(), adapters=adapters)
         with suppress(Asked):
-            open_replica(self.catalogue.default.path, log).send(None)
+            start_replica(self.catalogue.default.path, log).send(None)
         return replace(asked[0], inherited=())
 
     def training(self, order: Order, log: Path, line: int) -> WorkerSpec:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.isolation.attacks.escapes import ON_TARGETS
+from tests.unit.isolation.attacks.intrusion import WAYS
+from tests.unit.isolation.attacks.process_attacks import ON_PROCESSES
 from tests.unit.isolation.intruders import (
     AFTER_THREADS,
     IN_RANK,
@@ -18,9 +21,6 @@ from tests.unit.isolation.intruders import (
     Intrusions,
     prepared_intrusions,
 )
-from tuneship.isolation.attacks.escapes import ON_TARGETS
-from tuneship.isolation.attacks.intrusion import WAYS
-from tuneship.isolation.attacks.process_attacks import ON_PROCESSES
 from tuneship.processes.forked_workers import LIBRARIES, ForkedProcesses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing isolates")
@@ -48,7 +48,8 @@ NOT_EVERYWHERE = {
 def intrusions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Intrusions]:
     modules = tmp_path_factory.mktemp("modules")
     with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("PYTHONPATH", f"{ROOT}:{modules}")
+        # An isolated worker may list the folder around the product, but read no more than what is named here.
+        changed.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}:{modules}")
         with prepared_intrusions(tmp_path_factory.mktemp("installation"), modules) as prepared:
             yield prepared
 

@@ -1,19 +1,18 @@
-"""The installed collection: a task for every operation, which takes the credentials first."""
+"""The installed collection: a task for every operation, which may be given credentials."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from prefect import Task
+from prefect.logging import disable_run_logger
 from pydantic import SecretStr
 
 from tests.support.in_process import Service
-from tests.support.waiting import PATIENCE_S
 from tuneship.contract.jobs import JobCreate
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.prefect import TuneshipCredentials, tasks
-from tuneship.prefect.tasks import NotInTime, wait_for_dataset, wait_for_job
+from tuneship.prefect.waits import JobOverdue, WaitPolicy, wait_for_dataset, wait_for_job
 
 
 @pytest.fixture
@@ -30,15 +29,12 @@ def credentials(service: Service) -> TuneshipCredentials:
 
 
 @pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
-def test_every_operation_is_a_task_that_takes_the_credentials_first(
+def test_every_operation_is_a_task_by_its_name(
     operation: Operation[..., Any],
 ) -> None:
     made = getattr(tasks, operation.name)
     assert isinstance(made, Task)
     assert operation.name in dir(tasks)
-    declared = list(inspect.signature(operation.declaration).parameters)
-    assert list(inspect.signature(made.fn).parameters) == ["credentials", *declared]
-    assert made.persist_result is False, "a reply may hold a secret or a completion"
 
 
 def test_a_name_that_is_no_operation_is_no_task() -> None:
@@ -49,15 +45,17 @@ def test_a_name_that_is_no_operation_is_no_task() -> None:
 def test_a_job_is_made_and_waited_for_at_the_service_of_the_credentials(
     service: Service, credentials: TuneshipCredentials
 ) -> None:
-    dataset = wait_for_dataset.fn(credentials, service.dataset())
+    dataset = wait_for_dataset.fn(service.dataset(), credentials=credentials)
     wanted = JobCreate(base_model="tuneship-tiny", dataset_id=dataset.id, model_name="notes")
-    job = tasks.create_job.fn(credentials, wanted)
-    with pytest.raises(NotInTime):
-        wait_for_job.fn(credentials, job.id, PATIENCE_S, poll_seconds=2 * PATIENCE_S)
+    job = tasks.create_job.fn(wanted, credentials=credentials)
+    with disable_run_logger(), pytest.raises(JobOverdue):
+        wait_for_job.fn(job.id, WaitPolicy(deadline_seconds=0.0), credentials)
+    assert tasks.get_job.fn(job.id, credentials=credentials).status != "cancelled", "it goes on"
     trainer = service.trainer_of(job.id)
     trainer.start_of(1)
     trainer.complete()
-    assert wait_for_job.fn(credentials, job.id).status == "completed"
+    with disable_run_logger():
+        assert wait_for_job.fn(job.id, credentials=credentials).status == "completed"
 
 
 def test_the_key_is_hidden_and_reaches_the_client(credentials: TuneshipCredentials) -> None:

@@ -10,9 +10,6 @@ from tuneship.processes.forked_workers import ForkedProcesses
 from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.processes.worker_protocol import Runtime
 
-# Modules that the tests run as workers, without libraries that are loaded before.
-FORKED = ("worker_of_test", "sleeper", "intruder", "tuneship.isolation.attacks.intrusion")
-
 
 @pytest.fixture(params=["started", "forked"])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[bool], Runtime]]:
@@ -22,7 +19,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
         def make(isolated: bool = True) -> Runtime:
             if request.param == "started":
                 return LocalProcesses(isolated=isolated)
-            log, libraries = tmp_path / "server.log", dict.fromkeys(FORKED, ("json",))
+            log, libraries = tmp_path / "server.log", {"worker_of_test": ("json",)}
             forked = ForkedProcesses(isolated=isolated, log=log, libraries=libraries)
             return undo.enter_context(closing(forked))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engines import PlayedEngines
-from tuneship.replicas.replica_set import ReplicaSet, replica_process
+from tuneship.replicas.local_replicas import LocalReplicas, process_starter
 
 
 @pytest.fixture
@@ -14,5 +14,5 @@ def engines() -> PlayedEngines:
 
 
 @pytest.fixture
-def group(engines: PlayedEngines, tmp_path: Path) -> ReplicaSet:
-    return ReplicaSet(replica_process(engines), tmp_path / "base", tmp_path / "replica.log")
+def group(engines: PlayedEngines, tmp_path: Path) -> LocalReplicas:
+    return LocalReplicas(process_starter(engines), tmp_path / "base", tmp_path / "replica.log")

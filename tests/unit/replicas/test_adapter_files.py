@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
-from tuneship.replicas.replica_protocol import Adapter
-from tuneship.replicas.replica_set import ReplicaSet
+from tuneship.replicas.local_replicas import LocalReplicas
+from tuneship.replicas.replica_link import Adapter
 
 
 class SlowFiles:
@@ -53,7 +53,7 @@ async def cancel(task: "asyncio.Task[None]") -> None:
 
 
 def test_files_are_held_until_they_are_loaded_by_a_thread_of_their_own(
-    group: ReplicaSet, engines: PlayedEngines, files: SlowFiles, tmp_path: Path
+    group: LocalReplicas, engines: PlayedEngines, files: SlowFiles, tmp_path: Path
 ) -> None:
     async def run() -> None:
         files.may_arrive.set()
@@ -67,7 +67,7 @@ def test_files_are_held_until_they_are_loaded_by_a_thread_of_their_own(
 
 
 def test_files_that_arrive_after_a_cancellation_are_released(
-    group: ReplicaSet, engines: PlayedEngines, files: SlowFiles, tmp_path: Path
+    group: LocalReplicas, engines: PlayedEngines, files: SlowFiles, tmp_path: Path
 ) -> None:
     async def run() -> None:
         await group.ready(None)
@@ -88,7 +88,7 @@ def test_files_that_arrive_after_a_cancellation_are_released(
 
 
 def test_an_abandoned_download_fails_in_silence(
-    group: ReplicaSet, files: SlowFiles, tmp_path: Path
+    group: LocalReplicas, files: SlowFiles, tmp_path: Path
 ) -> None:
     errors: list[dict[str, Any]] = []
 
@@ -109,7 +109,7 @@ def test_an_abandoned_download_fails_in_silence(
 
 
 def test_a_download_that_nobody_wants_any_more_does_not_begin(
-    group: ReplicaSet, files: SlowFiles, tmp_path: Path
+    group: LocalReplicas, files: SlowFiles, tmp_path: Path
 ) -> None:
     async def run() -> None:
         await group.ready(None)

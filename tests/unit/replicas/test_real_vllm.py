@@ -16,9 +16,10 @@ from tests.unit.replicas.test_vllm import tokens_of
 from tests.unit.serving.conftest import make_adapter
 from tuneship.processes.worker_processes import LocalProcesses
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.replica_protocol import Adapter, OpenReplica, ReplicaLink
-from tuneship.replicas.replica_set import ReplicaSet, replica_process
-from tuneship.replicas.vllm import vllm_replica
+from tuneship.replicas.local_replicas import LocalReplicas, process_starter
+from tuneship.replicas.replica import StartReplica
+from tuneship.replicas.replica_link import Adapter, ReplicaLink
+from tuneship.replicas.vllm import vllm_starter
 from tuneship.serving.replica_client import FinishReason, GenerateRequest, ReplicaRefused
 
 COMMAND = shlex.split(os.environ.get("TUNESHIP_TEST_VLLM", ""))
@@ -43,8 +44,10 @@ def adapters(tmp_path: Path) -> list[Adapter]:
     return [Adapter(f"ft:tuneship-tiny:{name}:1", tmp_path / name) for name in ("one", "two")]
 
 
-async def greedy(opener: OpenReplica, adapters: list[Adapter], log: Path) -> list[list[int]]:
-    group = ReplicaSet(opener, BASE, log)
+async def greedy(
+    start_replica: StartReplica, adapters: list[Adapter], log: Path
+) -> list[list[int]]:
+    group = LocalReplicas(start_replica, BASE, log)
     for adapter in adapters:
         await group.ready(adapter)
     models = [None, *adapters]
@@ -61,10 +64,10 @@ async def greedy(opener: OpenReplica, adapters: list[Adapter], log: Path) -> lis
 def test_greedy_tokens_equal_those_of_our_own_engine(
     tmp_path: Path, adapters: list[Adapter]
 ) -> None:
-    vllm = vllm_replica(LocalProcesses(isolated=True), SERVER)
+    vllm = vllm_starter(LocalProcesses(isolated=True), SERVER)
     found = asyncio.run(greedy(vllm, adapters, tmp_path / "vllm.log"))
     own = asyncio.run(
-        greedy(replica_process(LocalProcesses(isolated=True)), adapters, tmp_path / "own.log")
+        greedy(process_starter(LocalProcesses(isolated=True)), adapters, tmp_path / "own.log")
     )
     assert found == own
     assert len({tuple(one) for one in found}) == len(found)
@@ -73,7 +76,7 @@ def test_greedy_tokens_equal_those_of_our_own_engine(
 def test_the_whole_life_of_a_replica(tmp_path: Path, adapters: list[Adapter]) -> None:
     async def run() -> None:
         log = tmp_path / "vllm.log"
-        opened = await vllm_replica(LocalProcesses(isolated=True), SERVER)(BASE, log)
+        opened = await vllm_starter(LocalProcesses(isolated=True), SERVER)(BASE, log)
         link = opened.link
         try:
             plain = await tokens_of(link.generate(ask(PROMPTS[0], None)))

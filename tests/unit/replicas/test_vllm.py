@@ -23,9 +23,8 @@ from tests.support.agents import AUTHORITY
 from tests.support.fakes.openai_server import Trouble
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import is_alive, until, until_async
-from tuneship.agents.agent import ReplicaStart
+from tuneship.agents.agent import NodeReplica
 from tuneship.agents.agent_protocol import ServeOrder
-from tuneship.agents.agent_replicas import AgentReplicas
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions
 from tuneship.agents.base_digest import BaseDigests
 from tuneship.agents.local_agents import LocalAgents
@@ -33,10 +32,11 @@ from tuneship.host.gpus import GpuLeases
 from tuneship.processes.worker_processes import LocalProcesses, WorkerProcess
 from tuneship.processes.worker_protocol import Worker, WorkerSpec
 from tuneship.replicas.engine_kinds import VllmServer
-from tuneship.replicas.live_replicas import HUNG_PROBES
-from tuneship.replicas.replica_protocol import Adapter, OpenedReplica
-from tuneship.replicas.replica_set import ReplicaSet
-from tuneship.replicas.vllm import vllm_replica
+from tuneship.replicas.local_replicas import LocalReplicas
+from tuneship.replicas.replica import Replica
+from tuneship.replicas.replica_group import HUNG_PROBES
+from tuneship.replicas.replica_link import Adapter
+from tuneship.replicas.vllm import vllm_starter
 from tuneship.security.sealed_files import new_key, write_sealed
 from tuneship.serving.replica_client import (
     FinishReason,
@@ -80,22 +80,21 @@ class PlayedServers:
         command = (sys.executable, str(SERVER))
         return VllmServer(command, ("--seen", str(self.seen), *more), patience_s)
 
-    def opener(self, *more: str, patience_s: float = PATIENCE_S) -> Any:
+    def starter(self, *more: str, patience_s: float = PATIENCE_S) -> Any:
         server = self.server(*more, patience_s=patience_s)
         runtime = LocalProcesses(isolated=True)
         if not self._on_agents:
-            return vllm_replica(runtime, server)
+            return vllm_starter(runtime, server)
         options = AgentOptions(True, 0, 1, lambda _: BaseOptions(vllm=server), 60)
         agents = LocalAgents(LocalProcesses(isolated=False), self.log)
-        return AgentReplicas(
-            AgentStarter(agents, AUTHORITY, "t", options, lambda: datetime.now(UTC))
-        )
+        of_agents = AgentStarter(agents, AUTHORITY, "t", options, lambda: datetime.now(UTC))
+        return of_agents.start_replica
 
-    async def open(self, *more: str, patience_s: float = PATIENCE_S) -> OpenedReplica:
-        return await self.opener(*more, patience_s=patience_s)(self.folder, self.log)
+    async def open(self, *more: str, patience_s: float = PATIENCE_S) -> Replica:
+        return await self.starter(*more, patience_s=patience_s)(self.folder, self.log)
 
-    def group(self, *more: str) -> ReplicaSet:
-        return ReplicaSet(self.opener(*more), self.folder, self.log)
+    def group(self, *more: str) -> LocalReplicas:
+        return LocalReplicas(self.starter(*more), self.folder, self.log)
 
     def adapter(self, name: str, rank: int) -> Adapter:
         path = self.folder / name.replace(":", "_")
@@ -383,12 +382,12 @@ def test_an_agent_that_is_killed_while_it_ends_leaves_no_decrypted_adapter(
         kill(worker)
 
     async def run() -> None:
-        start = ReplicaStart(servers.folder, servers.folder)
-        reader, writer = await start.start(order)
+        replica = NodeReplica(servers.folder, servers.folder)
+        reader, writer = await replica.start(order)
         assert "ready" in json.loads(await reader.readline())
         assert len(servers.folders()) == 1
         monkeypatch.setattr(WorkerProcess, "kill", kill_and_note)
-        await start.close()
+        await replica.close()
         writer.close()
 
     asyncio.run(run())
@@ -459,9 +458,11 @@ def test_one_that_does_not_become_ready_leaves_nothing_behind(
 
 
 def test_a_command_that_is_not_there_is_refused(servers: PlayedServers) -> None:
-    opener = vllm_replica(LocalProcesses(isolated=True), VllmServer(("/nowhere/vllm", "serve")))
+    start_replica = vllm_starter(
+        LocalProcesses(isolated=True), VllmServer(("/nowhere/vllm", "serve"))
+    )
     with pytest.raises(ReplicaRefused, match="ended while it started"):
-        asyncio.run(opener(servers.folder, servers.log))
+        asyncio.run(start_replica(servers.folder, servers.log))
     assert "could not be started: No such file" in servers.log.read_text()
 
 
@@ -562,9 +563,9 @@ def test_a_server_sees_the_gpus_first_that_no_training_uses(
 ) -> None:
     """The server takes the first ones, and may need more than its options say to us."""
     leases, runtime = GpuLeases(lambda: ("0", "1", "2", "3")), NoRuntime()
-    open_replica = vllm_replica(runtime, VllmServer(command, options), leases)
+    start_replica = vllm_starter(runtime, VllmServer(command, options), leases)
     with leases.lease(1), pytest.raises(OSError, match="no memory"):
-        asyncio.run(open_replica(tmp_path, tmp_path / "log"))
+        asyncio.run(start_replica(tmp_path, tmp_path / "log"))
     assert runtime.specs[0].environment["CUDA_VISIBLE_DEVICES"] == seen
     with leases.lease(4) as whole:
         assert not whole.is_shared, "a server that did not start holds none"
@@ -585,7 +586,7 @@ def test_a_server_holds_its_gpu_as_long_as_it_runs(servers: PlayedServers) -> No
 
     async def run() -> None:
         runtime = LocalProcesses(isolated=True)
-        opened = await vllm_replica(runtime, servers.server(), leases)(servers.folder, servers.log)
+        opened = await vllm_starter(runtime, servers.server(), leases)(servers.folder, servers.log)
         with leases.lease(1) as training:
             assert training.gpus == ("1",)
         opened.worker.kill()

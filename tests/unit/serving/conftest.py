@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import build_tiny_model
-from tuneship.serving.replica_client import ReplicaLine
+from tuneship.serving.replica_client import SocketLink
 
 ENDLESS_TOKENS = 16_000
 """Tokens for some ten seconds of a free processor, and more than a socket holds for a reader that does not read."""
@@ -115,7 +115,7 @@ def exploding(adapter: Path, directory: Path) -> Path:
 class Process:
     """A running replica and the connection to it."""
 
-    line: ReplicaLine
+    line: SocketLink
     popen: subprocess.Popen[bytes]
 
 
@@ -150,7 +150,7 @@ def start_replica(base: Path) -> StartReplica:
     async def start(*options: str, model: Path = base) -> AsyncIterator[Process]:
         ours, popen = spawn(model, *options)
         try:
-            line = await ReplicaLine.open(ours)
+            line = await SocketLink.open(ours)
             yield Process(line, popen)
             await line.aclose()
         finally:

@@ -27,10 +27,10 @@ from tuneship.serving.replica import Frames, ReplicaServer
 from tuneship.serving.replica_client import (
     GenerateRequest,
     ReplicaFacts,
-    ReplicaLine,
     ReplicaLost,
     ReplicaRefused,
     RequestTooLarge,
+    SocketLink,
 )
 
 # Texts shorter and longer than a pass of 20 tokens, and of the window.
@@ -249,13 +249,13 @@ def test_a_cancelled_request_leaves_nothing_behind(base: Path) -> None:
 
 
 @asynccontextmanager
-async def line_to(server_of: Any) -> AsyncIterator[tuple[ReplicaLine, ReplicaServer]]:
+async def line_to(server_of: Any) -> AsyncIterator[tuple[SocketLink, ReplicaServer]]:
     """A line to a replica server in a thread of this process."""
     ours, theirs = socket.socketpair()
     server = ReplicaServer(server_of, Frames(theirs))
     worker = threading.Thread(target=server.run, daemon=True)
     reader, writer = await asyncio.open_connection(sock=ours)
-    line = ReplicaLine(reader, writer, ReplicaFacts(1, 1, 256, 261, "float32"), 60.0)
+    line = SocketLink(reader, writer, ReplicaFacts(1, 1, 256, 261, "float32"), 60.0)
     with theirs:
         worker.start()
         yield line, server

@@ -16,10 +16,10 @@ from tests.unit.serving.conftest import ENDLESS_TOKENS, PATIENCE_S, StartReplica
 from tuneship.serving.replica_client import (
     FinishReason,
     GenerateRequest,
-    ReplicaLine,
     ReplicaLost,
     ReplicaRefused,
     RequestTooLarge,
+    SocketLink,
     TokenStream,
 )
 
@@ -83,7 +83,7 @@ def test_hanging_up_does_not_wait_for_a_replica_that_reads_nothing() -> None:
         with theirs:
             facts = {"pid": 1, "parameters": 1, "context_length": 8, "vocabulary": 8, "dtype": "a"}
             theirs.sendall(json.dumps({"ready": facts}).encode() + b"\n")
-            line = await ReplicaLine.open(ours)
+            line = await SocketLink.open(ours)
             asked = [line.generate(GenerateRequest(PROMPT * 50_000, 1)) for _ in range(8)]
             async with asyncio.timeout(60):
                 await line.aclose()

@@ -11,7 +11,6 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.context import TaskRunContext
 from pydantic import SecretStr
 
-from tasks import api as tasks_api
 from tasks.endpoints import (
     create_canary_endpoint,
     get_canary_endpoint,
@@ -19,12 +18,13 @@ from tasks.endpoints import (
     renew_canary_lease,
     update_canary_endpoint,
 )
-from tasks.factory import task_of, task_of_pages
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, Client
 from tuneship.contract import jobs
 from tuneship.contract.endpoints import LeaseRequest, Member
 from tuneship.contract.generation import Generate, generate, generate_by_endpoint
+from tuneship.prefect import connection
+from tuneship.prefect.tasks import task_of, task_of_pages
 from tuneship.settings import ClientSettings
 
 SPLIT = {"dep_a": 95, "dep_b": 5}
@@ -75,9 +75,9 @@ def wire() -> Iterator[Wire]:
     """Replace the network by a played wire."""
     played = Wire()
     settings = ClientSettings(url="http://service", api_key=SecretStr("key"), client_id="tests")
-    tasks_api.connect(settings, Client(settings, transport=httpx.MockTransport(played)))
+    connection.connect(settings, Client(settings, transport=httpx.MockTransport(played)))
     yield played
-    tasks_api.disconnect()
+    connection.disconnect()
 
 
 def test_a_create_carries_the_same_idempotency_key_each_time(wire: Wire) -> None:

@@ -14,21 +14,15 @@ from prefect.states import Failed
 from pydantic import SecretStr
 
 import tasks
-from tasks.api import api, connect, disconnect
 from tasks.create_once import once
-from tasks.factory import task_of
 from tuneship.client import DeadlineExceeded
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.prefect.calls import CALL_DEADLINE_S, transient
+from tuneship.prefect.connection import api, connect, disconnect
+from tuneship.prefect.tasks import task_of
 from tuneship.settings import ClientSettings
 
-COMPOSED = {
-    "answer_prompts",
-    "wait_for_dataset",
-    "wait_for_deployment",
-    "wait_for_job",
-    "wait_for_jobs",
-}
+COMPOSED = {"answer_prompts"}
 """Tasks that make more than one call."""
 SENT_ONCE = {"update_canary_endpoint", "renew_canary_lease", "get_deployment_metrics"}
 """Tasks that are not repeated, because their callers read the state back or look again soon."""
@@ -58,7 +52,9 @@ def test_a_task_has_the_name_of_its_operation() -> None:
 @pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
 def test_a_task_is_made_from_any_declaration(operation: Operation[..., Any]) -> None:
     task = task_of(operation)
-    assert inspect.signature(task.fn) == inspect.signature(operation.declaration)
+    *parameters, credentials = inspect.signature(task.fn).parameters.values()
+    assert parameters == list(inspect.signature(operation.declaration).parameters.values())
+    assert (credentials.name, credentials.default) == ("credentials", None)
     assert task.fn.__doc__ == operation.declaration.__doc__
     assert task.persist_result is False, "a reply may hold a secret or a completion"
     assert isinstance(task.task_run_name, str)

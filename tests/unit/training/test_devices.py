@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.unit.training.test_learner import settings, some_rows
-from tuneship.training import learner as learners
 from tuneship.training.base_model import load_base
 from tuneship.training.batches import collate
 from tuneship.training.device import (
@@ -21,6 +20,7 @@ from tuneship.training.device import (
 )
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
+from tuneship.training.packing import PackedAttention
 from tuneship.training.progress_file import ProgressFile
 from tuneship.training.training_loop import _count_ranks
 
@@ -123,7 +123,7 @@ def test_a_restored_optimizer_is_on_the_device_of_the_weights(
     """AdamW's fused step on a GPU refuses a step counter that is on the processor."""
     here = Learner(load_base(str(tiny_model)), settings(), SupervisedFineTuning())
     here.learn([collate(some_rows(), np.arange(4))], 12, step=1, rate=0.1)
-    monkeypatch.setattr(learners.PackedAttention, "for_model", lambda _: None)
+    monkeypatch.setattr(PackedAttention, "for_model", lambda _: None)
     there = Learner(load_base(str(tiny_model), place=META), settings(), SupervisedFineTuning())
     there.restore(here.state())
     state = there.state()

@@ -20,13 +20,13 @@ from typing import cast
 
 import sqlalchemy as sa
 
-from tuneship.contract.errors import AuthenticationError, PermissionDenied
+from tuneship.contract.errors import AuthenticationError
 from tuneship.contract.scopes import PRESETS
 from tuneship.host.durable import write_private
 from tuneship.store.database.database import Database
-from tuneship.store.database.queries import Row
-from tuneship.store.database.row_types import ApiKeyRow
-from tuneship.store.records import api_key_records as records
+from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import ApiKeyRow
+from tuneship.store.records import api_key_records
 from tuneship.store.records.audit import AuditRecord, Chain
 
 logger = logging.getLogger(__name__)
@@ -60,11 +60,6 @@ class Principal:
     scopes: frozenset[str]
     lifetime: timedelta | None = None
     """The time from the key's creation to its expiry; None: it never expires."""
-
-    def require(self, scope: str) -> None:
-        """Raises `PermissionDenied` if the key does not have the scope."""
-        if scope not in self.scopes:
-            raise PermissionDenied(f"this key lacks the scope {scope}")
 
 
 def _checksum(text: str) -> str:
@@ -110,7 +105,7 @@ class KeyEnded(Exception):
 
 
 def _found(connection: sa.Connection, identifier: str) -> ApiKeyRow:
-    row = records.find(connection, identifier)
+    row = api_key_records.find(connection, identifier)
     if row is None:
         raise NoSuchKey(identifier)
     return cast("ApiKeyRow", dict(row))
@@ -157,7 +152,7 @@ class Keys:
         label: str,
     ) -> str:
         key = new_key()
-        records.add(
+        api_key_records.add(
             connection,
             {
                 "id": key_id(key),
@@ -182,7 +177,7 @@ class Keys:
     def listed(self) -> list[Row]:
         """Every key of every client, oldest first, with the hash of its secret."""
         with self._database.read() as connection:
-            return records.all_of(connection)
+            return api_key_records.all_of(connection)
 
     def _tenant_of(self, identifier: str) -> str:
         with self._database.read() as connection:
@@ -194,7 +189,7 @@ class Keys:
             row = _found(connection, identifier)
             if row["revoked_at"] is None:
                 now = self._clock()
-                records.change(connection, identifier, revoked_at=now)
+                api_key_records.change(connection, identifier, revoked_at=now)
                 self._add_audit_entry(connection, "revoke_key", row["client_id"], identifier)
                 row = {**row, "revoked_at": now}
         return row
@@ -213,9 +208,9 @@ class Keys:
                 connection, row["client_id"], frozenset(row["scopes"]), expires_at, row["label"]
             )
             if not overlap:
-                records.change(connection, identifier, revoked_at=now)
+                api_key_records.change(connection, identifier, revoked_at=now)
             elif row["expires_at"] is None or row["expires_at"] > now + overlap:
-                records.change(connection, identifier, expires_at=now + overlap)
+                api_key_records.change(connection, identifier, expires_at=now + overlap)
             self._add_audit_entry(connection, "rotate_key", row["client_id"], identifier)
         return key
 
@@ -236,7 +231,7 @@ class Keys:
             return
         with self._database.write_beside() as connection:
             for identifier in used:
-                records.change(connection, identifier, last_used_at=self._noted[identifier])
+                api_key_records.change(connection, identifier, last_used_at=self._noted[identifier])
         # Only now, and only these: after a failure all are still to be stored, and requests note more meanwhile.
         self._unstored.difference_update(used)
 
@@ -296,7 +291,7 @@ class Keys:
 
     def _ended_among(self, identifiers: Collection[str]) -> set[str]:
         with self._database.read() as connection:
-            return records.ended(connection, identifiers, self._clock())
+            return api_key_records.ended(connection, identifiers, self._clock())
 
     def is_ended(self, identifier: str) -> bool:
         """Whether a key was revoked or has expired."""
@@ -316,7 +311,7 @@ class Keys:
         if issued is None or not self._is_fresh(issued[0]):
             moment = self._clock().timestamp()
             with self._database.read() as connection:
-                issued = moment, frozenset(records.ids_of(connection))
+                issued = moment, frozenset(api_key_records.ids_of(connection))
             self._issued = issued
         key = _key_in(authorization[0]) if authorization else None
         return key is not None and key_id(key) in issued[1]
@@ -338,7 +333,7 @@ class Keys:
         if len(self._cache) > MAX_CACHED:
             self._cache.clear()
         with self._database.read() as connection:
-            row = records.find(connection, identifier)
+            row = api_key_records.find(connection, identifier)
         self._cache[identifier] = (moment, row)
         return row
 

@@ -18,7 +18,7 @@ from tuneship.security.sealed_files import ObjectDamaged, new_key
 from tuneship.security.vault import SealBroken, Vault
 from tuneship.settings import StartupError
 from tuneship.store.database.database import Database
-from tuneship.store.records import object_key_records as records
+from tuneship.store.records import object_key_records
 
 TENANT_KEY_BYTES = 32
 # The prefix of a tenant key's name, before the client id.
@@ -53,7 +53,7 @@ class Keyring:
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `AnotherMasterKey` at the start of the service, before a request needs a file."""
-        found = records.first_below(connection, TENANTS)
+        found = object_key_records.first_below(connection, TENANTS)
         if found is not None:
             try:
                 self._unwrapped(*found)
@@ -66,12 +66,14 @@ class Keyring:
         """Store a key in the transaction of the object's row."""
         # The tenant's key is made with its first object.
         name = _name(client_id)
-        wrapped_tenant_key = records.wrapped_keys(connection, name).get(name)
+        wrapped_tenant_key = object_key_records.wrapped_keys(connection, name).get(name)
         if wrapped_tenant_key is None:
             wrapped_tenant_key = self._vault.seal(secrets.token_bytes(TENANT_KEY_BYTES), name)
-            records.add(connection, client_id, name, wrapped_tenant_key, now)
+            object_key_records.add(connection, client_id, name, wrapped_tenant_key, now)
         vault = Vault(self._tenant_key(name, wrapped_tenant_key))
-        records.add(connection, client_id, object_id, vault.seal(key.encode(), object_id), now)
+        object_key_records.add(
+            connection, client_id, object_id, vault.seal(key.encode(), object_id), now
+        )
 
     def make(
         self, connection: sa.Connection, client_id: str, object_id: str, now: datetime
@@ -91,7 +93,7 @@ class Keyring:
     def find(self, connection: sa.Connection, client_id: str, object_id: str) -> str | None:
         """The key of an object; None when it is not sealed. Raises `ObjectDamaged` when it cannot be opened."""
         name = _name(client_id)
-        found = records.wrapped_keys(connection, object_id, name)
+        found = object_key_records.wrapped_keys(connection, object_id, name)
         if object_id not in found:
             return None
         try:
@@ -110,12 +112,12 @@ class Keyring:
     @staticmethod
     def is_sealed(connection: sa.Connection, object_id: str) -> bool:
         """Whether there is a key for an object."""
-        return bool(records.wrapped_keys(connection, object_id))
+        return bool(object_key_records.wrapped_keys(connection, object_id))
 
     def destroy(self, connection: sa.Connection, *object_ids: str) -> None:
         """Delete the keys of objects: from the commit on their files cannot be opened."""
         self._has_remains.set()  # `forget` can do nothing while the transaction is open
-        records.remove(connection, object_ids)
+        object_key_records.remove(connection, object_ids)
 
     def forget(self, database: Database) -> None:
         """Remove destroyed keys from the database's log. Called regularly, since open transactions prevent it."""

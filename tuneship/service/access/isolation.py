@@ -3,11 +3,12 @@
 import logging
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 from tuneship.isolation.landlock import Places
-from tuneship.processes.intrusion_outcomes import intrusion_outcomes
-from tuneship.processes.worker_processes import TEMPORARY
+from tuneship.isolation.self_check import open_ways
+from tuneship.processes.worker_processes import TEMPORARY, last_line
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.settings import ServiceSettings
@@ -29,22 +30,21 @@ def worker_folder(settings: ServiceSettings, kind: str) -> Path:
 
 
 def can_isolate(settings: ServiceSettings) -> bool:
-    """Start a worker like those that serve, which tries to break out; True when every attempt is refused."""
+    """Start a worker like those that serve, which tries to break out; True when every way is refused."""
     # A service that was killed during the test has left its folder.
     for leftover in (settings.data_dir / "scratch").glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
-        outcomes = _outcomes(settings)
+        still_open = _open_ways(settings)
     except (OSError, ValueError) as error:
         logger.warning("workers are not isolated, the test could not be made: %s", error)
         return False
-    succeeded = [name for name, outcome in outcomes.items() if outcome != "refused"]
-    if succeeded:
-        logger.warning("workers are not isolated, these ways are open: %s", ", ".join(succeeded))
-    return not succeeded
+    if still_open:
+        logger.warning("workers are not isolated, these ways are open: %s", ", ".join(still_open))
+    return not still_open
 
 
-def _outcomes(settings: ServiceSettings) -> dict[str, str]:
+def _open_ways(settings: ServiceSettings) -> list[str]:
     data_dir = settings.data_dir
     files = [
         *(settings.master_key, heads_file(settings.audit_heads, data_dir)),
@@ -54,8 +54,9 @@ def _outcomes(settings: ServiceSettings) -> dict[str, str]:
     folders = [data_dir, *(path for path in others if path.is_dir())]
     added = added_folder(data_dir)
     bases = Catalogue(settings.model_catalogue, added)
-    return intrusion_outcomes(
-        Places((*(base.path for base in bases), added, worker_folder(settings, "models"))),
+    places = Places((*(base.path for base in bases), added, worker_folder(settings, "models")))
+    return open_ways(
+        partial(last_line, places=places),
         data_dir / "scratch",
         processes={"the service": os.getpid()},
         secrets=[file for file in files if file.is_file()],

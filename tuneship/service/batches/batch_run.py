@@ -18,9 +18,8 @@ from tuneship.service.batches.stored_answers import (
 )
 from tuneship.service.context.context import Parts
 from tuneship.service.openai.batch_files import open_batch_file
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database import rows, tables
+from tuneship.store.database.tables import BatchRow
 
 
 class BatchRun:

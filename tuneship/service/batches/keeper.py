@@ -18,7 +18,7 @@ from tuneship.service.batches.batch_run import BatchRun
 from tuneship.service.batches.stored_answers import BatchLost, cancel_for_its_key, end_batch
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database.tables import BatchRow
 from tuneship.store.records import api_key_records, batch_records
 
 logger = logging.getLogger(__name__)

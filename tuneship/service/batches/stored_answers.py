@@ -25,9 +25,8 @@ from tuneship.service.openai.batch_files import (
     object_of,
     open_batch_file,
 )
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database import rows, tables
+from tuneship.store.database.tables import BatchRow
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.records import batch_records
 from tuneship.store.records.batch_records import ANSWERS_PART, ERRORS_PART, OUTPUT

@@ -18,18 +18,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.agents.agent_link import AgentLink
 from tuneship.agents.agent_protocol import AgentAddress
-from tuneship.agents.agent_replicas import AgentWorker
+from tuneship.agents.agent_replicas import AgentReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentStarter
-from tuneship.agents.attached_replicas import AttachedReplicas
 from tuneship.agents.launchers import CannotLaunch
-from tuneship.agents.replica_orders import ReplicaOrders
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
-from tuneship.replicas.live_replicas import DRAIN_S
-from tuneship.replicas.replica_handle import ReplicaHandle
-from tuneship.replicas.replica_protocol import OpenedReplica
-from tuneship.replicas.replica_set import START_TIMEOUT_S
+from tuneship.replicas.local_replicas import START_TIMEOUT_S
+from tuneship.replicas.replica import Replica
+from tuneship.replicas.replica_group import DRAIN_S
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.cluster.attached_agents import TOPIC, address_of, heard
 from tuneship.service.common.shutdown import end_tasks
@@ -39,7 +36,7 @@ from tuneship.store.cluster import agent_records, leader_lease
 from tuneship.store.cluster.agent_records import AgentStanding, ReportedFailures
 from tuneship.store.cluster.leader_lease import LeadershipLost
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import AgentRow
+from tuneship.store.database.tables import AgentRow
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -80,14 +77,14 @@ class KeptAgent:
 
 
 class AgentKeeper:
-    """Keeps as many agents as are wanted, for one time of leading. Implements `KeepsReplicas`."""
+    """Keeps as many agents as are wanted, for one time of leading. Implements `ReplicaKeeper`."""
 
     def __init__(
         self,
         database: Database,
         starter: AgentStarter,
         orders: ReplicaOrders,
-        place: tuple[Catalogue, ReplicaPool],
+        place: tuple[Catalogue, ReplicaGroups],
         notifier: Notifier,
         timing: AgentKeeperTiming = AgentKeeperTiming(),
     ) -> None:
@@ -243,9 +240,7 @@ class AgentKeeper:
                     link = await self._connect(kept, address)
             except TimeoutError:
                 raise ReplicaLost("the replica did not become ready in time") from None
-            await ReplicaHandle(
-                OpenedReplica(AgentWorker(link.facts.pid), link), kept.number
-            ).check(None)
+            await Replica(link.worker, link, kept.number).check(None)
             place = address.host, address.port, address.digest
             await self._write(agent_records.set_ready, kept.name, *place)
         except (ServingError, CannotLaunch, OSError) as error:
@@ -271,7 +266,7 @@ class AgentKeeper:
         """Let all members hear that a replica could not be started."""
         failed = self._orders.note_failure(base, error)
         group = self._replicas.of(base)
-        if isinstance(group, AttachedReplicas):
+        if isinstance(group, AgentReplicas):
             group.report_failure(error)
         identifier = self._id_of(base)
         if identifier is None:  # no longer in the catalogue

@@ -12,18 +12,17 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.agents.agent_protocol import AgentAddress
-from tuneship.agents.attached_replicas import AttachedReplicas, ListedReplica
-from tuneship.agents.replica_orders import ReplicaOrders
-from tuneship.agents.replica_pool import ReplicaPool
+from tuneship.agents.agent_replicas import AgentReplicas, ReadyAgent, ReplicaOrders
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
 from tuneship.replicas.failed_starts import FailedStarts
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.common.streaming import Notifier
 from tuneship.store.cluster import agent_records
 from tuneship.store.cluster.agent_records import AgentStanding, ReportedFailures
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import AgentRow
+from tuneship.store.database.tables import AgentRow
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class AttachedAgents:
     def __init__(
         self,
         database: Database,
-        place: tuple[Catalogue, ReplicaPool],
+        place: tuple[Catalogue, ReplicaGroups],
         orders: ReplicaOrders,
         notifier: Notifier,
         *,
@@ -70,17 +69,17 @@ class AttachedAgents:
                 await wait_for_event(news, self._look_every_s)
 
     async def _look(self) -> None:
-        listed: dict[Path, list[ListedReplica]] = defaultdict(list)
+        listed: dict[Path, list[ReadyAgent]] = defaultdict(list)
         rows, failures = await self._threads.run(self._rows)
         if not self._orders.leads:  # the leader knows better
             self._orders.failed.update(heard(failures, self._catalogue))
         for row in rows:
-            base, replica = self._catalogue.get(row["base"]), listed_replica(row)
+            base, replica = self._catalogue.get(row["base"]), ready_agent(row)
             if base is not None and replica is not None:
                 listed[base.path].append(replica)
                 self._replicas.of(base.path)
         groups = self._replicas.groups.items()
-        shared = {base: one for base, one in groups if isinstance(one, AttachedReplicas)}
+        shared = {base: one for base, one in groups if isinstance(one, AgentReplicas)}
         for base, group in shared.items():
             group.follow(listed[base])
         if not self.has_looked.is_set():
@@ -102,12 +101,12 @@ def heard(failures: Iterable[ReportedFailures], catalogue: Catalogue) -> dict[Pa
     }
 
 
-def listed_replica(row: AgentRow) -> ListedReplica | None:
+def ready_agent(row: AgentRow) -> ReadyAgent | None:
     """The replica that a row lets all members use; None while it starts or leaves."""
     address = address_of(row)
     if row["state"] != AgentStanding.READY or address is None:
         return None
-    return ListedReplica(row["name"], row["number"], address)
+    return ReadyAgent(row["name"], row["number"], address)
 
 
 def address_of(row: AgentRow) -> AgentAddress | None:

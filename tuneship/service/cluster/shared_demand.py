@@ -22,7 +22,7 @@ from tuneship.service.common.scaling import Demand
 from tuneship.service.common.streaming import Notifier
 from tuneship.store.cluster import member_demand
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import MemberDemandRow
+from tuneship.store.database.tables import MemberDemandRow
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from tuneship.agents.launchers import CannotLaunch
 from tuneship.host.disk_space import DiskNearlyFull
-from tuneship.replicas.replica_protocol import FilesAway
+from tuneship.replicas.replica_link import FilesAway
 from tuneship.store.database.database import is_away
 from tuneship.store.files.blobs import BlobsAway
 

@@ -1,4 +1,4 @@
-"""The context of a request: the service's parts, the caller, and one transaction that the HTTP boundary commits."""
+"""The context of a request: the service's parts, the caller, and one transaction that `operation_calls.py` commits."""
 
 import logging
 import threading
@@ -9,13 +9,13 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuneship.agents.replica_pool import ReplicaPool
 from tuneship.agents.training_agents import TrainingAgents
 from tuneship.contract.errors import InvalidRequestError, PermissionDenied
 from tuneship.events.connector import Receivers
 from tuneship.host.gpus import GpuLeases
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.security.vault import Vault
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.data_keys import Keyring
@@ -27,7 +27,6 @@ from tuneship.service.common.conversion import Convert, convert_in_process
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.drain import Drain
 from tuneship.service.common.fair_threads import RequestThreads
-from tuneship.service.common.fault_injection import PromptLengths
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.log_recorder import LogRecorder
 from tuneship.service.common.request_counts import RequestCounts
@@ -39,10 +38,9 @@ from tuneship.service.common.tracing import SpanNotes, Tracing
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store.cluster import member_ages
 from tuneship.store.cluster.member_sessions import ALONE
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.records import deployment_logs, job_records, metric_windows
 from tuneship.store.records.audit import AuditRecord, Chain
@@ -64,7 +62,7 @@ class Parts:
     blobs: Blobs
     catalogue: Catalogue
     recorder: Recorder
-    replicas: ReplicaPool
+    replicas: ReplicaGroups
     cursors: Cursors
     # The rules for webhook receivers that may be called.
     receivers: Receivers
@@ -83,7 +81,6 @@ class Parts:
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
     large_keys: LargeKeys = field(default_factory=LargeKeys)
-    prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
     member_number: int = ALONE
     """The number of this process among the members of a cluster: its shard of stored metrics, its idempotency keys."""
@@ -146,7 +143,7 @@ class Context:
     model: str | None = None
     """The model that answers a request of OpenAI's API, once it is known."""
     scopes: frozenset[str] = frozenset()
-    """The scopes of the caller's key; the boundary has checked the one of the operation."""
+    """The scopes of the caller's key."""
     accept: str = ""
     """The media types that the caller accepts, as they were sent."""
     key_has_ended: bool = False
@@ -212,8 +209,9 @@ class Context:
             self.audit_facts.touch(job)
 
     def touch_by_id(self, connection: sa.Connection, identifier: str) -> None:
-        """Note that a replayed answer is about the job, deployment or batch with this id."""
-        for table in (tables.jobs, tables.deployments, tables.batches):
+        """Note that a replayed answer is about the resource with this id."""
+        secured = [table for table in tables.RESOURCES if "security_settings" in table.c]
+        for table in secured:
             row = rows.fetch(connection, table, identifier, client_id=self.client_id)
             if row is not None:
                 self.touch_models(connection, [row.get("model_name", "")])
@@ -229,7 +227,7 @@ class Context:
     def transaction(self) -> sa.Connection:
         """The request's one write transaction, opened at the first use: do long work before it.
 
-        The boundary commits it together with the idempotency row, or rolls it back with any exception.
+        `operation_calls.py` commits it together with the idempotency row, or rolls it back with any exception.
         """
         if self._transaction is None:
             opened = ExitStack()
@@ -238,7 +236,7 @@ class Context:
         return self._transaction
 
     def add_audit_entry(self, connection: sa.Connection, status: int) -> None:
-        """Add this request's entry to the audit chain. Called by the boundary, before the answer."""
+        """Add this request's entry to the audit chain. Called before the answer."""
         facts = self.audit_facts
         self.parts.audit.add(
             connection,
@@ -262,7 +260,7 @@ class Context:
             self.add_audit_entry(connection, status)
 
     def commit(self) -> None:
-        """Make the changes durable, if there are any. Called by the boundary, before the answer."""
+        """Make the changes durable, if there are any. Called before the answer."""
         if self._opened is None:
             return
         self._opened.close()

@@ -7,9 +7,9 @@ import sqlalchemy as sa
 
 from tuneship.contract.common import LogCursor
 from tuneship.service.context.context import Context
-from tuneship.store.database import queries as rows
-from tuneship.store.database.list_counters import Listing
-from tuneship.store.database.queries import Page
+from tuneship.store.database import rows
+from tuneship.store.database.listings import Listing
+from tuneship.store.database.rows import Page
 
 R = TypeVar("R")
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tuneship.contract.errors import QuotaExceeded
 from tuneship.host.disk_space import check_room
 from tuneship.service.context.context import Context, Parts
-from tuneship.store.database import queries as rows
+from tuneship.store.database import rows
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.records import dataset_records
 

@@ -39,12 +39,11 @@ from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.service.models.handlers import base_of
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import DATASETS
-from tuneship.store.database.queries import Row
-from tuneship.store.database.row_types import DatasetRow
+from tuneship.store.database.listings import DATASETS
+from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import DatasetRow
 from tuneship.store.files.blobs import DATA_FILE, BlobsAway, StagedFile
 from tuneship.store.records import job_records
 from tuneship.store.records.outbox import emit

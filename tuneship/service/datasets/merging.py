@@ -24,7 +24,7 @@ from tuneship.service.datasets.handlers import (
     verdict,
 )
 from tuneship.service.datasets.reading import FILE_LIMIT, LINES_LIMIT
-from tuneship.store.database.row_types import DatasetRow
+from tuneship.store.database.tables import DatasetRow
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.files.stored_files import dataset_file
 

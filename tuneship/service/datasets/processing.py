@@ -20,9 +20,8 @@ from tuneship.service.context.context import Parts
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.row_types import DatasetRow
+from tuneship.store.database import rows, tables
+from tuneship.store.database.tables import DatasetRow
 from tuneship.store.files.stored_files import dataset_file
 from tuneship.store.records import dataset_records
 from tuneship.store.records.outbox import emit

@@ -1,1 +1,1 @@
-"""Handlers of deployments, their logs and metrics, and the reconciler that makes reality match the rows."""
+"""Handlers of deployments, their logs and metrics, and the keeper that makes reality match the rows."""

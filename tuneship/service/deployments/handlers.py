@@ -1,4 +1,4 @@
-"""Handlers of deployments: they change records and states, and `reconciler.py` makes reality match them."""
+"""Handlers of deployments: they change records and states, and `deployment_keeper.py` makes reality match them."""
 
 import hashlib
 import json
@@ -33,21 +33,20 @@ from tuneship.contract.errors import (
 )
 from tuneship.service.access.hipaa import HIPAA, MODE, is_hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.fault_injection import faults_of
 from tuneship.service.common.refusals import abbreviated, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
+from tuneship.service.deployments.faults import faults_of
 from tuneship.service.models.handlers import FoundModel, find_model, job_of, served_model
 from tuneship.service.models.instances import require_serving_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import DELETED_DEPLOYMENTS, DEPLOYMENTS
-from tuneship.store.database.queries import Row
-from tuneship.store.database.row_types import DeploymentRow
+from tuneship.store.database.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
+from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records
 
 DEFAULT_OUTPUT_TOKENS = 256
@@ -64,7 +63,8 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     _refuse_unknown_networks(deployment)
     safeguards = in_force(context, deployment.security_settings)
     deployment = deployment.model_copy(update={"security_settings": safeguards})
-    faults_of(deployment.tags, allowed=context.parts.settings.allow_fault_injection)
+    if context.parts.settings.allow_fault_injection:
+        faults_of(deployment.tags)
     now = context.now
     row: dict[str, Any] = {
         **deployment.model_dump(exclude={"generation", "model_name"}),
@@ -260,7 +260,8 @@ def _checked_changes(
         tags = changes["tags"] = {key: value for key, value in merged.items() if value is not None}
         if len(tags) > MAX_TAGS:
             raise refused("tags", f"must have at most {MAX_TAGS} keys together")
-        faults_of(tags, allowed=context.parts.settings.allow_fault_injection)
+        if context.parts.settings.allow_fault_injection:
+            faults_of(tags)
     if update.generation is not None:
         served = find_model(
             context.transaction, context.parts, context.client_id, row["model_name"]

@@ -28,9 +28,8 @@ from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.deployments.handlers import create_deployment
 from tuneship.service.models.handlers import find_model, job_of
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.row_types import DeploymentRow
+from tuneship.store.database import rows, tables
+from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records, metric_windows
 
 # The first request to a model waits so long for its deployment; clients wait for minutes.

@@ -2,7 +2,7 @@
 
 `health` says whether a replica of the deployment's model answered the last probe; a deployment that is asleep is
 healthy, since the next request wakes it. A deployment whose replicas cannot be started again becomes `failed`. The
-number of replicas is decided by `replica_plan.py`.
+number of replicas is decided by `scaling_decisions.py`.
 """
 
 import asyncio
@@ -18,17 +18,18 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.replicas.replica_protocol import Adapter, NotStartedYet, ReplicaGroup
+from tuneship.replicas.replica_group import ReplicaGroup
+from tuneship.replicas.replica_link import Adapter, NotStartedYet
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
-from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
+from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep
 from tuneship.service.models.handlers import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
 from tuneship.store.database.database import is_away
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records import deployment_records
 from tuneship.store.records.deployment_logs import LogEntry
 
@@ -88,7 +89,7 @@ class HealthChecks:
     def __init__(
         self,
         parts: Parts,
-        plan: ReplicaPlan,
+        plan: ScalingDecisions,
         leadership: Leadership,
         shared: SharedReplicas | None = None,
     ) -> None:
@@ -182,7 +183,7 @@ class HealthChecks:
         except Exception as error:
             if is_away(error):
                 raise
-            # One model must not stop the others. The reconciler records a missing one in the row.
+            # One model must not stop the others. The keeper records a missing one in the row.
             is_expected = isinstance(error, (ModelNotFound, DeploymentError))
             text = "a deployment's model cannot be used: %s"
             logger.warning(text, row["id"], exc_info=None if is_expected else error)

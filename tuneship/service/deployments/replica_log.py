@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tuneship.replicas.replica_protocol import ReplicaEvent, ReplicaGroup
+from tuneship.replicas.replica_group import ReplicaEvent, ReplicaGroup
 from tuneship.store.records.deployment_logs import LogEntry
 
 STARTED, ENDED = "replica started", "replica ended"

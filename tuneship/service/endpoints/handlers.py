@@ -31,11 +31,10 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import CANARY_ENDPOINTS, ENDPOINTS
-from tuneship.store.database.row_types import DeploymentRow, EndpointRow
+from tuneship.store.database.listings import CANARY_ENDPOINTS, ENDPOINTS
+from tuneship.store.database.tables import DeploymentRow, EndpointRow
 from tuneship.store.records import deployment_records, endpoint_records
 
 CANARY = "canary"

@@ -11,7 +11,7 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page
 from tuneship.store.database.database import Database
-from tuneship.store.database.row_types import AuditRow
+from tuneship.store.database.tables import AuditRow
 from tuneship.store.records import audit
 from tuneship.store.records.audit_heads import Head, Heads
 

@@ -9,8 +9,8 @@ from tuneship.contract.events import EventPage
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page
-from tuneship.store.database.row_types import EventRow
-from tuneship.store.records import outbox as events
+from tuneship.store.database.tables import EventRow
+from tuneship.store.records import outbox
 
 
 @serves(contract.list_events)
@@ -18,7 +18,7 @@ def list_events(context: Context, limit: int = 100, after: str | None = None) ->
     """Oldest first; the cursor is bound to the tenant."""
 
     def read(connection: sa.Connection, position: int) -> Sequence[EventRow]:
-        return events.events_of(
+        return outbox.events_of(
             connection, context.client_id, context.now, after=position, limit=limit
         )
 

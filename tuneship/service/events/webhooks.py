@@ -27,13 +27,11 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import WEBHOOKS
-from tuneship.store.database.row_types import WebhookRow
-from tuneship.store.records import outbox as events
-from tuneship.store.records import webhook_records
+from tuneship.store.database.listings import WEBHOOKS
+from tuneship.store.database.tables import WebhookRow
+from tuneship.store.records import outbox, webhook_records
 from tuneship.store.records.webhook_records import ReplayWindow
 
 
@@ -166,8 +164,8 @@ def send_test_event(context: Context, webhook_id: str, test: WebhookTest) -> Del
     row = _own_active(context, webhook_id)
     about = {"client_id": row["client_id"], "resource_id": webhook_id, "type": test.type}
     summary: dict[str, Any] = {"object": "webhook", "status": "active", "test": True}
-    event_id = events.add(connection, about, now, summary)
-    events.queue_delivery(connection, webhook_id, event_id, now)
+    event_id = outbox.add(connection, about, now, summary)
+    outbox.queue_delivery(connection, webhook_id, event_id, now)
     return _delivery(context, webhook_id, event_id)
 
 
@@ -211,7 +209,7 @@ def replay_webhook(context: Context, webhook_id: str, replay: Replay) -> Replaye
     """Send the deliveries between two moments again, by default all that are kept."""
     now = context.now
     # Older events have been deleted.
-    window = ReplayWindow(replay.since or now - events.KEPT, replay.until or now, replay.status)
+    window = ReplayWindow(replay.since or now - outbox.KEPT, replay.until or now, replay.status)
     if window.since >= window.until:
         raise refused("since", "must lie before until")
     connection = context.transaction

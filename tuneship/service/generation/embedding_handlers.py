@@ -6,7 +6,8 @@ from tuneship.contract import embeddings as contract
 from tuneship.contract.embeddings import Embed, Embeddings
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
+from tuneship.service.generation.drills import embedding_run
+from tuneship.service.generation.embedding_run import numbers_of
 from tuneship.service.generation.routing import RoutingTarget, cached_row, choose_by_split
 from tuneship.store.database import tables
 
@@ -28,7 +29,7 @@ async def embed_by_endpoint(context: Context, endpoint_id: str, request: Embed) 
 async def _embedded(
     context: Context, target: RoutingTarget, request: Embed, started: float
 ) -> bytes:
-    run = EmbeddingRun(context, target, request, started)
+    run = embedding_run(context, target, request, started)
 
     def as_json() -> bytes:
         numbers = [numbers_of(vector) for vector in run.vectors]

@@ -21,7 +21,6 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.prompts.template import TemplateTooSlow
-from tuneship.service.common.fault_injection import drawn, shortened
 from tuneship.service.common.long_answers import is_long
 from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
@@ -32,9 +31,7 @@ from tuneship.service.generation.answer_run import AnswerRun, Emit
 from tuneship.service.generation.call_reader import ReadPiece
 from tuneship.service.generation.prompts import (
     ON_THE_LOOP,
-    PromptTooLong,
     is_long_prompt,
-    prompt_param,
     raw_prompts,
     replica_requests,
 )
@@ -46,7 +43,7 @@ from tuneship.service.generation.tool_grammar import CallPlan, call_plan
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 
 
 class GenerationRun(RoutedRun):
@@ -174,12 +171,6 @@ class GenerationRun(RoutedRun):
             prepared = [replace(one, grammar=grammar) for one in prepared]
         if context.is_background:
             prepared = [replace(one, is_background=True) for one in prepared]
-
-        # A drill refuses the longest prompts, in the words of a prompt that is too long.
-        lengths, length = self._parts.prompt_lengths, max(len(one.tokens) for one in prepared)
-        share = self._faults.refuse
-        if share and lengths.is_among_longest(self._deployment["id"], length, share):
-            raise PromptTooLong(prompt_param(request), str(length), length - 1)
         return prepared
 
     def _check_logprobs(self, prepared: Sequence[GenerateRequest]) -> None:
@@ -199,27 +190,9 @@ class GenerationRun(RoutedRun):
             raise refused("logprobs", text, "out_of_range")
 
     async def _run(self, prepared: list[GenerateRequest]) -> WrittenAnswers:
-        """Generate within the time limit, with the deployment's injected faults."""
-        faults, text = self._faults, self._text
-        is_emptied, is_cut = drawn(faults.empty_rate), drawn(faults.short)
-        if is_emptied or is_cut:
-            self._text = None  # the caller must not read what is cut off below
+        """Generate within the time limit."""
         async with self._limited():
             answers = await self._run_all(prepared)
-
-        if (is_emptied or is_cut) and prepared[0].grammar is not None:
-            answers = [replace(answer, finish_reason="length") for answer in answers]
-        if is_emptied:
-            empty: dict[str, Any] = {"completion": "", "tool_calls": None, "logprobs": None}
-            answers = [replace(answer, **empty) for answer in answers]
-        elif is_cut:
-            for number, answer in enumerate(answers):
-                short, share = shortened(answer.completion)
-                cut: dict[str, Any] = {"completion": short, "tool_calls": None, "logprobs": None}
-                tokens = max(1, round(share * answer.tokens))
-                answers[number] = replace(answer, tokens=tokens, **cut)
-                if text is not None:
-                    self._emitter(text, number)(ReadPiece(short), None)
         return WrittenAnswers(answers, sum(len(one.tokens) for one in prepared))
 
     async def _run_all(self, prepared: list[GenerateRequest]) -> list[WrittenAnswer]:

@@ -10,7 +10,7 @@ from tuneship.contract.generation import Generate, Generation
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.generation.generation_run import GenerationRun
+from tuneship.service.generation.drills import generation_run
 from tuneship.service.generation.routing import RoutingTarget, cached_row, choose_by_split
 from tuneship.store.database import tables
 
@@ -18,7 +18,7 @@ from tuneship.store.database import tables
 @serves(contract.generate)
 async def generate(context: Context, deployment_id: str, request: Generate) -> Generation | Stream:
     """Answer with this deployment."""
-    run = GenerationRun(context, RoutingTarget(deployment_id), request, time.perf_counter())
+    run = generation_run(context, RoutingTarget(deployment_id), request, time.perf_counter())
     return await (run.stream() if request.stream else run.answer())
 
 
@@ -29,5 +29,5 @@ async def generate_by_endpoint(
     """Answer with the deployment that the split draws for this request."""
     started = time.perf_counter()
     endpoint = await cached_row(context, tables.endpoints, endpoint_id)
-    run = GenerationRun(context, choose_by_split(context, endpoint), request, started)
+    run = generation_run(context, choose_by_split(context, endpoint), request, started)
     return await (run.stream() if request.stream else run.answer())

@@ -23,7 +23,7 @@ from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 
 DEFAULT_MAX_TOKENS = 256
 # Characters beyond which tokenizing would hold up the event loop: a thousand take up to two milliseconds.

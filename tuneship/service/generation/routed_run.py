@@ -1,4 +1,4 @@
-"""Routes a request to a deployment, limits its time, injects the faults of drills, and records how it ends.
+"""Routes a request to a deployment, limits its time, and records how it ends.
 
 `generation_run.py` and `embedding_run.py` do the work in between.
 """
@@ -11,8 +11,7 @@ from typing import ClassVar, TypeVar
 
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
-from tuneship.replicas.replica_protocol import NoReplica
-from tuneship.service.common.fault_injection import Faults, drawn, faults_of
+from tuneship.replicas.replica_link import NoReplica
 from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.common.refusals import refused, with_names
 from tuneship.service.context.context import Context
@@ -28,7 +27,7 @@ from tuneship.serving.replica_client import (
     UnusableGrammar,
 )
 from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records import job_records
 
 R = TypeVar("R")
@@ -49,7 +48,6 @@ class RoutedRun(ABC):
     names: Mapping[str, str] = {}
     _deployment: Row
     _served: ServedModel
-    _faults: Faults
     _in_flight: InFlightGeneration
 
     def __init__(self, context: Context, target: RoutingTarget, started: float) -> None:
@@ -138,27 +136,19 @@ class RoutedRun(ABC):
             raise DeploymentError(text, status=503, retry_after=1)
         if status not in SERVING:
             raise DeploymentError(BEING_DELETED if status in GONE else "the deployment has failed")
-        # After a restart requests come before the reconciler has checked every deployment, and each of them loads
+        # After a restart requests come before the keeper has checked every deployment, and each of them loads
         # its model.
         try:
             check_served(self._parts, self._deployment["security_settings"], self._served)
         except SafeguardLost as error:
             raise DeploymentError(f"the model cannot be served: {error}") from error
-        self._faults = faults_of(
-            self._deployment["tags"], allowed=self._parts.settings.allow_fault_injection
-        )
 
     @asynccontextmanager
     async def _limited(self) -> AsyncGenerator[None]:
-        """Give the work inside a time limit, after the deployment's injected faults. Raises the contract's errors."""
-        in_flight, faults = self._in_flight, self._faults
+        """Give the work inside a time limit. Raises the contract's errors."""
+        in_flight = self._in_flight
         try:
             async with asyncio.timeout(self._parts.settings.generate_timeout_s) as in_flight.limit:
-                await asyncio.sleep(faults.delay_ms / 1000)
-                if drawn(faults.error_rate):
-                    raise InternalError("an injected fault of this deployment")
-                if drawn(faults.hang):
-                    await asyncio.get_running_loop().create_future()
                 yield
         except (TimeoutError, ServingError) as error:
             raise self._contract_error(error) from None

@@ -1,15 +1,10 @@
-"""Cancels the work for a caller who has disconnected, since nobody would read the answer, or whose key has ended."""
+"""Notices that a caller has disconnected, and stops sending to it."""
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
-from starlette.requests import Request
 from starlette.types import Receive
-
-from tuneship.contract.errors import ApiError, InvalidRequestError
-
-T = TypeVar("T")
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
@@ -38,29 +33,3 @@ async def send_while_connected(
     if not work.cancelled() and (failure := work.exception()) is not None:
         raise failure
     return is_connected
-
-
-async def cancel_on_disconnect(
-    request: Request, work: Coroutine[Any, Any, T], key_end: Coroutine[Any, Any, ApiError]
-) -> T:
-    """The result of `work`, which is cancelled when the caller disconnects or its key ends.
-
-    Raises `InvalidRequestError` when the caller disconnects, and the result of `key_end`. The request's body must have
-    been read.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
-    ending = asyncio.ensure_future(key_end)
-    try:
-        await asyncio.wait({working, leaving, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        if ending.done():
-            raise ending.result()
-    finally:
-        leaving.cancel()
-        ending.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.wait({working})
-    raise InvalidRequestError("the caller disconnected")

@@ -1,16 +1,14 @@
 """Sends a `Download`: block by block from a thread, as fast as its reader takes them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tuneship.contract.errors import ApiError
 from tuneship.service.common.downloads import Download
 from tuneship.service.context.context import Context
+from tuneship.service.context.operation_calls import KeyEnd
 from tuneship.service.http.disconnect import send_while_connected
 
 
@@ -21,13 +19,16 @@ class DownloadResponse(Response):
         self,
         context: Context,
         download: Download,
-        key_end: Callable[[], Coroutine[Any, Any, ApiError]],
+        slot: AbstractContextManager[object],
+        key_end: KeyEnd,
     ) -> None:
-        """The download is closed with the last byte, when its reader has gone, or at the end of `key_end`."""
+        """The download is closed with the last byte, when its reader has gone, or at the end of `key_end`.
+
+        `slot` is held until then.
+        """
         self._download = download
+        self._slot = slot
         self._key_end = key_end
-        self.slot: AbstractContextManager[object] = nullcontext()
-        """Held until the download is closed."""
         headers = {
             "Content-Disposition": f'attachment; filename="{download.file_name}"',
             "Cache-Control": "no-store",
@@ -38,7 +39,7 @@ class DownloadResponse(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send it until it ends, its reader disconnects or the key ends: then the connection breaks."""
         try:
-            with self.slot:
+            with self._slot:
                 await send(
                     {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 )

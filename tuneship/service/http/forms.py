@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from tuneship.contract.errors import ApiError, InvalidRequestError, QuotaExceeded
 from tuneship.contract.operation import Operation
@@ -20,7 +20,6 @@ from tuneship.service.common.staged_bytes import SPACE_CHECK_BYTES
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve
 from tuneship.service.datasets.reading import FILE_LIMIT
-from tuneship.service.http import openai as openai_form
 from tuneship.service.http.arguments import check_file_media, form_tags
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.records import idempotency
@@ -70,17 +69,20 @@ class Upload:
         if key := self.request.headers.get("idempotency-key"):
             with self.context.read() as connection:
                 return idempotency.is_known(connection, self.context.client_id, key)
-        return bool(openai_form.retry_count(self.request))
+        return bool(self.request.state.dialect.retry_count(self.request))
 
 
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
     """The body as it arrives. Raises 413 beyond `limit` bytes, for a body whose length was not announced."""
     size = 0
-    async for block in request.stream():
-        size += len(block)
-        if size > limit:
-            raise _too_large("body", limit)
-        yield block
+    try:
+        async for block in request.stream():
+            size += len(block)
+            if size > limit:
+                raise _too_large("body", limit)
+            yield block
+    except ClientDisconnect:
+        raise InvalidRequestError("the body broke off") from None
 
 
 def check_length(request: Request, limit: int) -> int:

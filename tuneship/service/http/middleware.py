@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -15,20 +15,17 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     RateLimitExceeded,
 )
-from tuneship.contract.openai.declaring import OPENAI
-from tuneship.contract.operation import DECLARED
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import OPAQUE_ID
 from tuneship.service.common.request_counts import NO_CLIENT, NO_OPERATION
-from tuneship.service.http import openai
 from tuneship.service.http.body_timeout import BodyTimeout
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.connections import CONNECTION, Connection
+from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.rate_limits import RateWindow
-from tuneship.service.http.request_credentials import credentials
 from tuneship.service.http.request_spans import request_span
-from tuneship.service.http.responses import error_response, refusal_of
+from tuneship.service.http.responses import error_response
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.records.audit import NOBODY, AuditRecord
 
@@ -42,19 +39,22 @@ MAX_HEADER_BYTES = 16 << 10
 MAX_TARGET_BYTES = 8 << 10
 # An answer is sent in pieces of this size, so that no more of it waits in memory for a slow reader.
 PIECE_BYTES = 64 << 10
-OPEN_PATHS = {"/openapi.json", "/healthz", "/readyz"}
 
 
 class EntryMiddleware:
     """Wraps the application: authenticates and logs every request, and turns every exception into an answer."""
 
-    def __init__(self, app: ASGIApp, boundary: Boundary) -> None:
+    def __init__(self, app: ASGIApp, boundary: Boundary, dialects: Sequence[Dialect]) -> None:
         self._app = app
         self._boundary = boundary
+        self._dialects = dialects
         self._reading_ids = asyncio.Lock()
-        declared = (*DECLARED, *OPENAI)
-        paths = (*(operation.path for operation in declared), *OPEN_PATHS)
-        self._api_words = {part for path in paths for part in path.split("/")}
+        self._api_words = {
+            part
+            for dialect in dialects
+            for path in (*(operation.path for operation in dialect.declared), *dialect.open_paths)
+            for part in path.split("/")
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,19 +62,22 @@ class EntryMiddleware:
             return
         state = cast("MutableMapping[str, Any]", scope.setdefault("state", {}))
         state["request_id"] = new_id("req")
+        if len(scope["path"]) > 1:
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        path = scope["path"]
+        dialect = next(one for one in self._dialects if path.startswith(one.prefix))
+        state["dialect"] = dialect
         started = time.perf_counter()
         request, answer = Request(scope), _CommonHeaders(scope, send, started)
         try:
             _check_framing(scope)
-            if len(scope["path"]) > 1:
-                scope["path"] = scope["path"].rstrip("/") or "/"
-            if scope["path"] not in OPEN_PATHS:
-                await self._authenticate(request)
+            if path not in dialect.open_paths:
+                await self._authenticate(request, dialect)
             await self._app(scope, BodyTimeout(scope, receive).receive, answer.send)
         except Exception as error:
             if answer.status:  # half an answer is out: only the server can break the connection
                 raise
-            response = error_response(request, refusal_of(request, error))
+            response = error_response(request, error)
             if response.status_code in (400, 503):
                 # After wrong framing the rest of the connection cannot be trusted; and a service
                 # that drains keeps no connection.
@@ -85,7 +88,7 @@ class EntryMiddleware:
             self._log_access(log, scope, answer.status, started)
             self._count(scope, answer.status, started)
 
-    async def _authenticate(self, request: Request) -> None:
+    async def _authenticate(self, request: Request, dialect: Dialect) -> None:
         """Find the caller by its key. Raises `AuthenticationError`, or `RateLimitExceeded` after too many failures.
 
         Only failures are limited. A good key passes from an address that has failed too often: behind it may be a
@@ -97,8 +100,9 @@ class EntryMiddleware:
         source = source_of(request.client.host if request.client else "")
         failures = limits.failures(source)
         connection: Connection | None = request.scope["state"].get(CONNECTION)
+        given = dialect.credentials(request)
         try:
-            principal = await self._principal_of(request, is_limited=failures.exceeded)
+            principal = await self._principal_of(*given, is_limited=failures.exceeded)
         except AuthenticationError:
             if connection is not None:
                 connection.show_key(is_valid=False)
@@ -107,33 +111,33 @@ class EntryMiddleware:
                 text = "too many failed authentications"
                 raise RateLimitExceeded(text, retry_after=failures.retry_after) from None
             # A request without any key is no attempt at one.
-            if credentials(request.scope, request.headers)[0] and limits.count_audited_failure():
+            if given[0] and limits.count_audited_failure():
                 await asyncio.to_thread(self._audit_failure, request)
             raise
         if connection is not None:
             connection.show_key(is_valid=True)
         request.state.principal = principal
-        path: str = request.scope["path"]
-        is_generating = path.endswith(("/generate", "/embeddings")) or path in openai.GENERATING
-        kind = "generate" if is_generating else "control"
+        generating = ("/generate", "/embeddings", *dialect.generating)
+        kind = "generate" if request.scope["path"].endswith(generating) else "control"
         request.state.window = await limits.counted(principal.client_id, kind)
-        if openai.is_openai(request.scope):
-            openai.check_tenant(request.headers, principal.client_id)
+        dialect.check_client(request, principal.client_id)
 
-    async def _principal_of(self, request: Request, *, is_limited: bool) -> Principal:
+    async def _principal_of(
+        self, given: list[str], clients: list[str] | None, *, is_limited: bool
+    ) -> Principal:
         """The caller. Raises `AuthenticationError`."""
-        keys, given = self._boundary.keys, credentials(request.scope, request.headers)
-        if keys.is_cached(given[0]):  # nearly always: a thread would cost more
-            return keys.authenticate(*given)
+        keys = self._boundary.keys
+        if keys.is_cached(given):  # nearly always: a thread would cost more
+            return keys.authenticate(given, clients)
         if is_limited:
             # An address that guesses must not cause a query for each key that it makes up. One
             # request reads the ids of all keys, the others use them.
             async with self._reading_ids:
                 if not keys.has_fresh_ids():
-                    await asyncio.to_thread(keys.is_issued, given[0])
-            if not keys.is_issued(given[0]):
+                    await asyncio.to_thread(keys.is_issued, given)
+            if not keys.is_issued(given):
                 raise AuthenticationError("the API key or the client id is not valid")
-        return await asyncio.to_thread(keys.authenticate, *given)
+        return await asyncio.to_thread(keys.authenticate, given, clients)
 
     def _audit_failure(self, request: Request) -> None:
         """Record a refused key, but nothing of the key: a guess may be somebody's key."""
@@ -173,7 +177,6 @@ class _CommonHeaders:
     """Puts the common headers on an answer and remembers its status."""
 
     def __init__(self, scope: Scope, send: Send, started: float) -> None:
-        self._scope = scope
         self._state: MutableMapping[str, Any] = scope["state"]
         self._send = send
         self._started = started
@@ -184,8 +187,7 @@ class _CommonHeaders:
             self.status = message["status"]
             window: RateWindow | None = self._state.get("window")
             headers = {"X-Request-ID": self._state["request_id"]}
-            if openai.is_openai(self._scope):
-                headers |= openai.answer_headers(self._state, self._started)
+            headers |= self._state["dialect"].answer_headers(self._state, self._started)
             for name, value in {**headers, **(window.headers if window else {})}.items():
                 message["headers"].append((name.lower().encode(), value.encode()))
         body: bytes = message.get("body", b"")

@@ -1,16 +1,17 @@
-"""How the boundary treats requests below `/openai/v1`: who asks, what a refusal looks like, which headers are sent."""
+"""OpenAI's API as a dialect: who asks, what a refusal looks like, which headers are sent."""
 
 import re
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from tuneship.contract.errors import ApiError, AuthenticationError
+from tuneship.contract.openai import declaring
 from tuneship.contract.openai.declaring import PREFIX
 from tuneship.contract.openai.ids import own_id
+from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, openai_refusal
 
@@ -27,47 +28,27 @@ TENANT_HEADERS = {
 }
 
 
-def is_openai(scope: Mapping[str, Any]) -> bool:
-    """Whether a request is one of OpenAI's API."""
-    return str(scope["path"]).startswith(PREFIX)
+def _credentials(request: Request) -> tuple[list[str], list[str] | None]:
+    # Azure's clients send the key alone.
+    keys = [f"Bearer {key}" for key in request.headers.getlist("api-key")]
+    given = request.headers.getlist("authorization") or keys
+    return given, request.headers.getlist("x-client-id") or None
 
 
-def in_its_form(scope: Mapping[str, Any], error: ApiError) -> ApiError:
-    """The error in the form of the API that was called."""
-    if not is_openai(scope):
-        return error
-    is_job_create = scope["method"] == "POST" and scope["path"] == JOBS
-    return openai_refusal(error, is_job_create=is_job_create)
-
-
-def no_such_route(error: ApiError) -> OpenAIRefusal:
-    """The refusal of an address that no operation has, with OpenAI's code for it."""
-    return OpenAIRefusal("Unknown request URL", error.status, (INVALID, "unknown_url"))
-
-
-def retry_count(request: Request) -> int | None:
-    """How often OpenAI's clients have sent this request before; they number their tries and send no key for them."""
-    count = request.headers.get("x-stainless-retry-count", "")
-    return int(count) if is_openai(request.scope) and RETRY_COUNT.fullmatch(count) else None
-
-
-def stored_id(scope: Mapping[str, Any], path: Mapping[str, str]) -> str | None:
-    """The first id in a path as the audit chain records it, in the form of the main API."""
-    identifier = next(iter(path.values()), None)
-    if identifier is None or not is_openai(scope):
-        return identifier
-    return own_id(identifier)
-
-
-def check_tenant(headers: Headers, client_id: str) -> None:
-    """Raises `AuthenticationError` where a header names another client than the key's."""
+def _check_client(request: Request, client_id: str) -> None:
     for name, variable in TENANT_HEADERS.items():
-        if any(value != client_id for value in headers.getlist(name)):
+        if any(value != client_id for value in request.headers.getlist(name)):
             text = f"{name} does not match the client of the API key: unset {variable}, or set it to the client id"
             raise AuthenticationError(text, param=name)
 
 
-def answer_headers(state: MutableMapping[str, Any], started: float) -> dict[str, str]:
+def _retry_count(request: Request) -> int | None:
+    """The earlier tries of a request, which OpenAI's clients number: they send no idempotency key."""
+    count = request.headers.get("x-stainless-retry-count", "")
+    return int(count) if RETRY_COUNT.fullmatch(count) else None
+
+
+def _answer_headers(state: Mapping[str, Any], started: float) -> dict[str, str]:
     """The headers that OpenAI's clients read, beside those of the main API."""
     window: RateWindow | None = state.get("window")
     headers = {
@@ -83,3 +64,22 @@ def answer_headers(state: MutableMapping[str, Any], started: float) -> dict[str,
             "x-ratelimit-reset-requests": f"{window.retry_after}s",
         }
     return headers
+
+
+def _refusal(request: Request, error: ApiError) -> ApiError:
+    is_job_create = request.method == "POST" and request.scope["path"] == JOBS
+    return openai_refusal(error, is_job_create=is_job_create)
+
+
+OPENAI = Dialect(
+    prefix=PREFIX,
+    credentials=_credentials,
+    check_client=_check_client,
+    declared=declaring.OPENAI,
+    generating=GENERATING,
+    retry_count=_retry_count,
+    stored_id=own_id,
+    answer_headers=_answer_headers,
+    refusal=_refusal,
+    unknown_route=lambda: OpenAIRefusal("Unknown request URL", 404, (INVALID, "unknown_url")),
+)

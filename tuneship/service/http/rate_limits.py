@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from tuneship.contract.errors import RateLimitExceeded
+
 WINDOW_S = 60
 FAILURES_PER_MINUTE = 20
 # Refusals with a time to wait that one client may cause; further ones are answered late.
@@ -34,6 +36,12 @@ class RateWindow:
     exceeded: bool
     retry_after: int
     """Whole seconds, at least 1, after which a request passes."""
+
+    def check(self) -> None:
+        """Raises `RateLimitExceeded` when the caller has used up its limit."""
+        if self.exceeded:
+            text = "too many requests in this minute"
+            raise RateLimitExceeded(text, retry_after=self.retry_after)
 
     @property
     def headers(self) -> dict[str, str]:

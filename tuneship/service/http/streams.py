@@ -6,9 +6,8 @@ thread or a database connection. A slow reader slows the generator down instead 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, suppress
-from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from tuneship.contract.errors import ApiError
 from tuneship.service.common.long_answers import dumped_frame, is_long
 from tuneship.service.common.streaming import Frame, Stream
 from tuneship.service.context.context import Context
+from tuneship.service.context.operation_calls import KeyEnd
 from tuneship.service.http.disconnect import send_while_connected
 from tuneship.service.http.responses import error_response
 
@@ -41,7 +41,7 @@ class StreamResponse(Response):
         context: Context,
         stream: Stream,
         slot: AbstractContextManager[object],
-        key_end: Callable[[], Coroutine[Any, Any, ApiError]],
+        key_end: KeyEnd,
     ) -> None:
         """`slot` is held from the first byte to the last; an error that it raises is the answer instead.
 
@@ -52,7 +52,7 @@ class StreamResponse(Response):
         self._drain = context.parts.drain
         self._keep_alive_s = context.parts.timing.keep_alive_s
         self._stream = stream
-        self.slot: AbstractContextManager[object] = slot
+        self._slot = slot
         own = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers={**context.headers, **own})
         del self.headers["content-length"]
@@ -63,7 +63,7 @@ class StreamResponse(Response):
         async with aclosing(self._stream.frames):
             with ExitStack() as held:
                 try:
-                    held.enter_context(self.slot)
+                    held.enter_context(self._slot)
                 except ApiError as refusal:
                     await error_response(request, refusal)(scope, receive, send)
                     return

@@ -1,1 +1,1 @@
-"""Handlers of fine-tuning jobs, and the runner that trains them in processes of their own."""
+"""Handlers of fine-tuning jobs, and the keeper that trains them in processes of their own."""

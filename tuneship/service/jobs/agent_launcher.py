@@ -46,9 +46,9 @@ from tuneship.service.jobs.work_folders import (
     PreparedAttempt,
     WorkFolders,
 )
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.files.blobs import Blobs
-from tuneship.store.records import job_leases as leases
+from tuneship.store.records import job_leases
 from tuneship.store.records.job_leases import JobLease, LeaseLost
 from tuneship.training.checkpoint_folders import (
     KEPT,
@@ -331,7 +331,7 @@ class AgentTrainingLauncher:
 
     def _extend(self, claim: JobLease) -> None:
         with self._parts.database.write_beside(first=True) as connection:
-            leases.extend(connection, claim, self._parts.clock())
+            job_leases.extend(connection, claim, self._parts.clock())
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress of an attempt as far as it was copied."""

@@ -1,11 +1,11 @@
-"""One attempt at a job, as the runner follows it: how much of its progress is stored, and how it ended."""
+"""One attempt at a job, as the keeper follows it: how much of its progress is stored, and how it ended."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from tuneship.service.jobs.launcher import StoredCheckpoint, Training
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.records.job_leases import JobLease
 
 # Each job has a key for its checkpoints and one for its adapter, from its creation on.

@@ -14,11 +14,9 @@ from tuneship.service.jobs import record_progress
 from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.span import record_job
 from tuneship.service.models.handlers import model_id
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
-from tuneship.store.records import job_leases as leases
-from tuneship.store.records import job_records
+from tuneship.store.database import rows, tables
+from tuneship.store.database.rows import Row
+from tuneship.store.records import job_leases, job_records
 from tuneship.store.records.job_leases import JobLease
 
 
@@ -39,7 +37,7 @@ def complete(
             "validation_loss": completed["validation_loss"],
             "ends_learnt": ends_learnt,
         }
-        leases.end(
+        job_leases.end(
             connection, claim, JobStatus.COMPLETED, now, completed_at=now, checkpoint=None, **result
         )
         model = {
@@ -75,7 +73,7 @@ def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
     now, job_id = parts.clock(), claim.job_id
     error = {"code": "fine_tuning_error", "reason": reason, "message": message}
     with parts.database.write(claim.client_id) as connection:
-        leases.end(connection, claim, JobStatus.FAILED, now, error=error, checkpoint=None)
+        job_leases.end(connection, claim, JobStatus.FAILED, now, error=error, checkpoint=None)
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "error", f"{reason}: {message}")
         record_progress.emit_event(connection, job_id, "failed", now, reason=reason)
@@ -88,7 +86,7 @@ def cancel(parts: Parts, claim: JobLease) -> None:
     now, job_id = parts.clock(), claim.job_id
     with parts.database.write(claim.client_id) as connection:
         ended = {"status": JobStatus.CANCELLED, "lease_until": None, "checkpoint": None}
-        leases.write(connection, claim, updated_at=now, **ended)
+        job_leases.write(connection, claim, updated_at=now, **ended)
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "info", "cancelled")
         record_progress.emit_event(connection, job_id, "cancelled", now)
@@ -101,7 +99,7 @@ def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text:
     now = parts.clock()
     with parts.database.write(claim.client_id) as connection:
         kept = {"owner": None, "attempts_without_progress": attempts_without_progress}
-        leases.end(connection, claim, JobStatus.QUEUED, now, **kept)
+        job_leases.end(connection, claim, JobStatus.QUEUED, now, **kept)
         job_records.add_log(connection, claim.job_id, now, "warning", text)
     parts.notifier.notify(claim.job_id)
 

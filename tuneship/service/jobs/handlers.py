@@ -1,4 +1,4 @@
-"""Handlers of jobs: check what a job refers to, queue it, show it, cancel it. `runner.py` runs it.
+"""Handlers of jobs: check what a job refers to, queue it, show it, cancel it. `training_keeper.py` runs it.
 
 The meaning of "auto" is in `models/hyperparameters.py`, the stream of a job in `stream.py`.
 """
@@ -46,11 +46,10 @@ from tuneship.service.models import hyperparameters
 from tuneship.service.models.handlers import TUNED, base_of, own_model
 from tuneship.service.models.instances import require_training_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import JOBS
-from tuneship.store.database.row_types import DatasetRow, JobLogRow, JobRow
+from tuneship.store.database.listings import JOBS
+from tuneship.store.database.tables import DatasetRow, JobLogRow, JobRow
 from tuneship.store.records import job_queue, job_records
 from tuneship.store.records.outbox import emit
 
@@ -198,7 +197,7 @@ def list_jobs(
 
 @serves(contract.cancel_job)
 def cancel_job(context: Context, job_id: str) -> JobCancelled:
-    """Mark the job; the runner ends its processes and then makes it `cancelled`."""
+    """Mark the job; the keeper ends its processes and then makes it `cancelled`."""
     connection = context.transaction
     row = own_job(context, job_id, connection)
     status, moment = JobStatus(row["status"]), row["updated_at"]

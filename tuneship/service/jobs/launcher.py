@@ -1,4 +1,4 @@
-"""How trainings are launched, behind a protocol: the runner decides about jobs and knows no process, folder or node.
+"""How trainings are launched, behind a protocol: the keeper decides about jobs and knows no process, folder or node.
 
 `local_launcher.py` is the implementation for processes of this machine, `agent_launcher.py` the one for processes on
 other machines. A launcher may be asked about the same attempt again after the service was restarted, so nothing that it
@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.training.spec import DataKeys
 
 

@@ -9,9 +9,8 @@ from tuneship.service.context.context import Parts
 from tuneship.service.datasets.handlers import object_of
 from tuneship.service.jobs.launcher import TrainingOrder
 from tuneship.service.models.safeguards import check_kept, check_sealed
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
+from tuneship.store.database import rows, tables
+from tuneship.store.database.rows import Row
 from tuneship.store.files.stored_files import dataset_file
 from tuneship.training.spec import DataKeys
 

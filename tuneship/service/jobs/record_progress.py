@@ -1,6 +1,6 @@
 """Turns the progress lines of a training into rows: metrics, log entries, the job's record, events.
 
-Everything happens in the transaction of the caller, who holds the job's lease. Next: `runner.py`.
+Everything happens in the transaction of the caller, who holds the job's lease. Next: `training_keeper.py`.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,9 @@ import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.service.jobs.attempts import ENDS, Attempt
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.row_types import JobRow
-from tuneship.store.records import job_leases as leases
-from tuneship.store.records import job_records
+from tuneship.store.database import rows, tables
+from tuneship.store.database.tables import JobRow
+from tuneship.store.records import job_leases, job_records
 from tuneship.store.records.outbox import emit
 
 STEP_FIELDS = (
@@ -94,7 +92,7 @@ def _store_steps(
     job_records.put_metrics(connection, attempt.claim.job_id, metrics)
     last = steps[-1]
     attempt.last_step = last["step"]
-    leases.write(
+    job_leases.write(
         connection,
         attempt.claim,
         updated_at=now,
@@ -114,13 +112,13 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
         attempt.last_step = max(attempt.last_step, resumed_from)
         attempt.furthest_step = job_records.last_step_of(connection, claim.job_id)
         totals = {name: line[name] for name in ("total_steps", "total_epochs")}
-        leases.write(connection, claim, updated_at=now, **totals)
+        job_leases.write(connection, claim, updated_at=now, **totals)
         text = f"training {line['training_examples']} examples in {line['total_steps']} steps"
         if resumed_from:
             text += f", from step {resumed_from} on"
         job_records.add_log(connection, claim.job_id, now, "info", text)
     elif kind in WRITTEN:
-        leases.write(connection, claim, **{name: line[name] for name in WRITTEN[kind]})
+        job_leases.write(connection, claim, **{name: line[name] for name in WRITTEN[kind]})
     elif kind == "epoch":
         text = f"epoch {line['epoch']}: validation loss {line['validation_loss']:.4f}"
         job_records.add_log(connection, claim.job_id, now, "info", text)
@@ -134,7 +132,7 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
         job_records.add_log(connection, claim.job_id, now, line["level"], line["message"])
     elif kind == "ended_early":
         # The job has no more steps than these; some of its epochs are missing.
-        leases.write(connection, claim, updated_at=now, total_steps=line["step"])
+        job_leases.write(connection, claim, updated_at=now, total_steps=line["step"])
         text = (
             f"early_stopping_patience: ends after step {line['step']}; the validation loss has not been lower "
             f"than after step {line['best_step']} in {line['patience']} measurements"

@@ -4,8 +4,7 @@ import logging
 
 from tuneship.service.common.tracing import NANOSECONDS, EndedSpan
 from tuneship.service.context.context import Parts
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.jobs.launcher import StoredCheckpoint
-from tuneship.store.database.queries import Row
+from tuneship.store.database.rows import Row
 from tuneship.store.files.blobs import CHECKPOINTS, Blobs, check_digest
 from tuneship.training.checkpoint_folders import (
     arriving_folder,

@@ -17,9 +17,8 @@ from tuneship.contract.jobs import ENDED
 from tuneship.host.waiting import wait_for_event
 from tuneship.service.common.streaming import Frame
 from tuneship.service.context.context import Parts
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.queries import Row
+from tuneship.store.database import rows, tables
+from tuneship.store.database.rows import Row
 from tuneship.store.records import job_records
 
 # Rows of each kind in one read.

@@ -27,9 +27,8 @@ from tuneship.service.catalogues.sources import CheckpointSource
 from tuneship.service.common.conversion import ConversionFailed, ConversionLimits, Convert
 from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
 from tuneship.settings import StartupError
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.row_types import DatasetRow, JobRow, ModelRow
+from tuneship.store.database import rows, tables
+from tuneship.store.database.tables import DatasetRow, JobRow, ModelRow
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.files.stored_files import dataset_file, model_ref
 

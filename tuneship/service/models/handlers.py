@@ -19,7 +19,7 @@ from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.host.weight_files import ADAPTER_CONFIG
 from tuneship.prompts.template import TEMPLATE_FILES, PromptTemplate
 from tuneship.prompts.text_format import ModelTextFormat
-from tuneship.replicas.replica_protocol import Adapter
+from tuneship.replicas.replica_link import Adapter
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import abbreviated
@@ -27,10 +27,9 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.list_counters import MODELS
-from tuneship.store.database.row_types import JobRow, ModelRow
+from tuneship.store.database import rows, tables
+from tuneship.store.database.listings import MODELS
+from tuneship.store.database.tables import JobRow, ModelRow
 from tuneship.store.files.blobs import Blobs, ObjectRef
 from tuneship.store.files.stored_files import model_ref
 from tuneship.store.records import deployment_records, job_records

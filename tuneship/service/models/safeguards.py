@@ -15,7 +15,7 @@ from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import FoundModel
-from tuneship.store.database.row_types import DeploymentRow
+from tuneship.store.database.tables import DeploymentRow
 
 # Values that request nothing. Every stored file is sealed in any case; `maximum` insists on it.
 OFF = (False, "standard", "none")

@@ -9,7 +9,7 @@ from tuneship.host.machine import resident_memory
 from tuneship.host.memory import free_memory
 from tuneship.metrics.windows import MetricWindow
 from tuneship.service.context.context import Parts
-from tuneship.service.monitoring import metric_list as metrics
+from tuneship.service.monitoring import metric_list
 from tuneship.service.monitoring.scrape import Scrape
 from tuneship.service.monitoring.tenant_series import add_states, age_s, embeddings, outcomes
 from tuneship.store.database import tables
@@ -20,33 +20,35 @@ def add_machine(
     scrape: Scrape, parts: Parts, connection: sa.Connection, together: MetricWindow
 ) -> None:
     """Add the series of the machine; `together` has the generations of all tenants."""
-    scrape.add(metrics.BUILD, 1, version("tuneship"))
+    scrape.add(metric_list.BUILD, 1, version("tuneship"))
     for operation, tally in sorted(parts.request_counts.by_operation(None).items()):
         for status, count in sorted(tally.statuses.items()):
-            scrape.add(metrics.ALL_REQUESTS, count, operation, status)
+            scrape.add(metric_list.ALL_REQUESTS, count, operation, status)
     for outcome, count in outcomes(together):
-        scrape.add(metrics.ALL_GENERATIONS, count, outcome)
-    scrape.add(metrics.ALL_TOKENS, together.input_tokens, "input")
-    scrape.add(metrics.ALL_TOKENS, together.output_tokens, "output")
-    for metric, count in zip(metrics.ALL_EMBEDDINGS, embeddings(together), strict=True):
+        scrape.add(metric_list.ALL_GENERATIONS, count, outcome)
+    scrape.add(metric_list.ALL_TOKENS, together.input_tokens, "input")
+    scrape.add(metric_list.ALL_TOKENS, together.output_tokens, "output")
+    for metric, count in zip(metric_list.ALL_EMBEDDINGS, embeddings(together), strict=True):
         scrape.add(metric, count)
-    scrape.add_sketch(metrics.ALL_DURATION, together.latencies, together.latency_sum_ms)
-    scrape.add_sketch(metrics.ALL_FIRST_TOKEN, together.first_tokens, together.first_token_sum_ms)
-    scrape.add(metrics.ALL_IN_FLIGHT, parts.in_flight.total())
+    scrape.add_sketch(metric_list.ALL_DURATION, together.latencies, together.latency_sum_ms)
+    scrape.add_sketch(
+        metric_list.ALL_FIRST_TOKEN, together.first_tokens, together.first_token_sum_ms
+    )
+    scrape.add(metric_list.ALL_IN_FLIGHT, parts.in_flight.total())
     add_states(
         scrape,
-        (metrics.ALL_JOBS, metrics.ALL_DEPLOYMENTS),
+        (metric_list.ALL_JOBS, metric_list.ALL_DEPLOYMENTS),
         state_counts.by_status(connection, tables.jobs),
         state_counts.by_status(connection, tables.deployments),
     )
     now, backlogs = parts.clock(), state_counts.webhook_backlogs(connection)
-    scrape.add(metrics.ALL_PENDING, sum(one.pending for one in backlogs))
+    scrape.add(metric_list.ALL_PENDING, sum(one.pending for one in backlogs))
     oldest = max((age_s(one.oldest, now) for one in backlogs), default=0.0)
-    scrape.add(metrics.ALL_OLDEST, oldest)
+    scrape.add(metric_list.ALL_OLDEST, oldest)
     if parts.signed_audit.complete_at is not None:
-        scrape.add(metrics.AUDIT_AGE, age_s(parts.signed_audit.complete_at, now))
-    scrape.add(metrics.FREE_MEMORY, free_memory())
-    scrape.add(metrics.FREE_DISK, shutil.disk_usage(parts.settings.data_dir).free)
+        scrape.add(metric_list.AUDIT_AGE, age_s(parts.signed_audit.complete_at, now))
+    scrape.add(metric_list.FREE_MEMORY, free_memory())
+    scrape.add(metric_list.FREE_DISK, shutil.disk_usage(parts.settings.data_dir).free)
     _add_replicas(scrape, parts)
 
 
@@ -57,10 +59,10 @@ def _add_replicas(scrape: Scrape, parts: Parts) -> None:
         base = names.get(path)
         if base is None:  # no longer in the catalogue
             continue
-        for one in group.readings:
+        for one in group.live:
             labels = (base, str(one.number))
-            if one.pid is not None:
-                scrape.add(metrics.REPLICA_MEMORY, resident_memory(one.pid), *labels)
-            for name, metric in metrics.OF_REPLICAS.items():
+            if group.is_here:
+                scrape.add(metric_list.REPLICA_MEMORY, resident_memory(one.worker.pid), *labels)
+            for name, metric in metric_list.OF_REPLICAS.items():
                 if name in one.stats:
                     scrape.add(metric, one.stats[name], *labels)

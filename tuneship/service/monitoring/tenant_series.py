@@ -13,7 +13,7 @@ from tuneship.metrics.recorder import Totals
 from tuneship.metrics.windows import MetricWindow
 from tuneship.service.common.request_counts import EDGES_S
 from tuneship.service.context.context import Parts
-from tuneship.service.monitoring import metric_list as metrics
+from tuneship.service.monitoring import metric_list
 from tuneship.service.monitoring.metric_list import MetricKind
 from tuneship.service.monitoring.scrape import Scrape
 from tuneship.store.database import tables
@@ -30,10 +30,10 @@ def add_tenant(scrape: Scrape, parts: Parts, connection: sa.Connection, client_i
     """Add the series of a tenant; returns the totals that were read for it."""
     for operation, tally in sorted(parts.request_counts.by_operation(client_id).items()):
         for status, count in sorted(tally.statuses.items()):
-            scrape.add(metrics.REQUESTS, count, operation, status)
+            scrape.add(metric_list.REQUESTS, count, operation, status)
         counts = list(accumulate(tally.cells))
         scrape.add_histogram(
-            metrics.REQUEST_DURATION, REQUEST_EDGES, counts, tally.seconds, operation
+            metric_list.REQUEST_DURATION, REQUEST_EDGES, counts, tally.seconds, operation
         )
     deployments = state_counts.deployments_of(connection, client_id)
     endpoints = state_counts.endpoints_of(connection, client_id)
@@ -44,24 +44,24 @@ def add_tenant(scrape: Scrape, parts: Parts, connection: sa.Connection, client_i
             _add_generations(scrape, total, target)
     for row in deployments:
         in_flight, identifier = parts.in_flight, row["id"]
-        scrape.add(metrics.IN_FLIGHT, in_flight.accepted(identifier), identifier)
-        scrape.add(metrics.QUEUED, in_flight.queued(identifier), identifier)
-        scrape.add(metrics.REPLICAS, row["current_replicas"], identifier)
-        scrape.add(metrics.HEALTHY, row["health"] == "healthy", identifier)
+        scrape.add(metric_list.IN_FLIGHT, in_flight.accepted(identifier), identifier)
+        scrape.add(metric_list.QUEUED, in_flight.queued(identifier), identifier)
+        scrape.add(metric_list.REPLICAS, row["current_replicas"], identifier)
+        scrape.add(metric_list.HEALTHY, row["health"] == "healthy", identifier)
     for row in endpoints:
         for member in row["members"]:
-            scrape.add(metrics.TRAFFIC, member["traffic_percentage"], row["id"], member["id"])
+            scrape.add(metric_list.TRAFFIC, member["traffic_percentage"], row["id"], member["id"])
     add_states(
         scrape,
-        (metrics.JOBS, metrics.DEPLOYMENTS),
+        (metric_list.JOBS, metric_list.DEPLOYMENTS),
         state_counts.by_status(connection, tables.jobs, client_id),
         state_counts.by_status(connection, tables.deployments, client_id),
     )
     backlogs, now = state_counts.webhook_backlogs(connection, client_id), parts.clock()
     for one in backlogs:
-        scrape.add(metrics.PENDING, one.pending, one.webhook_id)
-        scrape.add(metrics.OLDEST, age_s(one.oldest, now), one.webhook_id)
-        scrape.add(metrics.ACTIVE, one.is_active, one.webhook_id)
+        scrape.add(metric_list.PENDING, one.pending, one.webhook_id)
+        scrape.add(metric_list.OLDEST, age_s(one.oldest, now), one.webhook_id)
+        scrape.add(metric_list.ACTIVE, one.is_active, one.webhook_id)
     return totals
 
 
@@ -82,15 +82,15 @@ def embeddings(total: MetricWindow) -> tuple[int, int, int]:
 
 def _add_generations(scrape: Scrape, total: MetricWindow, target: tuple[str, str]) -> None:
     for outcome, count in outcomes(total):
-        scrape.add(metrics.GENERATIONS, count, *target, outcome)
-    scrape.add(metrics.TOKENS, total.input_tokens, *target, "input")
-    scrape.add(metrics.TOKENS, total.output_tokens, *target, "output")
-    scrape.add(metrics.EMPTY, total.empty_count, *target)
-    for metric, count in zip(metrics.EMBEDDINGS, embeddings(total), strict=True):
+        scrape.add(metric_list.GENERATIONS, count, *target, outcome)
+    scrape.add(metric_list.TOKENS, total.input_tokens, *target, "input")
+    scrape.add(metric_list.TOKENS, total.output_tokens, *target, "output")
+    scrape.add(metric_list.EMPTY, total.empty_count, *target)
+    for metric, count in zip(metric_list.EMBEDDINGS, embeddings(total), strict=True):
         scrape.add(metric, count, *target)
     latencies, first_tokens = total.latencies, total.first_tokens
-    scrape.add_sketch(metrics.GENERATION_DURATION, latencies, total.latency_sum_ms, *target)
-    scrape.add_sketch(metrics.FIRST_TOKEN, first_tokens, total.first_token_sum_ms, *target)
+    scrape.add_sketch(metric_list.GENERATION_DURATION, latencies, total.latency_sum_ms, *target)
+    scrape.add_sketch(metric_list.FIRST_TOKEN, first_tokens, total.first_token_sum_ms, *target)
 
 
 def add_states(

@@ -20,11 +20,10 @@ from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.datasets.handlers import keep_file
 from tuneship.service.openai.lists import page_behind
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import BATCH_FILES
-from tuneship.store.database.row_types import BatchFileRow
+from tuneship.store.database.listings import BATCH_FILES
+from tuneship.store.database.tables import BatchFileRow
 from tuneship.store.files.blobs import DATA_FILE, StagedFile
 from tuneship.store.files.stored_files import dataset_file
 from tuneship.store.records import batch_records

@@ -20,11 +20,10 @@ from tuneship.service.openai.batch_files import NO_SAFEGUARDS, find_batch_file
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import BATCHES
-from tuneship.store.database.row_types import BatchRow
+from tuneship.store.database.listings import BATCHES
+from tuneship.store.database.tables import BatchRow
 from tuneship.store.records.batch_records import INPUT
 
 COMPLETION_WINDOW = timedelta(hours=24)

@@ -11,7 +11,8 @@ from tuneship.contract.openai.embeddings import (
     EmbeddingUsage,
 )
 from tuneship.service.context.context import Context
-from tuneship.service.generation.embedding_run import EmbeddingRun, numbers_of
+from tuneship.service.generation.drills import embedding_run
+from tuneship.service.generation.embedding_run import numbers_of
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import answerer_of
 from tuneship.service.openai.openai_run import OpenAIRun
@@ -32,7 +33,7 @@ async def embeddings_run(context: Context, request: EmbeddingsCreate) -> OpenAIR
     wanted = Embed.model_construct(
         input=request.input, pooling=request.pooling, dimensions=request.dimensions
     )
-    run = EmbeddingRun(context, answerer.target, wanted, started)
+    run = embedding_run(context, answerer.target, wanted, started)
 
     def reply() -> bytes:
         is_base64, usage = request.encoding_format == "base64", run.usage

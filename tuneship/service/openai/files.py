@@ -37,8 +37,8 @@ from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.result_files import has_result_file, result_content, result_file
 from tuneship.store.database import tables
-from tuneship.store.database.list_counters import DATASETS, JOBS
-from tuneship.store.database.row_types import DatasetRow, JobRow
+from tuneship.store.database.listings import DATASETS, JOBS
+from tuneship.store.database.tables import DatasetRow, JobRow
 from tuneship.store.files.blobs import StagedFile
 
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9 ._-]")

@@ -11,7 +11,7 @@ from tuneship.contract.openai.ids import shown_id
 from tuneship.service.common.refusals import with_names
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
-from tuneship.service.generation.generation_run import GenerationRun
+from tuneship.service.generation.drills import generation_run
 from tuneship.service.openai.answers import (
     AnswerHead,
     chat_completion,
@@ -57,7 +57,7 @@ async def chat_run(context: Context, request: ChatCompletionCreate) -> OpenAIRun
             response_format=None if form is None else form.for_the_main_api,
             **choice_fields(request),
         )
-    run = GenerationRun(context, answerer.target, wanted, started)
+    run = generation_run(context, answerer.target, wanted, started)
     run.names = names
 
     def reply() -> ChatCompletion:
@@ -93,7 +93,7 @@ async def text_run(context: Context, request: TextCompletionCreate) -> OpenAIRun
     )
     answerer = await answerer_of(context, request.model, request.person)
     head = _head(context, answerer, "cmpl")
-    run = GenerationRun(context, answerer.target, wanted, started, request.prompt)
+    run = generation_run(context, answerer.target, wanted, started, request.prompt)
     run.names = {"prompt_token_ids": "prompt"}
 
     def reply() -> TextCompletion:

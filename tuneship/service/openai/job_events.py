@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tuneship.contract.openai.ids import shown_id
 from tuneship.contract.openai.jobs import FineTuningJobEvent, MetricsData
-from tuneship.store.database.row_types import JobLogRow, JobMetricsRow, JobRow
+from tuneship.store.database.tables import JobLogRow, JobMetricsRow, JobRow
 
 Place = tuple[int, int]
 # More than any entry of the log has sentences.

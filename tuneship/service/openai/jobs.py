@@ -33,10 +33,9 @@ from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.job_events import events_of, place_of
 from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.list_counters import JOBS
-from tuneship.store.database.row_types import JobRow
+from tuneship.store.database import rows, tables
+from tuneship.store.database.listings import JOBS
+from tuneship.store.database.tables import JobRow
 from tuneship.store.records import job_records
 
 # The name of the model where the client gave none: OpenAI leaves it empty, and a model here has one.

@@ -7,9 +7,9 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.context.context import Context
-from tuneship.store.database import queries as rows
-from tuneship.store.database.list_counters import Listing
-from tuneship.store.database.queries import Row
+from tuneship.store.database import rows
+from tuneship.store.database.listings import Listing
+from tuneship.store.database.rows import Row
 
 R = TypeVar("R")
 

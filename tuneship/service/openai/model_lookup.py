@@ -16,7 +16,7 @@ from tuneship.service.context.context import Context
 from tuneship.service.deployments.implicit import make_implicit, wait_until_made
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row, choose_by_split
 from tuneship.store.database import tables
-from tuneship.store.database.row_types import DeploymentRow, EndpointRow
+from tuneship.store.database.tables import DeploymentRow, EndpointRow
 from tuneship.store.records import deployment_records, endpoint_records
 
 DEPLOYMENT_ID = re.compile(r"dep_[0-9a-z]{20,32}")

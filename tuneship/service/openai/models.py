@@ -10,7 +10,7 @@ from tuneship.service.context.context import WHOLE_LIST, Context
 from tuneship.service.deployments.implicit import remove_implicit
 from tuneship.service.models import handlers as models
 from tuneship.service.openai.bindings import serves_openai
-from tuneship.store.database.row_types import EndpointRow
+from tuneship.store.database.tables import EndpointRow
 from tuneship.store.records import endpoint_records
 
 NAMES = {"model_id": "model"}

@@ -40,7 +40,7 @@ from tuneship.contract.tools import WrittenCall, fault_of_calls
 from tuneship.service.common.refusals import refused, with_names
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
-from tuneship.service.generation.generation_run import GenerationRun
+from tuneship.service.generation.drills import generation_run
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.model_lookup import answerer_of
@@ -71,7 +71,7 @@ async def response_run(context: Context, request: ResponseCreate) -> OpenAIRun[R
     names = NAMES | {f"tools[{place}].function": f"tools[{place}]" for place in tools}
     with with_names(names):
         wanted = _generate_of(request, answerer.settings)
-    run = GenerationRun(context, answerer.target, wanted, started)
+    run = generation_run(context, answerer.target, wanted, started)
     run.names = names
     begun = _begun(
         request,

@@ -7,8 +7,7 @@ from tuneship.contract.jobs import JobStatus
 from tuneship.contract.openai.files import FileObject
 from tuneship.contract.openai.ids import result_file_of
 from tuneship.service.context.context import Context
-from tuneship.store.database.row_types import JobRow
-from tuneship.store.database.tables import job_metrics
+from tuneship.store.database.tables import JobRow, job_metrics
 from tuneship.store.records import job_records
 
 HEAD = "step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy"

@@ -36,11 +36,10 @@ from tuneship.service.events import webhooks
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.list_counters import WEBHOOKS
-from tuneship.store.database.row_types import WebhookRow
+from tuneship.store.database.listings import WEBHOOKS
+from tuneship.store.database.tables import WebhookRow
 
 # OpenAI's names of the main API's fields.
 NAMES = {"events": "event_types", "description": "name"}

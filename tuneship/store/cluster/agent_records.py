@@ -11,9 +11,8 @@ from enum import StrEnum
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from tuneship.store.database import queries as rows
-from tuneship.store.database.row_types import AgentRow
-from tuneship.store.database.tables import agents, failed_starts
+from tuneship.store.database import rows
+from tuneship.store.database.tables import AgentRow, agents, failed_starts
 
 NOW = sa.func.clock_timestamp()
 

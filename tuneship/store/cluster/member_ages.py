@@ -9,9 +9,8 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from tuneship.store.database import queries as rows
-from tuneship.store.database.row_types import MemberAgesRow
-from tuneship.store.database.tables import member_ages
+from tuneship.store.database import rows
+from tuneship.store.database.tables import MemberAgesRow, member_ages
 
 # A member that has written nothing for so long is gone, or cannot reach the database.
 LAPSE_AFTER = timedelta(seconds=6)

@@ -10,9 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from tuneship.store.database import queries as rows
-from tuneship.store.database.row_types import MemberDemandRow
-from tuneship.store.database.tables import member_demands
+from tuneship.store.database import rows
+from tuneship.store.database.tables import MemberDemandRow, member_demands
 
 # A member that has not written for so long is gone, or cannot reach the database.
 LAPSES_AFTER_S = 6.0

@@ -1,27 +1,11 @@
-"""The parts of tables: their metadata, kinds of columns, and a type for the rows of each table."""
+"""The columns that a type of rows declares: a `TypedDict`, with arguments of `sa.Column` beside some of its types."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy.types import TypeDecorator
-
-if TYPE_CHECKING:
-    R_co = TypeVar("R_co", covariant=True)
-
-    class TypedTable(sa.Table, Generic[R_co]):
-        """A table whose rows have the type `R_co`; only the type checker knows it apart from `sa.Table`."""
-
-else:
-    TypedTable = sa.Table
-
-METADATA = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -44,26 +28,48 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
 
 
-def text(name: str, **options: Any) -> "sa.Column[str]":
-    """A text, never null."""
-    return sa.Column(name, sa.Text, nullable=False, **options)
+_JSON = sa.JSON(none_as_null=True)
+_STORED_AS: "dict[Any, Any]" = {
+    str: sa.Text,
+    Literal: sa.Text,
+    int: sa.BigInteger,
+    float: sa.Float,
+    bool: sa.Boolean,
+    bytes: sa.LargeBinary,
+    datetime: UtcDateTime,
+    dict: _JSON,
+    list: _JSON,
+}
+
+# What a row type says of a column beside the type of its values: arguments of `sa.Column`, as in `Annotated[str, KEY]`.
+KEY = {"primary_key": True}
+SERIAL = {"primary_key": True, "type_": sa.BigInteger().with_variant(sa.Integer, "sqlite")}
+SMALL = {"type_": sa.Integer, "default": None}
+AS_JSON = {"type_": _JSON}
+# A default that the database itself knows: for columns that a migration has added.
+FALSE = {"server_default": sa.false()}
+ZERO = {"server_default": "0"}
 
 
-def moment(name: str, *, optional: bool = False) -> "sa.Column[datetime]":
-    """A time in UTC."""
-    return sa.Column(name, UtcDateTime, nullable=optional)
+def columns_of(row: type) -> "list[sa.Column[Any]]":
+    """Make the columns that a type of rows declares, keys first, null where the type allows None."""
+    hints = get_type_hints(row, include_extras=True)
+    columns = [_column(name, declared) for name, declared in hints.items()]
+    return sorted(columns, key=lambda column: not column.primary_key)
 
 
-def whole(name: str, default: int = 0, **options: Any) -> "sa.Column[int]":
-    """A whole number of 64 bits, never null."""
-    return sa.Column(name, sa.BigInteger, nullable=False, default=default, **options)
-
-
-def number(name: str) -> "sa.Column[float]":
-    """A number with a fraction, never null."""
-    return sa.Column(name, sa.Float, nullable=False)
-
-
-def json_column(name: str, *, optional: bool = False) -> "sa.Column[Any]":
-    """Anything that JSON holds."""
-    return sa.Column(name, sa.JSON(none_as_null=True), nullable=optional)
+def _column(name: str, declared: Any) -> "sa.Column[Any]":
+    arguments: dict[str, Any] = {}
+    if get_origin(declared) is Annotated:
+        declared, arguments = get_args(declared)
+    is_optional = NoneType in get_args(declared)
+    held = get_args(declared)[0] if is_optional else declared
+    if held is int and not is_optional and "primary_key" not in arguments:
+        # A whole number begins at 0 where nothing else is said.
+        arguments = {"default": 0, **arguments}
+    arguments = {
+        "type_": _STORED_AS[get_origin(held) or held],
+        "nullable": is_optional,
+        **arguments,
+    }
+    return sa.Column(name, **arguments)

@@ -44,10 +44,11 @@ from tuneship.store.database.read_cache import ReadCache, SharedReadCache
 from tuneship.store.database.write_queue import TurnTimedOut, WriteQueues
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0024"
+HEAD = "0001"
 # The oldest schema whose services can go on when the database has the newest one. A migration that only adds what they
 # do not need (nullable columns, columns with a server default, tables, indexes) leaves it as it is; others raise it.
-WORKS_WITH = "0018"
+WORKS_WITH = "0001"
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6
@@ -328,7 +329,7 @@ class Database:
         from alembic.config import Config  # noqa: PLC0415
 
         config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations"))
+        config.set_main_option("script_location", str(MIGRATIONS))
         try:
             # In one transaction: a kill in between changes nothing, and a second process waits for the first.
             with self.write() as connection:
@@ -336,10 +337,6 @@ class Database:
                 config.attributes["metadata"] = tables.METADATA
                 before = revision_of(connection)
                 command.upgrade(config, "head")
-                # Alembic's own number does not say which earlier versions can work with the schema.
-                if not _has_compatibility(connection):
-                    added = "alter table alembic_version add column works_with text"
-                    connection.execute(sa.text(added))
                 noted = sa.text("update alembic_version set works_with = :oldest")
                 connection.execute(noted, {"oldest": WORKS_WITH})
         finally:
@@ -406,23 +403,20 @@ def revision_of(connection: sa.Connection) -> str | None:
 def known_revision(connection: sa.Connection) -> str | None:
     """The migration that the database has. Raises `OtherSchema` if this version of tuneship cannot work with it."""
     revision = revision_of(connection)
-    if revision is None or (revision.isdecimal() and int(revision) <= int(HEAD)):
-        return revision
-    works_with = "no other version"
-    if _has_compatibility(connection):
+    if revision is None:
+        return None
+    columns = sa.inspect(connection).get_columns("alembic_version")
+    # Without this column it was made before the first release, with other migrations under the same numbers.
+    if any(column["name"] == "works_with" for column in columns):
         statement = sa.text("select works_with from alembic_version")
         works_with = str(connection.execute(statement).scalar())
-    if revision.isdecimal() and works_with.isdecimal() and int(works_with) <= int(HEAD):
-        return revision
+        # No schema works with later versions alone, so this holds for those up to `HEAD`, too.
+        if works_with.isdecimal() and int(works_with) <= int(HEAD) and revision.isdecimal():
+            return revision
     raise OtherSchema(
-        f"the database has schema {revision}, and this version of tuneship knows schemas up to "
-        f"{HEAD}: install the version that the database was last used with, or a newer one"
+        f"the database has schema {revision}, which this version of tuneship cannot work with: install the version "
+        "that the database was last used with, or a newer one (nothing can upgrade databases from before 26.12.0)"
     )
-
-
-def _has_compatibility(connection: sa.Connection) -> bool:
-    columns = sa.inspect(connection).get_columns("alembic_version")
-    return any(column["name"] == "works_with" for column in columns)
 
 
 def url_of(chosen: SecretStr | None, data_dir: Path) -> str:

@@ -1,187 +1,225 @@
 """Every table. Rows hold the resources of the API, leases, digests and the outbox; never prompt or completion text.
 
-Each resource row carries `client_id`, the tenant, and every query for a client filters by it. The types of the rows:
-`row_types.py`.
+A row type declares the columns of its table (`column_types.py`), so that a query for the table answers rows of that
+type. Each resource row carries `client_id`, the tenant, and every query for a client filters by it.
 """
 
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar
 
 import sqlalchemy as sa
 
-from tuneship.store.database.column_types import METADATA, TypedTable
-from tuneship.store.database.column_types import json_column as _json
-from tuneship.store.database.column_types import moment as _moment
-from tuneship.store.database.column_types import number as _number
-from tuneship.store.database.column_types import text as _text
-from tuneship.store.database.column_types import whole as _whole
+from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.store.database.column_types import (
+    AS_JSON,
+    FALSE,
+    KEY,
+    SERIAL,
+    SMALL,
+    ZERO,
+    columns_of,
+)
 
 if TYPE_CHECKING:
-    from tuneship.store.database.row_types import (
-        AgentRow,
-        ApiKeyRow,
-        AuditRow,
-        BatchFileRow,
-        BatchRow,
-        DatasetRow,
-        DeliveryRow,
-        DeploymentLogRow,
-        DeploymentRow,
-        EndpointRow,
-        EventRow,
-        FailedStartsRow,
-        FinerWindowRow,
-        IdempotencyRow,
-        InstallationRow,
-        JobLogRow,
-        JobMetricsRow,
-        JobRow,
-        JobRowLossesRow,
-        LeaderLeaseRow,
-        LeaderRow,
-        MemberAgesRow,
-        MemberDemandRow,
-        MetricWindowRow,
-        ModelRow,
-        ObjectKeyRow,
-        RateWindowRow,
-        ResourceCountRow,
-        UnlinkedAuditRow,
-        WebhookRow,
-    )
+    R_co = TypeVar("R_co", covariant=True)
+
+    class TypedTable(sa.Table, Generic[R_co]):
+        """A table whose rows have the type `R_co`; only the type checker knows it apart from `sa.Table`."""
+
+else:
+    TypedTable = sa.Table
+
+R = TypeVar("R")
+
+METADATA = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _table(
+    name: str, row: type[R], *more: sa.Index | sa.UniqueConstraint, **options: Any
+) -> "TypedTable[R]":
+    return TypedTable(name, METADATA, *columns_of(row), *more, **options)
+
+
+class ApiKeyRow(TypedDict):
+    """An API key; of its secret only the hash."""
+
+    id: Annotated[str, KEY]
+    client_id: str
+    secret_hash: bytes
+    scopes: list[str]
+    label: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+api_keys = _table("api_keys", ApiKeyRow)
+
+
+class ResourceRow(TypedDict):
+    """The columns that every resource has."""
+
+    id: Annotated[str, KEY]
+    client_id: str
+    created_at: datetime
+    updated_at: datetime
+    tags: dict[str, str]
+
+
+Resource = TypeVar("Resource", bound=ResourceRow)
+
+RESOURCES: "list[TypedTable[Any]]" = []
 
 
 def _resource(
-    name: str, *columns: "sa.Column[Any] | sa.Index | sa.UniqueConstraint"
-) -> "TypedTable[Any]":
-    """Declare the table of a resource: id, tenant, times and tags, then its own columns."""
-    return TypedTable(
-        name,
-        METADATA,
-        _text("id", primary_key=True),
-        _text("client_id"),
-        _moment("created_at"),
-        _moment("updated_at"),
-        _json("tags"),
-        *columns,
-        sa.Index(f"ix_{name}_client_id_created_at_id", "client_id", "created_at", "id"),
-    )
+    name: str, row: type[Resource], *more: sa.Index | sa.UniqueConstraint
+) -> "TypedTable[Resource]":
+    """Make the table of a resource, with the index that its list is read from."""
+    listed = sa.Index(f"ix_{name}_client_id_created_at_id", "client_id", "created_at", "id")
+    table = _table(name, row, *more, listed)
+    RESOURCES.append(table)
+    return table
 
 
-api_keys: "TypedTable[ApiKeyRow]" = TypedTable(
-    "api_keys",
-    METADATA,
-    _text("id", primary_key=True),
-    _text("client_id"),
-    sa.Column("secret_hash", sa.LargeBinary, nullable=False),
-    _json("scopes"),
-    _text("label"),
-    _moment("created_at"),
-    _moment("expires_at", optional=True),
-    _moment("revoked_at", optional=True),
-    _moment("last_used_at", optional=True),
-)
+class DatasetRow(ResourceRow):
+    """A dataset."""
 
-datasets: "TypedTable[DatasetRow]" = _resource(
-    "datasets",
-    _text("name"),
-    _text("description"),
-    _text("format"),
-    _text("status"),
-    _whole("num_examples"),
-    _whole("prompt_tokens"),
-    _whole("response_tokens"),
-    _text("tokenizer"),
-    _json("source_datasets", optional=True),
-    _text("blob"),
-    _text("sha256"),
-    _whole("bytes"),
-    sa.Column("duplicate_examples", sa.BigInteger),  # counted by merge; null otherwise
-    sa.Column("came_safely", sa.Boolean, nullable=False, server_default=sa.false()),  # `hipaa.py`
-    _json("error", optional=True),
-    _json("suggestions", optional=True),  # null where there are none
-    sa.Index("ix_datasets_status", "status"),
-)
+    name: str
+    description: str
+    format: DatasetFormat
+    status: str
+    num_examples: int
+    prompt_tokens: int
+    response_tokens: int
+    tokenizer: str
+    source_datasets: list[str] | None
+    blob: str
+    sha256: str
+    bytes: int
+    # Counted by merge; null otherwise.
+    duplicate_examples: int | None
+    # See `hipaa.py`.
+    came_safely: Annotated[bool, FALSE]
+    error: dict[str, Any] | None
+    # Null where there are none.
+    suggestions: list[str] | None
 
-# Requests to be answered in the background, a few at a time, and the files that they come from and go to.
-batches: "TypedTable[BatchRow]" = _resource(
-    "batches",
-    _text("endpoint"),
-    _text("input_file_id"),
-    _text("status"),
-    _json("caller"),  # who made it: each of its requests is answered as if that caller had sent it
-    _json("security_settings"),  # of what its requests have touched so far
-    _whole("total"),
-    _whole("completed"),
-    _whole("failed"),
-    _whole("prompt_tokens"),
-    _whole("completion_tokens"),
-    sa.Column("model", sa.Text),
-    _json("errors", optional=True),
-    sa.Column("output_file_id", sa.Text),
-    sa.Column("error_file_id", sa.Text),
-    _moment("expires_at"),
-    *(
-        _moment(f"{state}_at", optional=True)
-        for state in (
-            *("in_progress", "finalizing", "completed", "failed"),
-            *("expired", "cancelling", "cancelled"),
-        )
-    ),
-    sa.Index("ix_batches_status", "status"),
-)
 
-batch_files: "TypedTable[BatchFileRow]" = _resource(
+datasets = _resource("datasets", DatasetRow, sa.Index("ix_datasets_status", "status"))
+
+
+class BatchRow(ResourceRow):
+    """Requests to be answered in the background, a few at a time.
+
+    `completed` and `failed` together are those whose answers are stored.
+    """
+
+    endpoint: str
+    input_file_id: str
+    status: str
+    # Who made it: each of its requests is answered as if that caller had sent it.
+    caller: dict[str, Any]
+    # Of everything that its requests have touched so far.
+    security_settings: dict[str, Any]
+    total: int
+    completed: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    model: str | None
+    errors: list[dict[str, Any]] | None
+    output_file_id: str | None
+    error_file_id: str | None
+    expires_at: datetime
+    in_progress_at: datetime | None
+    finalizing_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    expired_at: datetime | None
+    cancelling_at: datetime | None
+    cancelled_at: datetime | None
+
+
+batches = _resource("batches", BatchRow, sa.Index("ix_batches_status", "status"))
+
+
+class BatchFileRow(ResourceRow):
+    """The requests of a batch, its answers or its errors, or a part of both while it runs."""
+
+    name: str
+    purpose: str
+    # Null: somebody has uploaded it.
+    batch_id: str | None
+    # Of a part: how many requests were answered before its first one.
+    position: int
+    blob: str
+    sha256: str
+    bytes: int
+    came_safely: bool
+    security_settings: dict[str, Any]
+
+
+batch_files = _resource(
     "batch_files",
-    _text("name"),
-    _text("purpose"),
-    sa.Column("batch_id", sa.Text),  # null: somebody has uploaded it
-    _whole("position"),  # of a part: how many requests were answered before its first one
-    _text("blob"),
-    _text("sha256"),
-    _whole("bytes"),
-    sa.Column("came_safely", sa.Boolean, nullable=False),
-    _json("security_settings"),
+    BatchFileRow,
     sa.Index("ix_batch_files_batch_id_position", "batch_id", "position"),
 )
 
-jobs: "TypedTable[JobRow]" = _resource(
-    "jobs",
-    _text("base_model"),
-    _text("dataset_id"),
-    sa.Column("validation_dataset_id", sa.Text),
-    _text("fine_tuning_method"),
-    _text("model_name"),
-    _text("status"),
-    _json("hyperparameters"),
-    _json("validation_frequency"),  # a fraction or a whole number, kept as it was sent
-    _json("compute_config"),
-    _json("security_settings"),
-    _json("comparison", optional=True),  # null: no losses by row are asked for
-    sa.Column("fine_tuned_model", sa.Text),
-    _moment("started_at", optional=True),
-    _moment("completed_at", optional=True),
-    _whole("current_epoch"),
-    _whole("total_epochs"),
-    _whole("current_step"),
-    _whole("total_steps"),
-    sa.Column("training_loss", sa.Float),
-    sa.Column("validation_loss", sa.Float),
-    sa.Column("tokens_per_second", sa.Float),
-    sa.Column("seconds_per_step", sa.Float),
-    sa.Column("ends_learnt", sa.Float),
-    _json("devices", optional=True),  # the GPUs of its last attempt, as people know them
-    _json("error", optional=True),
-    sa.Column("owner", sa.Text),
-    _whole("attempt"),
-    _moment("lease_until", optional=True),
-    _whole("attempts_without_progress"),
-    _whole("epochs_told", server_default="0"),  # number of epochs whose end was sent as an event
-    _whole(
-        "progress_attempt", server_default="0"
-    ),  # the attempt whose progress lines were stored last
-    _whole("progress_offset", server_default="0"),  # how many bytes of them were stored
+
+class JobRow(ResourceRow):
+    """A fine-tuning job, with its lease."""
+
+    base_model: str
+    dataset_id: str
+    validation_dataset_id: str | None
+    fine_tuning_method: str
+    model_name: str
+    status: str
+    hyperparameters: dict[str, Any]
+    # A fraction or a whole number, kept as it was sent.
+    validation_frequency: Annotated[float, AS_JSON]
+    compute_config: dict[str, Any]
+    security_settings: dict[str, Any]
+    # Null: no losses by row are asked for.
+    comparison: dict[str, Any] | None
+    fine_tuned_model: str | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    current_epoch: int
+    total_epochs: int
+    current_step: int
+    total_steps: int
+    training_loss: float | None
+    validation_loss: float | None
+    tokens_per_second: float | None
+    seconds_per_step: float | None
+    ends_learnt: float | None
+    # The GPUs of its last attempt, as people know them.
+    devices: list[str] | None
+    error: dict[str, Any] | None
+    owner: str | None
+    attempt: int
+    lease_until: datetime | None
+    attempts_without_progress: int
+    # The number of epochs whose end was sent as an event.
+    epochs_told: Annotated[int, ZERO]
+    # The attempt whose progress lines were stored last, and how many bytes of them were.
+    progress_attempt: Annotated[int, ZERO]
+    progress_offset: Annotated[int, ZERO]
     # The newest checkpoint in the store of files: `attempt`, `step`, and `objects`, digests by file name.
-    _json("checkpoint", optional=True),
+    checkpoint: dict[str, Any] | None
+
+
+jobs = _resource(
+    "jobs",
+    JobRow,
     sa.Index("ix_jobs_status", "status"),
     sa.Index("ix_jobs_client_id_status_created_at_id", "client_id", "status", "created_at", "id"),
     sa.Index("ix_jobs_client_id_started_at", "client_id", "started_at"),
@@ -198,150 +236,206 @@ def _measured_index(*columns: str) -> sa.Index:
     )
 
 
-job_metrics: "TypedTable[JobMetricsRow]" = TypedTable(
-    "job_metrics",
-    METADATA,
-    _text("job_id", primary_key=True),
-    sa.Column("step", sa.BigInteger, primary_key=True),
-    _number("training_loss"),
-    _number("validation_loss"),
-    _number("learning_rate"),
-    _number("epoch"),
-    _number("accuracy"),
-    _number("perplexity"),
+class JobMetricsRow(TypedDict):
+    """One step of a job."""
+
+    job_id: Annotated[str, KEY]
+    step: Annotated[int, KEY]
+    training_loss: float
+    validation_loss: float
+    learning_rate: float
+    epoch: float
+    accuracy: float
+    perplexity: float
     # False: accuracy, perplexity and validation loss repeat those of an earlier evaluation.
-    sa.Column("evaluated", sa.Boolean, nullable=False, server_default=sa.false()),
-    _whole("log_id", server_default="0"),  # the newest entry of the log when the step was stored
+    evaluated: Annotated[bool, FALSE]
+    # The newest entry of the log when the step was stored.
+    log_id: Annotated[int, ZERO]
+
+
+job_metrics = _table(
+    "job_metrics",
+    JobMetricsRow,
     _measured_index("job_id", "step"),
     _measured_index("job_id", "validation_loss", "step"),
 )
 
-# The losses of the validation rows of a completed job, beside its row, which is read far more often.
-job_row_losses: "TypedTable[JobRowLossesRow]" = TypedTable(
-    "job_row_losses", METADATA, _text("job_id", primary_key=True), _json("losses")
-)
 
-job_logs: "TypedTable[JobLogRow]" = TypedTable(
-    "job_logs",
-    METADATA,
-    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
-    _text("job_id"),
-    _moment("timestamp"),
-    _text("level"),
-    _text("message"),
-    sa.Index("ix_job_logs_job_id_id", "job_id", "id"),
-)
+class JobRowLossesRow(TypedDict):
+    """The losses of a completed job's validation rows, beside the job's row, which is read far more often."""
 
-models: "TypedTable[ModelRow]" = _resource(
-    "models",
-    _text("base_model"),
-    _text("name"),
-    # None: it was trained elsewhere.
-    sa.Column("job_id", sa.Text),
-    _text("fine_tuning_method"),
-    _text("blob"),
-    _json("sha256"),
+    job_id: Annotated[str, KEY]
+    losses: dict[str, Any]
+
+
+job_row_losses = _table("job_row_losses", JobRowLossesRow)
+
+
+class JobLogRow(TypedDict):
+    """One entry of a job's log."""
+
+    id: Annotated[int, SERIAL]
+    job_id: str
+    timestamp: datetime
+    level: str
+    message: str
+
+
+job_logs = _table("job_logs", JobLogRow, sa.Index("ix_job_logs_job_id_id", "job_id", "id"))
+
+
+class ModelRow(ResourceRow):
+    """A tuned model; `sha256` holds the digest of each of its files."""
+
+    base_model: str
+    name: str
+    # Null: it was trained elsewhere.
+    job_id: str | None
+    fine_tuning_method: str
+    blob: str
+    sha256: dict[str, str]
     # Null: not measured, or nothing was put behind its answers.
-    sa.Column("ends_learnt", sa.Float),
-    sa.Column("appended_end", sa.Text),
-    # Of a model that was trained elsewhere; 0 for others.
-    _whole("imported_bytes", server_default="0"),
-)
+    ends_learnt: float | None
+    appended_end: str | None
+    # The size of its files, if it was trained elsewhere; 0 for others.
+    imported_bytes: Annotated[int, ZERO]
 
-deployments: "TypedTable[DeploymentRow]" = _resource(
-    "deployments",
-    _text("model_name"),
-    _text("deployment_name"),
-    _text("status"),
-    _text("compute_type"),
-    _text("instance_type"),
-    _text("region"),
-    _whole("min_replicas", 1),
-    _whole("max_replicas", 1),
-    _whole("current_replicas"),
-    sa.Column("wanted_replicas", sa.BigInteger),  # null: no leader with agents has decided
+
+models = _resource("models", ModelRow)
+
+
+class DeploymentRow(ResourceRow):
+    """A deployment; `generation` is its model configuration."""
+
+    model_name: str
+    deployment_name: str
+    status: str
+    compute_type: str
+    instance_type: str
+    region: str
+    min_replicas: Annotated[int, {"default": 1}]
+    max_replicas: Annotated[int, {"default": 1}]
+    current_replicas: int
+    # Null: no leader with agents has decided.
+    wanted_replicas: int | None
     # Its delete was forced: every member ends its requests in flight.
-    sa.Column("is_forced", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
-    sa.Column("auto_scaling", sa.Boolean, nullable=False),
-    _json("vpc_config", optional=True),
-    _json("generation"),
-    _json("security_settings"),
-    _json("error", optional=True),
-    _text("health", default="unknown", server_default="unknown"),
-    sa.Column("implicit", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
+    is_forced: Annotated[bool, {"default": False, **FALSE}]
+    auto_scaling: bool
+    vpc_config: dict[str, Any] | None
+    generation: dict[str, Any]
+    security_settings: dict[str, Any]
+    error: dict[str, Any] | None
+    health: Annotated[str, {"default": "unknown", "server_default": "unknown"}]
+    implicit: Annotated[bool, {"default": False, **FALSE}]
+
+
+deployments = _resource(
+    "deployments",
+    DeploymentRow,
     sa.Index("ix_deployments_status", "status"),
     sa.Index("ix_deployments_client_id_status", "client_id", "status"),
 )
 
-deployment_logs: "TypedTable[DeploymentLogRow]" = TypedTable(
+
+class DeploymentLogRow(TypedDict):
+    """One line of a deployment's log."""
+
+    id: Annotated[int, SERIAL]
+    deployment_id: str
+    timestamp: datetime
+    level: str
+    component: str
+    request_id: str | None
+    message: str
+
+
+deployment_logs = _table(
     "deployment_logs",
-    METADATA,
-    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
-    _text("deployment_id"),
-    _moment("timestamp"),
-    _text("level"),
-    _text("component"),
-    sa.Column("request_id", sa.Text),
-    _text("message"),
+    DeploymentLogRow,
     sa.Index("ix_deployment_logs_deployment_id_timestamp_id", "deployment_id", "timestamp", "id"),
 )
 
-endpoints: "TypedTable[EndpointRow]" = _resource(
-    "endpoints",
-    _text("kind"),
-    _text("name"),
-    _json("members"),
-    _text("status"),
-    _whole("version", 1),
-    sa.Column("lease_seconds", sa.BigInteger),
-    _moment("lease_until", optional=True),
-    _json("lease_fallback", optional=True),
-    sa.Column("rollout_id", sa.Text),  # goes into the draw of a routing key
-    sa.Column("large_keys", sa.Text),  # null: spread
-    sa.Index("ix_endpoints_lease_until", "lease_until"),
-)
 
-events: "TypedTable[EventRow]" = TypedTable(
+class EndpointRow(ResourceRow):
+    """A plain or canary endpoint with its split and the lease on it."""
+
+    kind: str
+    name: str
+    members: list[dict[str, Any]]
+    status: str
+    version: Annotated[int, {"default": 1}]
+    lease_seconds: int | None
+    lease_until: datetime | None
+    lease_fallback: list[dict[str, Any]] | None
+    # Goes into the draw of a routing key.
+    rollout_id: str | None
+    # Null: spread.
+    large_keys: str | None
+
+
+endpoints = _resource("endpoints", EndpointRow, sa.Index("ix_endpoints_lease_until", "lease_until"))
+
+
+class EventRow(TypedDict):
+    """An event of the outbox."""
+
+    position: Annotated[int, SERIAL]
+    id: Annotated[str, {"unique": True}]
+    client_id: str
+    type: str
+    resource_id: str
+    sequence: int
+    created_at: datetime
+    data: dict[str, Any]
+
+
+events = _table(
     "events",
-    METADATA,
-    sa.Column("position", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
-    _text("id", unique=True),
-    _text("client_id"),
-    _text("type"),
-    _text("resource_id"),
-    _whole("sequence"),
-    _moment("created_at"),
-    _json("data"),
+    EventRow,
     sa.UniqueConstraint("resource_id", "sequence"),
     sa.Index("ix_events_client_id_position", "client_id", "position"),
 )
 
-webhooks: "TypedTable[WebhookRow]" = _resource(
-    "webhooks",
-    _text("url"),
-    _text("description"),
-    _json("events"),
-    _text("profile", default="tuneship", server_default="tuneship"),  # the form of its deliveries
-    sa.Column("active", sa.Boolean, nullable=False),
-    sa.Column("secret", sa.LargeBinary, nullable=False),  # encrypted: it is needed to sign
-    sa.Column("previous_secret", sa.LargeBinary),  # signs too until `previous_until`
-    _moment("previous_until", optional=True),
-    _moment("failing_since", optional=True),
-    sa.Column("disabled_reason", sa.Text),
-)
 
-deliveries: "TypedTable[DeliveryRow]" = TypedTable(
+class WebhookRow(ResourceRow):
+    """A webhook; its secrets are sealed, since they are needed to sign."""
+
+    url: str
+    description: str
+    events: list[str]
+    # The form of its deliveries.
+    profile: Annotated[str, {"default": "tuneship", "server_default": "tuneship"}]
+    active: bool
+    secret: bytes
+    # Signs too until `previous_until`.
+    previous_secret: bytes | None
+    previous_until: datetime | None
+    failing_since: datetime | None
+    disabled_reason: str | None
+
+
+webhooks = _resource("webhooks", WebhookRow)
+
+
+class DeliveryRow(TypedDict):
+    """A delivery of one event to one webhook."""
+
+    webhook_id: Annotated[str, KEY]
+    event_id: Annotated[str, KEY]
+    status: str
+    attempts: int
+    created_at: datetime
+    updated_at: datetime
+    # Null: no further attempt.
+    next_attempt_at: datetime | None
+    response_status: Annotated[int | None, SMALL]
+    # One of our codes, never the receiver's text.
+    failure: str | None
+
+
+deliveries = _table(
     "deliveries",
-    METADATA,
-    _text("webhook_id", primary_key=True),
-    _text("event_id", primary_key=True),
-    _text("status"),
-    _whole("attempts"),
-    _moment("created_at"),
-    _moment("updated_at"),
-    _moment("next_attempt_at", optional=True),  # null: no further attempt
-    sa.Column("response_status", sa.Integer),
-    sa.Column("failure", sa.Text),  # one of our codes, never the receiver's text
+    DeliveryRow,
     sa.Index("ix_deliveries_webhook_id_next_attempt_at", "webhook_id", "next_attempt_at"),
     sa.Index(
         "ix_deliveries_webhook_id_created_at_event_id", "webhook_id", "created_at", "event_id"
@@ -349,44 +443,69 @@ deliveries: "TypedTable[DeliveryRow]" = TypedTable(
     sa.Index("ix_deliveries_event_id", "event_id"),
 )
 
-# The keys of sealed files. Deleting a key makes its files unreadable.
-object_keys: "TypedTable[ObjectKeyRow]" = TypedTable(
-    "object_keys",
-    METADATA,
-    _text("object_id", primary_key=True),  # kind and id, like the folder of its files
-    _text("client_id"),
-    sa.Column("wrapped", sa.LargeBinary, nullable=False),  # by the tenant's key: `data_keys.py`
-    _moment("created_at"),
+
+class TypedDeliveryRow(DeliveryRow):
+    """A delivery with the type of its event."""
+
+    type: str
+
+
+class ObjectKeyRow(TypedDict):
+    """The key of a dataset's, a job's or a model's sealed files. Deleting it makes the files unreadable."""
+
+    # Kind and id, like the folder of its files.
+    object_id: Annotated[str, KEY]
+    client_id: str
+    # By the tenant's key: `data_keys.py`.
+    wrapped: bytes
+    created_at: datetime
+
+
+object_keys = _table("object_keys", ObjectKeyRow)
+
+
+class IdempotencyRow(TypedDict):
+    """A request with an idempotency key, and its answer once there is one."""
+
+    client_id: Annotated[str, KEY]
+    key: Annotated[str, KEY]
+    fingerprint: str
+    created_at: datetime
+    lease_until: datetime
+    status: Annotated[int | None, SMALL]
+    location: str | None
+    body: bytes | None
+    # That works on it (`member_sessions.py`), 0: a service alone.
+    member: int | None
+
+
+idempotency = _table(
+    "idempotency", IdempotencyRow, sa.Index("ix_idempotency_created_at", "created_at")
 )
 
-idempotency: "TypedTable[IdempotencyRow]" = TypedTable(
-    "idempotency",
-    METADATA,
-    _text("client_id", primary_key=True),
-    _text("key", primary_key=True),
-    _text("fingerprint"),
-    _moment("created_at"),
-    _moment("lease_until"),
-    sa.Column("status", sa.Integer),
-    sa.Column("location", sa.Text),
-    sa.Column("body", sa.LargeBinary),
-    sa.Column(
-        "member", sa.BigInteger
-    ),  # that works on it (`member_sessions.py`), 0: a service alone
-    sa.Index("ix_idempotency_created_at", "created_at"),
-)
 
-metric_windows: "TypedTable[MetricWindowRow]" = TypedTable(
-    "metric_windows",
-    METADATA,
-    _text("deployment_id", primary_key=True),
-    _text("endpoint_id", primary_key=True),
-    sa.Column("width", sa.BigInteger, primary_key=True),  # seconds
-    sa.Column("start", sa.BigInteger, primary_key=True),
+class _WindowKey(TypedDict):
+    deployment_id: Annotated[str, KEY]
+    endpoint_id: Annotated[str, KEY]
+    # Seconds.
+    width: Annotated[int, KEY]
+    start: Annotated[int, KEY]
+
+
+class MetricWindowRow(_WindowKey):
+    """One stored window of one series."""
+
     # Whose counts they are: a member of a cluster has a number of its own, and 0 is of a service alone, or of all.
-    sa.Column("shard", sa.BigInteger, primary_key=True, server_default="0"),
-    sa.Column("window", sa.LargeBinary, nullable=False),  # encoded by `metrics/columns.py`
-    sa.Column("minutes", sa.LargeBinary),  # an hour's 60 records without sketches; null: a member's
+    shard: Annotated[int, {**KEY, **ZERO}]
+    # Encoded by `metrics/columns.py`.
+    window: bytes
+    # An hour's 60 records without sketches; null: a member's.
+    minutes: bytes | None
+
+
+metric_windows = _table(
+    "metric_windows",
+    MetricWindowRow,
     sa.Index("ix_metric_windows_width_start", "width", "start"),
     # Finds the hours of members that are to be put together.
     sa.Index(
@@ -399,145 +518,171 @@ metric_windows: "TypedTable[MetricWindowRow]" = TypedTable(
     sqlite_with_rowid=False,  # rows are stored in the order in which they are read
 )
 
-# The newer counts of metric windows, with the same keys: in rows of their own, since SQLite would give a longer row a
-# page of its own. Missing where an earlier version has written the window.
-finer_windows: "TypedTable[FinerWindowRow]" = TypedTable(
-    "finer_windows",
-    METADATA,
-    _text("deployment_id", primary_key=True),
-    _text("endpoint_id", primary_key=True),
-    sa.Column("width", sa.BigInteger, primary_key=True),
-    sa.Column("start", sa.BigInteger, primary_key=True),
-    sa.Column("shard", sa.BigInteger, primary_key=True),
-    sa.Column("counts", sa.LargeBinary, nullable=False),
-    sqlite_with_rowid=False,
-)
 
-# The length of each list of a tenant, so that a page needs no count over the table.
-resource_counts: "TypedTable[ResourceCountRow]" = TypedTable(
-    "resource_counts",
-    METADATA,
-    _text("client_id", primary_key=True),
-    _text("resource", primary_key=True),
-    _whole("number"),
-)
+class FinerWindowRow(_WindowKey):
+    """The newer counts of a stored window: in a row of their own, since SQLite would give a longer row its own page.
+
+    Missing where an earlier version has written the window.
+    """
+
+    shard: Annotated[int, KEY]
+    counts: bytes
 
 
-def _audit_columns() -> "tuple[sa.Column[Any], ...]":
-    return (
-        _moment("at"),
-        _text("client_id"),
-        _text("key_id"),
-        _text("action"),
-        sa.Column("resource_id", sa.Text),
-        sa.Column("status", sa.Integer, nullable=False),
-        _text("address"),
-        _text("request_id"),
-        sa.Column("prompt_tokens", sa.BigInteger),
-        sa.Column("completion_tokens", sa.BigInteger),
-        sa.Column("mac", sa.LargeBinary, nullable=False),
-    )
+finer_windows = _table("finer_windows", FinerWindowRow, sqlite_with_rowid=False)
 
 
-# Its seals are over the row and the one before: `audit.py`.
-audit: "TypedTable[AuditRow]" = TypedTable(
-    "audit",
-    METADATA,
-    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    *_audit_columns(),
-    sa.Index("ix_audit_client_id_seq", "client_id", "seq"),
-)
+class SealedAuditRow(TypedDict):
+    """The columns of an entry of the audit trail, with its seal."""
 
-# Rows that are committed and not in the chain yet, each sealed by itself. Postgres only.
-unlinked_audit: "TypedTable[UnlinkedAuditRow]" = TypedTable(
-    "unlinked_audit",
-    METADATA,
-    sa.Column("position", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
-    *_audit_columns(),
-)
+    at: datetime
+    client_id: str
+    key_id: str
+    action: str
+    resource_id: str | None
+    status: Annotated[int, SMALL]
+    address: str
+    request_id: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    mac: bytes
 
-# One row: which installation this database belongs to (`installation.py`).
-installation: "TypedTable[InstallationRow]" = TypedTable(
-    "installation",
-    METADATA,
-    _text("id", primary_key=True),
-    _whole("starts", server_default="0"),
-    sa.Column("key_check", sa.LargeBinary),
-    _moment("newest_time", optional=True),
-    sa.Column("cluster", sa.Text),  # null: no cluster has used it
-)
 
-# Who leads a cluster (`leader_lease.py`). The lease has a table of its own, so that renewing it never waits for the
-# leader's transactions, each of which locks the row with its epoch.
-leaders: "TypedTable[LeaderRow]" = TypedTable(
-    "leaders",
-    METADATA,
-    _text("role", primary_key=True),
-    _text("owner"),
-    _whole("epoch"),
-)
+class AuditRow(SealedAuditRow):
+    """One entry of the audit trail in its chain: its seal is over the row and the one before (`audit.py`)."""
 
-leader_leases: "TypedTable[LeaderLeaseRow]" = TypedTable(
-    "leader_leases",
-    METADATA,
-    _text("role", primary_key=True),
-    _whole("epoch"),
-    _moment("lease_until"),
-)
+    seq: Annotated[int, {**KEY, "autoincrement": False}]
 
-# The requests of a client in one window of a minute that the members of a cluster have taken (`rate_windows.py`).
-# Postgres writes no log of it: after a crash the windows begin again.
-rate_windows: "TypedTable[RateWindowRow]" = TypedTable(
-    "rate_windows",
-    METADATA,
-    _text("client_id", primary_key=True),
-    _text("kind", primary_key=True),
-    sa.Column("ends", sa.BigInteger, primary_key=True),  # epoch seconds
-    _whole("taken"),
-    _whole("chunk"),  # what was taken last
-)
 
-# The agents that the members of a cluster share (`agent_records.py`); only the leader writes here.
-agents: "TypedTable[AgentRow]" = TypedTable(
-    "agents",
-    METADATA,
-    _text("name", primary_key=True),
-    _text("base"),
-    _text("digest"),  # of the base model's files
-    _whole("number"),
-    _text("state"),
-    sa.Column("host", sa.Text),
-    sa.Column("port", sa.BigInteger),
-    sa.Column("certificate", sa.Text),  # SHA-256
-)
+audit = _table("audit", AuditRow, sa.Index("ix_audit_client_id_seq", "client_id", "seq"))
 
-# How the starts of replicas have gone, by base model (`agent_records.py`); only the leader writes here.
-failed_starts: "TypedTable[FailedStartsRow]" = TypedTable(
-    "failed_starts",
-    METADATA,
-    _text("base", primary_key=True),
-    _whole("total"),
-    _whole("in_a_row"),
-    _text("error"),  # of the last one
-    _moment("paused_until"),
-)
 
-# The requests of each member of a cluster (`member_demand.py`). Unlogged, like `rate_windows`: every member writes its
-# row again within a second.
-member_demands: "TypedTable[MemberDemandRow]" = TypedTable(
-    "member_demands",
-    METADATA,
-    _text("member", primary_key=True),
-    _moment("written_at"),
-    _moment("lapses_at"),
-    _json("demand"),
-)
+class UnlinkedAuditRow(SealedAuditRow):
+    """One entry of the audit trail that is committed and not in its chain yet, sealed by itself. Postgres only."""
 
-# The ages of the requests in flight at each member of a cluster (`member_ages.py`). Unlogged, as `member_demands`.
-member_ages: "TypedTable[MemberAgesRow]" = TypedTable(
-    "member_ages",
-    METADATA,
-    _text("member", primary_key=True),
-    _moment("written_at"),
-    _json("ages"),
-)
+    position: Annotated[int, SERIAL]
+
+
+unlinked_audit = _table("unlinked_audit", UnlinkedAuditRow)
+
+
+class InstallationRow(TypedDict):
+    """The one row that says which installation the database belongs to (`installation.py`)."""
+
+    id: Annotated[str, KEY]
+    starts: Annotated[int, ZERO]
+    key_check: bytes | None
+    newest_time: datetime | None
+    # Null: no cluster has used it.
+    cluster: str | None
+
+
+installation = _table("installation", InstallationRow)
+
+
+class LeaderRow(TypedDict):
+    """The process that leads a cluster (`leader_lease.py`); a higher epoch ends the rights of all lower ones."""
+
+    role: Annotated[str, KEY]
+    owner: str
+    epoch: int
+
+
+leaders = _table("leaders", LeaderRow)
+
+
+class LeaderLeaseRow(TypedDict):
+    """Until when the leader of an epoch leads, by the database's clock.
+
+    The lease has a table of its own, so that renewing it never waits for the leader's transactions, each of which locks
+    the row with its epoch.
+    """
+
+    role: Annotated[str, KEY]
+    epoch: int
+    lease_until: datetime
+
+
+leader_leases = _table("leader_leases", LeaderLeaseRow)
+
+
+class RateWindowRow(TypedDict):
+    """The requests of a client in one window of a minute that the members of a cluster have taken (`rate_windows.py`).
+
+    Postgres writes no log of it: after a crash the windows begin again.
+    """
+
+    client_id: Annotated[str, KEY]
+    kind: Annotated[str, KEY]
+    # Epoch seconds.
+    ends: Annotated[int, KEY]
+    taken: int
+    # Taken last.
+    chunk: int
+
+
+rate_windows = _table("rate_windows", RateWindowRow)
+
+
+class AgentRow(TypedDict):
+    """An agent with its replica, which the members of a cluster share (`agent_records.py`); only the leader writes it.
+
+    The address is null until it is ready.
+    """
+
+    name: Annotated[str, KEY]
+    base: str
+    # Of the base model's files.
+    digest: str
+    number: int
+    state: str
+    host: str | None
+    port: int | None
+    # SHA-256.
+    certificate: str | None
+
+
+agents = _table("agents", AgentRow)
+
+
+class FailedStartsRow(TypedDict):
+    """How the starts of replicas of a base model have gone (`agent_records.py`); only the leader writes it."""
+
+    base: Annotated[str, KEY]
+    total: int
+    in_a_row: int
+    # Of the last one.
+    error: str
+    paused_until: datetime
+
+
+failed_starts = _table("failed_starts", FailedStartsRow)
+
+
+class MemberDemandRow(TypedDict):
+    """The demand at a member of a cluster, by deployment (`member_demand.py`).
+
+    Unlogged, like `rate_windows`: every member writes its row again within a second.
+    """
+
+    member: Annotated[str, KEY]
+    written_at: datetime
+    lapses_at: datetime
+    demand: dict[str, Any]
+
+
+member_demands = _table("member_demands", MemberDemandRow)
+
+
+class MemberAgesRow(TypedDict):
+    """The ages of the requests in flight at a member of a cluster, counted by deployment and endpoint.
+
+    See `member_ages.py`. Unlogged, as `member_demands`.
+    """
+
+    member: Annotated[str, KEY]
+    written_at: datetime
+    ages: dict[str, dict[str, list[int]]]
+
+
+member_ages = _table("member_ages", MemberAgesRow)

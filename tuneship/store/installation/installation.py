@@ -14,8 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from tuneship.store.database.database import PoolerInBetween, engine_of, known_revision
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.row_types import InstallationRow
-from tuneship.store.database.tables import api_keys, installation
+from tuneship.store.database.tables import InstallationRow, api_keys, installation
 
 
 @dataclass(frozen=True)

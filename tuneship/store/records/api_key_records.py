@@ -5,7 +5,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuneship.store.database.queries import Row, fetch_all
+from tuneship.store.database.rows import Row, fetch_all
 from tuneship.store.database.tables import api_keys
 
 

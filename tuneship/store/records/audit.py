@@ -23,9 +23,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.store.database.database import CHAIN_LOCK, Database
-from tuneship.store.database.queries import fetch_all
-from tuneship.store.database.row_types import AuditRow, SealedAuditRow, UnlinkedAuditRow
-from tuneship.store.database.tables import audit, unlinked_audit
+from tuneship.store.database.rows import fetch_all
+from tuneship.store.database.tables import (
+    AuditRow,
+    SealedAuditRow,
+    UnlinkedAuditRow,
+    audit,
+    unlinked_audit,
+)
 
 logger = logging.getLogger(__name__)
 

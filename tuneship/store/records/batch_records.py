@@ -11,9 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.openai.batches import OPEN, BatchStatus
-from tuneship.store.database.queries import fetch_all
-from tuneship.store.database.row_types import BatchFileRow, BatchRow
-from tuneship.store.database.tables import batch_files, batches
+from tuneship.store.database.rows import fetch_all
+from tuneship.store.database.tables import BatchFileRow, BatchRow, batch_files, batches
 
 # Purposes of files: what a client has uploaded, what a batch has made of it, and parts of that while the batch runs.
 INPUT, OUTPUT = "batch", "batch_output"

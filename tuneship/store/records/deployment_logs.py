@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.store.database.queries import fetch_all
-from tuneship.store.database.row_types import DeploymentLogRow
-from tuneship.store.database.tables import deployment_logs
+from tuneship.store.database.rows import fetch_all
+from tuneship.store.database.tables import DeploymentLogRow, deployment_logs
 
 LEVELS = ("debug", "info", "warning", "error")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

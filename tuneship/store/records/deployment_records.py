@@ -11,10 +11,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.deployments import DeploymentStatus
-from tuneship.store.database import queries as rows
-from tuneship.store.database.queries import Row
-from tuneship.store.database.row_types import DeploymentRow
-from tuneship.store.database.tables import deployments
+from tuneship.store.database import rows
+from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import DeploymentRow, deployments
 from tuneship.store.records import deployment_logs
 from tuneship.store.records.deployment_logs import LogEntry
 from tuneship.store.records.outbox import emit

@@ -8,11 +8,10 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from tuneship.contract.endpoints import EndpointStatus
-from tuneship.store.database import queries as rows
+from tuneship.store.database import rows
 from tuneship.store.database.database import is_away
-from tuneship.store.database.queries import fetch_all
-from tuneship.store.database.row_types import EndpointRow
-from tuneship.store.database.tables import endpoints
+from tuneship.store.database.rows import fetch_all
+from tuneship.store.database.tables import EndpointRow, endpoints
 from tuneship.store.records.outbox import emit
 
 logger = logging.getLogger(__name__)

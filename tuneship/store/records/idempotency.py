@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.store.cluster import member_sessions
 from tuneship.store.cluster.member_sessions import ALONE
-from tuneship.store.database.row_types import IdempotencyRow
-from tuneship.store.database.tables import idempotency
+from tuneship.store.database.tables import IdempotencyRow, idempotency
 
 # How long a request may work on a key before a repeated request takes it over. One whose member is gone has no time.
 LOCK = timedelta(seconds=60)

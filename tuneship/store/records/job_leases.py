@@ -12,9 +12,8 @@ from typing import Any, Self, cast
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
-from tuneship.store.database.queries import Row
-from tuneship.store.database.row_types import JobRow
-from tuneship.store.database.tables import jobs
+from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import JobRow, jobs
 from tuneship.store.records import job_queue
 
 # The lease-keeping thread renews it three times as often. A job whose service has died waits at most this long.

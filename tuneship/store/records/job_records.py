@@ -8,9 +8,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
-from tuneship.store.database.queries import fetch_all, matching
-from tuneship.store.database.row_types import JobLogRow, JobMetricsRow, JobRow
-from tuneship.store.database.tables import job_logs, job_metrics, job_row_losses, jobs
+from tuneship.store.database.rows import fetch_all, matching
+from tuneship.store.database.tables import (
+    JobLogRow,
+    JobMetricsRow,
+    JobRow,
+    job_logs,
+    job_metrics,
+    job_row_losses,
+    jobs,
+)
 
 SHOWN = (
     job_metrics.c.step,

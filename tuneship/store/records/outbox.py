@@ -14,9 +14,8 @@ import sqlalchemy as sa
 from tuneship.contract.events import EventKind, covers
 from tuneship.contract.webhooks import DeliveryStatus
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.database.queries import Row, fetch_all
-from tuneship.store.database.row_types import EventRow
-from tuneship.store.database.tables import deliveries, events, webhooks
+from tuneship.store.database.rows import Row, fetch_all
+from tuneship.store.database.tables import EventRow, deliveries, events, webhooks
 
 KEPT = timedelta(days=30)
 # The longest text in an event, which keeps an event far below 20 kB.

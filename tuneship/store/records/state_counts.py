@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.webhooks import DeliveryStatus
-from tuneship.store.database.queries import Row, fetch_all
+from tuneship.store.database.rows import Row, fetch_all
 from tuneship.store.database.tables import deliveries, deployments, endpoints, webhooks
 
 DEPLOYMENT_COLUMNS = ("id", "status", "health", "current_replicas")

@@ -9,10 +9,16 @@ import sqlalchemy as sa
 
 from tuneship.contract.events import KINDS, covers
 from tuneship.contract.webhooks import DeliveryStatus
-from tuneship.store.database import queries as rows
-from tuneship.store.database.queries import Page, fetch_all
-from tuneship.store.database.row_types import EventRow, TypedDeliveryRow, WebhookRow
-from tuneship.store.database.tables import deliveries, events, webhooks
+from tuneship.store.database import rows
+from tuneship.store.database.rows import Page, fetch_all
+from tuneship.store.database.tables import (
+    EventRow,
+    TypedDeliveryRow,
+    WebhookRow,
+    deliveries,
+    events,
+    webhooks,
+)
 
 # A webhook is switched off when every attempt has failed for this long.
 SWITCH_OFF_AFTER = timedelta(days=5)

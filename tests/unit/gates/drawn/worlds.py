@@ -118,10 +118,10 @@ class Sites:
         one_by_one = np.isin(site, [*self.known, len(self.sizes)])
         place = np.where(one_by_one, rng.random(requests) * 100.0, place)
         site = np.where(site == len(self.sizes), -1, site)
-        found: dict[Arm, np.ndarray] = {}
-        for arm, chosen in (("baseline", place >= weight), ("candidate", place < weight)):
-            found[arm] = self._capped(site[chosen])
-        return found
+        return {
+            "baseline": self._capped(site[place >= weight]),
+            "candidate": self._capped(site[place < weight]),
+        }
 
     def _capped(self, site: np.ndarray) -> np.ndarray:
         most = max(1, int(SMALL_KEY_CAP * len(site)))

@@ -12,8 +12,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy.exc import InternalError, OperationalError
 
 from tests.support.postgres_cluster import Cluster
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import (
     Database,
     DatabaseInUse,

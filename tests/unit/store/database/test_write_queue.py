@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import PATIENCE_S, until
-from tests.unit.store.database.test_queries import new_row
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tests.unit.store.database.test_rows import new_row
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
 from tuneship.store.database.write_queue import TurnTimedOut, WriteQueue
 

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from tests.support.job_rows import NOW, long_queue
 from tests.unit.store.records.test_store import add_job, claim
 from tuneship.contract.jobs import JobStatus
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
 from tuneship.store.records import job_leases, job_queue
 from tuneship.store.records.job_leases import LEASE

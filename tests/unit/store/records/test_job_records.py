@@ -1,20 +1,15 @@
 """The rows of a job: evaluations, messages that are logged once, and pages after a position of its stream."""
 
-import sqlite3
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
 from tests.support.job_rows import NOW, queued_job
 from tuneship.contract.jobs import JobStatus
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
-from tuneship.store.database.database import Database, sqlite_url
+from tuneship.store.database import rows, tables
+from tuneship.store.database.database import Database
 from tuneship.store.records import job_records
 
 pytestmark = pytest.mark.both_databases
@@ -145,27 +140,3 @@ def test_the_end_of_an_epoch_is_reported_first_once(database: Database) -> None:
         ]
         assert reported == [True, False, True, False, True]
         assert job_records.mark_epoch_reported(connection, "ft_2", 1)
-
-
-def test_steps_of_an_older_version_are_evidence_where_their_loss_is_new(tmp_path: Path) -> None:
-    file = tmp_path / "old.sqlite"
-    engine = sa.create_engine(sqlite_url(file))
-    with engine.begin() as connection:
-        config = Config()
-        folder = Path(job_records.__file__).parents[1] / "migrations"
-        config.set_main_option("script_location", str(folder))
-        config.attributes.update(connection=connection, metadata=tables.METADATA)
-        command.upgrade(config, "0001")
-    engine.dispose()
-    with sqlite3.connect(file) as raw:
-        raw.executemany(
-            "INSERT INTO job_metrics VALUES ('ft_1', ?, 1.0, ?, 1.0, 1.0, 1.0, 1.0)",
-            [(1, 0.9), (2, 0.9), (3, 0.7), (4, 0.7)],
-        )
-    raw.close()
-    database = Database(sqlite_url(file))
-    with database.read() as connection:
-        found = job_records.curve_of(connection, "ft_1", evaluated_only=True)
-        assert behind(connection, seen=None) == [1, 2, 3, 4]
-    database.close()
-    assert [one.step for one in found.rows] == [1, 3]

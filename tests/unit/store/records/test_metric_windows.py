@@ -1,19 +1,13 @@
 """All widths agree, in whatever order observations come, and each width is forgotten in its time."""
 
-import json
-import sqlite3
-import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
@@ -24,7 +18,7 @@ from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
 from tuneship.store.database import tables
-from tuneship.store.database.database import Database, sqlite_url
+from tuneship.store.database.database import Database
 from tuneship.store.records import metric_windows
 from tuneship.store.records.metric_windows import (
     HOUR,
@@ -265,88 +259,6 @@ def test_a_span_is_covered_exactly_once_by_aligned_pieces(start: int, length: in
     moments = sorted(moment for _, low, high in pieces for moment in range(low, high))
     assert moments == list(range(start, start + length))
     assert all(low % width == high % width == 0 for width, low, high in pieces)
-
-
-def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
-    file = tmp_path / "old.sqlite"
-    _upgrade(file, "0001")
-    old = {"n": 3, "errors": 1, "empty": 0, "ms": 20.0, "in": 5, "out": 7, "latencies": [[10, 2]]}
-    with sqlite3.connect(file) as raw:
-        raw.executemany(
-            "INSERT INTO metric_windows (deployment_id, endpoint_id, start, window) VALUES (?, ?, ?, ?)",
-            [
-                ("dep_1", endpoint, start, json.dumps(old))
-                for endpoint in ("", "cep_1")
-                for start in (NOW - 3 * DAY, NOW, NOW + 1)
-            ],
-        )
-    raw.close()
-    database = Database(sqlite_url(file))
-    with database.read() as connection:
-        assert counts(connection, SECOND) == {NOW: 6, NOW + 1: 6}
-        assert counts(connection, MINUTE) == {NOW - 3 * DAY: 6, NOW: 12}
-        assert counts(connection, HOUR, "cep_1") == {NOW - 3 * DAY: 3, NOW: 6}
-        _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, NOW, NOW + 1)
-        _, minutes = metric_windows.facts(
-            connection, WindowSource("dep_1"), MINUTE, NOW, NOW + MINUTE
-        )
-    assert np.array_equal(hours.latencies.values["count"], [8])
-    # It is unknown whether callers disconnected in these windows, so they count as uncounted.
-    for records in (hours.facts, minutes):
-        names = ["uncounted", "cancelled", "refused", "error_callers"]
-        assert records[names].tolist() == [(12, 0, 0, 0)]
-    with database.write() as connection:
-        later = MetricWindow(1, 1, cancelled_count=2, refused_count=3, error_callers={4, 5})
-        metric_windows.store(connection, {WindowKey("dep_1", "cep_1", NOW + 2): later}, NOW)
-        _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, NOW, NOW + 1)
-        _, seconds = metric_windows.facts(
-            connection, WindowSource("dep_1"), SECOND, NOW + 2, NOW + 3
-        )
-    assert hours.facts[[*names, "requests"]].tolist() == [(12, 2, 3, 2, 13)]
-    assert hours.error_callers.values.tolist() == [4, 5]
-    assert np.array_equal(hours.latencies.values["count"], [8])
-    assert seconds[names].tolist() == [(0, 2, 3, 2)]
-    database.close()
-
-
-def test_each_of_many_older_windows_is_changed_once(tmp_path: Path) -> None:
-    """There are more windows than the migration reads at once."""
-    file = tmp_path / "old.sqlite"
-    _upgrade(file, "0007")
-    old = struct.pack("<5q4d19I", 3, *bytes(27)) + struct.pack("<hI", 10, 3)
-    keys = [(f"dep_{number % 3}", width, number) for number in range(700) for width in WIDTHS]
-    with sqlite3.connect(file) as raw:
-        raw.executemany(
-            "INSERT INTO metric_windows (deployment_id, endpoint_id, width, start, window, minutes)"
-            " VALUES (?, '', ?, ?, ?, ?)",
-            [(*key, old, old[:148] * 60 if key[1] == HOUR else None) for key in keys],
-        )
-    raw.close()
-    database = Database(sqlite_url(file))
-    with database.read() as connection:
-        rows = connection.execute(sa.select(tables.metric_windows)).all()
-    database.close()
-    assert len(rows) == len(keys)
-    whole = columns.from_stored([row.window for row in rows], [None] * len(rows))
-    assert set(whole.facts[["requests", "uncounted", "error_callers"]].tolist()) == {(3, 3, 0)}
-    assert set(whole.latencies.values.tolist()) == {(10, 3)}
-    assert whole.latencies.lengths.tolist() == [1] * len(rows)
-    minutes = [row.minutes for row in rows if row.width == HOUR]
-    found = np.frombuffer(b"".join(minutes), columns.FACTS)
-    assert set(found[["requests", "uncounted"]].tolist()) == {(3, 3)}
-    assert len(found) == 60 * 700
-
-
-def _upgrade(file: Path, revision: str) -> None:
-    folder = Path(metric_windows.__file__).parents[1] / "migrations"
-    engine = sa.create_engine(sqlite_url(file))
-    with engine.begin() as connection:
-        config = Config()
-        config.set_main_option("script_location", str(folder))
-        config.attributes["connection"] = connection
-        config.attributes["metadata"] = tables.METADATA
-        command.upgrade(config, revision)
-    engine.dispose()
 
 
 @given(ticks=OFFSETS, folds=st.lists(st.booleans(), min_size=4, max_size=4))

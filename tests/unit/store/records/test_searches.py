@@ -21,9 +21,9 @@ from tuneship.store.records import (
     idempotency,
     job_queue,
     job_records,
+    outbox,
     webhook_records,
 )
-from tuneship.store.records import outbox as events
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEARCHES: dict[str, Callable[[sa.Connection], Any]] = {
@@ -33,7 +33,7 @@ SEARCHES: dict[str, Callable[[sa.Connection], Any]] = {
     "a tenant's lapsed leases": lambda connection: endpoint_records.revert_lapsed(
         connection, "alice", NOW
     ),
-    "old events": lambda connection: events.forget(connection, NOW),
+    "old events": lambda connection: outbox.forget(connection, NOW),
     "old idempotency keys": lambda connection: idempotency.forget(connection, NOW),
     "a dataset's jobs": lambda connection: job_records.is_dataset_needed(connection, "ds_1"),
     "due deliveries": lambda connection: webhook_records.webhooks_with_due(connection, NOW),

@@ -12,11 +12,9 @@ from tests.support.job_rows import NOW, queued_job
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.contract.jobs import JobStatus
 from tuneship.store.cluster import member_sessions
-from tuneship.store.database import queries as rows
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
-from tuneship.store.records import idempotency, job_queue
-from tuneship.store.records import job_leases as leases
+from tuneship.store.records import idempotency, job_leases, job_queue
 from tuneship.store.records.job_leases import LEASE, JobLease, LeaseLost
 
 pytestmark = pytest.mark.both_databases
@@ -35,7 +33,7 @@ def claim(database: Database, now: datetime) -> rows.Row | None:
         if first is None:
             return None
         with database.write(first.client_id) as connection:
-            job = leases.claim(connection, first.job_id, "owner", now)
+            job = job_leases.claim(connection, first.job_id, "owner", now)
         if job is not None:
             return job
 
@@ -64,14 +62,14 @@ def test_a_stale_attempt_writes_nothing(database: Database) -> None:
     claim(database, NOW + LEASE * 2)
     stale, live = JobLease("ft_1", 1, "alice"), JobLease("ft_1", 2, "alice")
     for change in (
-        lambda one: leases.heartbeat(one, stale, NOW + LEASE * 3),
-        lambda one: leases.write(one, stale, current_step=7),
-        lambda one: leases.end(one, stale, JobStatus.COMPLETED, NOW),
+        lambda one: job_leases.heartbeat(one, stale, NOW + LEASE * 3),
+        lambda one: job_leases.write(one, stale, current_step=7),
+        lambda one: job_leases.end(one, stale, JobStatus.COMPLETED, NOW),
     ):
         with pytest.raises(LeaseLost), database.write() as connection:
             change(connection)
     with database.write() as connection:
-        leases.write(connection, live, current_step=3)
+        job_leases.write(connection, live, current_step=3)
         assert rows.fetch(connection, tables.jobs, "ft_1", client_id=None)["current_step"] == 3  # type: ignore[index]
 
 
@@ -81,14 +79,14 @@ def test_a_job_that_is_being_cancelled_cannot_complete(database: Database) -> No
     with database.write() as connection:
         rows.change(connection, tables.jobs, "ft_1", NOW, status=JobStatus.CANCELLING)
     with pytest.raises(LeaseLost), database.write() as connection:
-        leases.end(connection, JobLease("ft_1", 1, "alice"), JobStatus.COMPLETED, NOW)
+        job_leases.end(connection, JobLease("ft_1", 1, "alice"), JobStatus.COMPLETED, NOW)
 
 
 def test_after_a_restart_running_jobs_can_be_claimed_at_once(database: Database) -> None:
     add_job(database)
     claim(database, NOW)
     with database.write() as connection:
-        leases.release_all(connection, NOW)
+        job_leases.release_all(connection, NOW)
     assert claim(database, NOW) is not None
 
 

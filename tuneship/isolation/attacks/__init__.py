@@ -1,1 +1,0 @@
-"""Ways out of a worker process, which must all be closed."""

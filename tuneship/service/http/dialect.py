@@ -1,0 +1,48 @@
+"""The differences between the APIs, or kinds of pages, that the boundary answers, each below a prefix of its own."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route
+
+from tuneship.contract.errors import ApiError, ResourceNotFound
+from tuneship.contract.operation import Operation
+from tuneship.service.http.boundary import Boundary
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One API, or one kind of pages. What is not given is as in the main API (`main_api.py`)."""
+
+    # The beginning of its addresses.
+    prefix: str
+    # The values that are sent as a key, and those that name the client; None where the key alone counts.
+    credentials: Callable[[Request], tuple[list[str], list[str] | None]]
+    # Raises `AuthenticationError` where a request names another client than its key's.
+    check_client: Callable[[Request, str], None] = lambda _request, _client_id: None
+    # Its operations, whether they are served or not.
+    declared: Sequence[Operation[..., Any]] = ()
+    # More routes than those of the operations, and the addresses that need no key.
+    routes: Callable[[Boundary], Sequence[Route]] = lambda _boundary: ()
+    open_paths: Set[str] = frozenset()
+    # The ends of more addresses whose requests count as generations.
+    generating: tuple[str, ...] = ()
+    # The number of earlier tries of a request, where clients number them.
+    retry_count: Callable[[Request], int | None] = lambda _request: None
+    # An id in an address, in the form of the main API.
+    stored_id: Callable[[str], str] = lambda identifier: identifier
+    # More headers of every answer, by the state of the request and the time of its beginning.
+    answer_headers: Callable[[Mapping[str, Any], float], Mapping[str, str]] = (
+        lambda _state, _began: {}
+    )
+    # A refusal as its clients expect it, and its body with the id of the request.
+    refusal: Callable[[Request, ApiError], ApiError] = lambda _request, error: error
+    refusal_body: Callable[[ApiError, str], str] = lambda error, request_id: json.dumps(
+        error.as_json(request_id)
+    )
+    refusal_media: str = "application/json"
+    # The refusal of an address without a route.
+    unknown_route: Callable[[], ApiError] = lambda: ResourceNotFound("there is no such route")
