@@ -63,8 +63,8 @@ class ClusterProgram:
 class Choices:
     """The addresses and secrets that the first start has chosen, and that the next one finds again."""
 
+    # Folder for sockets, whose paths may have 107 characters only.
     sockets: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="tuneship-"))
-    """Folder for sockets, whose paths may have 107 characters only."""
     objects_secret: str = field(default_factory=lambda: secrets.token_hex(16))
     ray_token: str = field(default_factory=lambda: secrets.token_hex(16))
     ports: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -44,8 +44,8 @@ class NodeFailure(threading.Thread):
         super().__init__(daemon=True)
         self._cluster = cluster
         self._settings = settings
+        # The node that was killed.
         self.killed: str | None = None
-        """The node that was killed."""
 
     def run(self) -> None:
         """Wait until the first job is half done, kill its node and start another one."""

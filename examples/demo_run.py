@@ -38,8 +38,8 @@ SERVICE_SETTINGS = {
     "TUNESHIP_GENERATE_REQUESTS_PER_MINUTE": "6000",
 }
 
+# What the flow writes with `--result`, with the exit code and the seconds that it took.
 Result = dict[str, Any]
-"""What the flow writes with `--result`, with the exit code and the seconds that it took."""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ MORE = {
     "cluster": ("service", "node"),
     "development": ("service",),
 }
+# The lock of what builds both distributions: without it, pip would download the newest build backend.
 BUILD = "build"
-"""The lock of what builds both distributions: without it, pip would download the newest build backend."""
+# The builds of torch, with what each needs: one version of Python on Linux, x86-64.
 TORCH = {"torch-cpu": "+cpu", "torch-cuda": ""}
-"""The builds of torch, with what each needs: one version of Python on Linux, x86-64."""
 TORCH_PLATFORM = ("--python-platform", "x86_64-manylinux_2_28")
 WITH_EXTRAS = re.compile(r"^([a-z0-9-]+)\[[^]]+\](==.*\n(?: +--hash=.*\n)+)", flags=re.MULTILINE)
 ENTRY = re.compile(r"^[a-z0-9].*\n(?: +.*\n)+", flags=re.MULTILINE)

@@ -38,10 +38,10 @@ class RotationByLength:
         borders = {one[BORDER] for one in settings if one.get("rope_type") == LONGROPE}
         if len(borders) > 1:
             raise DifferentBorders
+        # The most tokens of a text that is rotated by the short factors; None: the length does not matter.
         self.border: int | None = next(iter(borders), None)
-        """The most tokens of a text that is rotated by the short factors; None: the length does not matter."""
+        # The length of each token's text, [rows, tokens] or [rows, 1]; None: what transformers sees in the batch.
         self.lengths: Tensor | None = None
-        """The length of each token's text, [rows, tokens] or [rows, 1]; None: what transformers sees in the batch."""
         for module in model.modules() if borders else ():
             if hasattr(module, "rope_type"):
                 module.forward = partial(self._rotate, module.forward)

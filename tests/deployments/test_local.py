@@ -40,8 +40,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 NAMES = {"service", "prefect-server", "bridge", "worker"}
 LONG_S = 600.0
 ENDPOINT = "waiting"
+# The shortest wait that a trigger on a missing event allows; the shipped trigger waits for three heartbeats.
 SHORTEST = timedelta(seconds=10)
-"""The shortest wait that a trigger on a missing event allows; the shipped trigger waits for three heartbeats."""
 
 
 def test_everything_runs_and_a_second_up_changes_nothing(machine: Machine) -> None:

@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
 ]
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+# The page that most people come by, and that each commit tries.
 FIRST = "from-openai"
-"""The page that most people come by, and that each commit tries."""
 PAGES = sorted(
     (ROOT / "docs/migrating").glob("from-*.md"), key=lambda page: (page.stem != FIRST, page.name)
 )

@@ -22,8 +22,8 @@ from tuneship.settings import ClientSettings
 PATIENCE_S = 300.0
 SCRIPT = Path(__file__).parents[2] / "flows" / "shift_traffic.py"
 SLOW_ENOUGH_TO_BE_STOPPED = 0.5
+# Seconds between two looks: so many that nothing happens while a test examines a rollout.
 STANDS_STILL = 60.0
-"""Seconds between two looks: so many that nothing happens while a test examines a rollout."""
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ def test_a_deployment_that_starts_by_itself_has_all_that_it_needs_or_is_switched
         assert not any(starts) or needed <= set(deployment.get("parameters", {}))
 
 
+# Seconds until Prefect frees a dead run's slot: a lease of 5 minutes, checked every 15 s (hard-coded in 3.8.8).
 LEASE_S = 300 + 15
-"""Seconds until Prefect frees a dead run's slot: a lease of 5 minutes, checked every 15 s (hard-coded in 3.8.8)."""
 
 
 def guard_deployment() -> dict[str, Any]:

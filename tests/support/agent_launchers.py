@@ -21,10 +21,10 @@ class PlayedLauncher:
         self._folder = folder
         self._opened = opened
         self.agents: dict[str, PlayedAgent] = {}
+        # The agents that each leader wanted to keep when it first started one.
         self.kept: list[set[str]] = []
-        """The agents that each leader wanted to keep when it first started one."""
+        # Why no agent can be started now.
         self.refusal = ""
-        """Why no agent can be started now."""
 
     async def start(
         self, name: str, arguments: Sequence[str], size: AgentSize | None = None

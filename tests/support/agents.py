@@ -40,8 +40,8 @@ class PlayedAgent:
     relay: AgentRelay
     address: AgentAddress
     folder: Path
+    # The word of each link of a leader that was closed.
     ended: list[str] = field(default_factory=list[str])
-    """The word of each link of a leader that was closed."""
 
     async def lead(
         self, epoch: int = 1, order: ServeOrder = ORDER, timing: AgentTiming = PATIENT

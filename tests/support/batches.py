@@ -11,8 +11,8 @@ from tuneship.service.background_requests.background_run import BackgroundTiming
 
 URL = "/v1/completions"
 ENDS = ("completed", "failed", "expired", "cancelled")
+# Each answer is stored as soon as it may be.
 AT_ONCE = BackgroundTiming(soon_s=0, enough=1)
-"""Each answer is stored as soon as it may be."""
 AT_THE_END = BackgroundTiming(enough=10**6, late_s=10**6)
 
 

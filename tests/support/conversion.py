@@ -37,12 +37,12 @@ class PlayedConversion:
 
     def __init__(self) -> None:
         self.orders: list[ProcessMessage] = []
+        # The folders that the process of the last order may read.
         self.readable: list[Path] = []
-        """The folders that the process of the last order may read."""
         self.report: ProcessMessage | None = None
         self.waits = False
+        # The time that real processes have to carry out an order; None: it is played.
         self.seconds: float | None = None
-        """The time that real processes have to carry out an order; None: it is played."""
 
     def __call__(
         self,

@@ -48,15 +48,15 @@ from tuneship.store.records import (
 from tuneship.store.records.audit import Chain
 from tuneship.training import checkpoints
 
+# A file in the data folder that lists every requested change, followed by the answer.
 HISTORY = "history.jsonl"
-"""A file in the data folder that lists every requested change, followed by the answer."""
 Changed = Callable[..., bool]
 DATASETS, FILES, BATCHES = "/v1/datasets", "/openai/v1/files", "/openai/v1/batches"
 MODELS = "/v1/models"
+# The size of an adapter that goes to a bucket in several parts.
 LARGE_BYTES = 12 << 20
-"""The size of an adapter that goes to a bucket in several parts."""
+# The names of the requests of every batch.
 BATCHED = [f"request {number}" for number in range(6)]
-"""The names of the requests of every batch."""
 
 
 @dataclass(frozen=True)
@@ -394,6 +394,7 @@ def _half_fetched(death: Death) -> None:
     _exchange(ObjectBlobs, "_blocks", halved)
 
 
+# The points of a service that keeps its files in a bucket.
 OBJECT_POINTS = {
     "object: before its PUT": Point(uploads, lambda one: _in_the_library(one, "before", "put")),
     "object: after its PUT, before the row": Point(
@@ -408,7 +409,6 @@ OBJECT_POINTS = {
     ),
     "object: half fetched": Point(fetches, _half_fetched),
 }
-"""The points of a service that keeps its files in a bucket."""
 POINTS = OBJECT_POINTS | {
     "accept: before the key": Point(accepts, lambda one: one.before(idempotency, "begin")),
     "accept: while the key is taken": Point(accepts, lambda one: one.after(idempotency, "begin")),

@@ -294,38 +294,38 @@ class PlayedEngines:
         self.may_probe.set()
         self.probes = 0
         self.refusal = ""
+        # The adapter (or `the base`) that loads, but whose outputs are not finite.
         self.cannot_run = ""
-        """The adapter (or `the base`) that loads, but whose outputs are not finite."""
+        # Whether a replica stops answering once it has loaded an adapter.
         self.hangs_after_loading = False
-        """Whether a replica stops answering once it has loaded an adapter."""
+        # The number of requests that a replica claims to run at once.
         self.rows = 32
-        """The number of requests that a replica claims to run at once."""
+        # The number of tokens that are sent at first; the others follow when `may_go_on` is set.
         self.tokens_before_pause = 0
-        """The number of tokens that are sent at first; the others follow when `may_go_on` is set."""
         self.may_go_on = threading.Event()
+        # Seconds before each answer of a model without an adapter, for tests that compare latencies.
         self.base_model_pause_s = 0.0
-        """Seconds before each answer of a model without an adapter, for tests that compare latencies."""
+        # The error that every start of a training raises, if any.
         self.start_error: Exception | None = None
-        """The error that every start of a training raises, if any."""
+        # Whether every new training completes by itself, for tests that do not control it.
         self.trains_at_once = False
-        """Whether every new training completes by itself, for tests that do not control it."""
         self.prompts: list[tuple[int, ...]] = []
+        # Whether a replica repeats each prompt instead of giving the answer.
         self.answers_with_prompt = False
-        """Whether a replica repeats each prompt instead of giving the answer."""
+        # Called with each message that asks for an adapter, while its files are there.
         self.at_load: Callable[[dict[str, Any]], object] = lambda _: None
-        """Called with each message that asks for an adapter, while its files are there."""
+        # The frames with which generations were requested.
         self.asked: list[dict[str, Any]] = []
-        """The frames with which generations were requested."""
+        # The embedding of the first text of every request.
         self.vector = [0.5, -0.5, 0.25, 1.0]
-        """The embedding of the first text of every request."""
+        # The frames with which embeddings were requested.
         self.embedded: list[dict[str, Any]] = []
-        """The frames with which embeddings were requested."""
+        # The error that answers every generation instead of tokens, if any.
         self.error: dict[str, Any] | None = None
-        """The error that answers every generation instead of tokens, if any."""
         self.replicas: list[PlayedReplica] = []
         self.trainers: list[PlayedTrainer] = []
+        # The modules whose libraries were asked for beforehand.
         self.preloaded: list[str] = []
-        """The modules whose libraries were asked for beforehand."""
 
     def preload(self, module: str) -> None:
         self.preloaded.append(module)

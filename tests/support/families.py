@@ -36,8 +36,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "bloom": {"model_type": "bloom"},
 }  # fmt: skip
+# Families that cannot be trained on packed rows, because their attention computes the positions itself.
 UNPACKED = {"bloom"}
-"""Families that cannot be trained on packed rows, because their attention computes the positions itself."""
 
 
 def build_family(directory: Path, name: str, **changes: Any) -> Path:

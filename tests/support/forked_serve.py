@@ -24,8 +24,8 @@ from tests.support.processes import Starter
 from tuneship.service import serve
 from tuneship.settings import ServiceSettings
 
+# A file in the data folder: while it exists, no replica of a newly started service becomes ready.
 NOBODY_WORKS = "nobody-works"
-"""A file in the data folder: while it exists, no replica of a newly started service becomes ready."""
 
 
 class ForkedServe:

@@ -11,8 +11,8 @@ from tests.support.files import tar_of
 from tuneship.service.catalogues.base_models import SHIPPED
 
 MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
+# The width of that module in the shipped model.
 WIDTH = 128
-"""The width of that module in the shipped model."""
 ROUNDS = "{% for a in range(20000) %}{% for b in range(20000) %}{% endfor %}{% endfor %}"
 TEMPLATE = (SHIPPED / "tuneship-tiny" / "chat_template.jinja").read_text()
 

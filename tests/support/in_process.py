@@ -78,10 +78,10 @@ class Clock:
     """A wall clock and a monotonic clock that a test can move."""
 
     def __init__(self) -> None:
+        # How far the service's clocks run ahead, as if this time had passed.
         self.ahead = timedelta()
-        """How far the service's clocks run ahead, as if this time had passed."""
+        # How far the wall clock has been set forward or back, without time passing.
         self.jumped = timedelta()
-        """How far the wall clock has been set forward or back, without time passing."""
 
     def __call__(self) -> datetime:
         return datetime.now(UTC) + self.ahead + self.jumped
@@ -140,8 +140,8 @@ class Service:
         self.clock = Clock()
         dice = random.Random(7)  # noqa: S311 - only for tests
         self.draws: Callable[[], int] = lambda: dice.randrange(10_000)
+        # Addresses by host name; the system resolves all other names.
         self.names: dict[str, Sequence[str]] = {"receiver.test": ["9.9.9.9"]}
-        """Addresses by host name; the system resolves all other names."""
         self.conversion = PlayedConversion()
         is_member = lease_s is not None
         if self.settings.database_url is None and not (data_dir / SQLITE_FILE).exists():
@@ -182,8 +182,8 @@ class Service:
             draw=self._draw,
         )
         self.keys = Keys(self.database, b"pepper", self.clock, self.parts.audit)
+        # Whether a batch of a tenant may send one more request.
         self.spare: Callable[[str], bool] = lambda _: True
-        """Whether a batch of a tenant may send one more request."""
         self.supervisor = Supervisor(
             self.parts,
             workers,

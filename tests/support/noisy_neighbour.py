@@ -15,8 +15,8 @@ from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
+# Seconds for which an answer stays unread before the connection is replaced by another one.
 UNREAD_S = 2.0
-"""Seconds for which an answer stays unread before the connection is replaced by another one."""
 
 
 async def ask(port: int, requests: "cycle[bytes]", answers: Counter[str], *, reads: bool) -> None:

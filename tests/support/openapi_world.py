@@ -16,8 +16,8 @@ Ids = dict[str, list[str]]
 ABSENT = "0" * 24
 ID_PATTERN = re.compile(r"\^(c?\??ep|[a-z]+)_\[0-9a-z\]\{20,32\}\$")
 MODEL_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$"
+# Operations that, like every DELETE, can be done only once to a resource.
 ENDING = {"cancel_job"}
-"""Operations that, like every DELETE, can be done only once to a resource."""
 
 
 class Watch:

@@ -53,5 +53,5 @@ SCRIPTS = (
     "${alert(1)}",
     "%3Cscript%3Ealert(1)%3C/script%3E",
 )
+# Texts that would start a new entry of a log or a new row of a table, or control a terminal.
 BREAKS = ("\r\n", "\n", "\r", "\x1b[2J", "\x85", "\u2028", "\x00")
-"""Texts that would start a new entry of a log or a new row of a table, or control a terminal."""

@@ -65,8 +65,8 @@ class Cluster:
         self._owner = unprivileged()
         self._numbers, self._blanks = count(1), count(1)
         self._free: list[str] = []
+        # Names of the databases that were given to tests, in order.
         self.lent: list[str] = []
-        """Names of the databases that were given to tests, in order."""
         self.folder = Path(tempfile.mkdtemp(prefix="tuneship-postgres-"))
         if self._owner:
             os.chown(self.folder, self._owner["user"], self._owner["group"])

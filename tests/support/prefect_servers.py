@@ -13,12 +13,12 @@ from flows.script.local_processes import PREFECT_SERVER, prefect_server
 
 PrefectHomes = Callable[[Path], Path]
 DATABASE = "prefect.db"
+# The environment of servers and programs that take no setting from whoever runs the tests.
 WITHOUT_SETTINGS = {
     name: value
     for name, value in os.environ.items()
     if not name.startswith(("PREFECT_", "TUNESHIP_"))
 }
-"""The environment of servers and programs that take no setting from whoever runs the tests."""
 
 # Set before Prefect reads its settings; without them SQLite answers 503 and the client sleeps for seconds.
 os.environ |= {**PREFECT_SERVER, "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1"}

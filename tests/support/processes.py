@@ -55,8 +55,8 @@ class Serve:
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self._options = options
         self._preload = preload
+        # The function for the next start, e.g. one whose host lacks a feature.
         self.starter = starter
-        """The function for the next start, e.g. one whose host lacks a feature."""
         self._settings = {f"TUNESHIP_{name.upper()}": value for name, value in settings.items()}
         self._clients: list[Client] = []
         self.process = self.start()

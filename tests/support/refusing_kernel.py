@@ -43,11 +43,11 @@ NUMBERS = {
         "seccomp": 277, "pidfd_open": 434, "pidfd_getfd": 438,
     },
 }  # fmt: skip
+# Index of the argument with the new name; the first argument of all other calls is an open file.
 NAMED_AT = {"rename": 1, "renameat": 3, "renameat2": 3, "mkdir": 0, "mkdirat": 1}
-"""Index of the argument with the new name; the first argument of all other calls is an open file."""
 FLUSH, RENAME, MAKE = ("fsync", "fdatasync"), ("rename", "renameat", "renameat2"), ("mkdir", "mkdirat")  # fmt: skip
+# Flags of seccomp; with `UNTIL_DEATH`, only a deadly signal interrupts a call that this process has received.
 SET_FILTER, WITH_LISTENER, UNTIL_DEATH = 1, 1 << 3, 1 << 5
-"""Flags of seccomp; with `UNTIL_DEATH`, only a deadly signal interrupts a call that this process has received."""
 ASK = 0x7FC00000
 RECEIVE, ANSWER = 0xC0502100, 0xC0182101
 CARRY_ON = 1
@@ -106,20 +106,20 @@ class Fault:
     """A fault of calls on files whose path matches a pattern, from the `first` to the `last` one (None: for ever)."""
 
     calls: Sequence[str]
+    # The error with which the call fails, such as `EIO` or `ENOSPC`.
     error: str = ""
-    """The error with which the call fails, such as `EIO` or `ENOSPC`."""
+    # Whether only the first half is written; the call reports this number of bytes and no error.
     is_half: bool = False
-    """Whether only the first half is written; the call reports this number of bytes and no error."""
+    # Whether the call kills the process; with `is_half`, after half was written.
     is_deadly: bool = False
-    """Whether the call kills the process; with `is_half`, after half was written."""
     path: str = ""
     first: int = 1
     last: int | None = None
+    # Another fault that must have happened before calls are counted.
     after: "Fault | None" = None
-    """Another fault that must have happened before calls are counted."""
     passes: int = 0
+    # The files of the calls that had this fault.
     came: list[str] = field(default_factory=list[str])
-    """The files of the calls that had this fault."""
 
     def meets(self, call: Call) -> bool:
         if call.name not in self.calls or (self.after and not self.after.came):

@@ -87,10 +87,10 @@ class TrainingNodes:
         self._folder = folder
         self.nodes: list[TrainingNode] = []
         self.has_room = True
+        # The size that each start asked for.
         self.sizes: list[AgentSize] = []
-        """The size that each start asked for."""
+        # How often there was no room.
         self.refused = 0
-        """How often there was no room."""
 
     async def start(self, size: AgentSize) -> TrainingAgent:
         self.sizes.append(size)

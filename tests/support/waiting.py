@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TypeVar
 
 Found = TypeVar("Found")
+# Limit for each wait: many times the usual time, because a busy host may stall for seconds.
 PATIENCE_S = 300.0
-"""Limit for each wait: many times the usual time, because a busy host may stall for seconds."""
+# Limits for the pause between two looks.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
-"""Limits for the pause between two looks."""
 LOWEST_FREE = 10_000
+# The lowest port that most systems choose for connections by themselves.
 LOWEST_OF_MOST = 32_768
-"""The lowest port that most systems choose for connections by themselves."""
+# Ports returned by `free_port`, on which the caller may not listen yet.
 _GIVEN = set[int]()
-"""Ports returned by `free_port`, on which the caller may not listen yet."""
 
 
 def until(holds: Callable[[], Found], patience_s: float = PATIENCE_S) -> Found:

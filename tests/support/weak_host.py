@@ -22,10 +22,10 @@ from tuneship.isolation.system_calls import (
     packed,
 )
 
+# Numbers of the system calls `prctl` and `seccomp`.
 CALLS = {"x86_64": (157, 317), "aarch64": (167, 277)}
-"""Numbers of the system calls `prctl` and `seccomp`."""
+# Offset of the lower half of a call's first argument in `struct seccomp_data`.
 FIRST_ARGUMENT_AT = 16
-"""Offset of the lower half of a call's first argument in `struct seccomp_data`."""
 
 
 def forbid_filters() -> None:

@@ -90,10 +90,10 @@ class Askers:
     def __init__(self, service: Serve, deployment: str) -> None:
         self._service, self._deployment = service, deployment
         self.answers = Counter[str]()
+        # When each request for a whole answer was sent, and how many seconds it took.
         self.spans = list[tuple[float, float]]()
-        """When each request for a whole answer was sent, and how many seconds it took."""
+        # Codes of the errors with which streams have ended.
         self.broken = Counter[str]()
-        """Codes of the errors with which streams have ended."""
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -29,8 +29,8 @@ from tuneship.store.installation.backup_format import read_manifest
 pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.slow, pytest.mark.long]
 CLIENTS = 32
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
+# Numbers of uploads answered before the first backup, and between it and the second.
 BEFORE, BETWEEN = 64, 64
-"""Numbers of uploads answered before the first backup, and between it and the second."""
 
 
 class Load:

@@ -44,8 +44,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 BASE = "tuneship-tiny"
 EPOCHS = 12
 WRITERS = 32
+# How often a split is changed, a member is killed, and all members are upgraded.
 CHANGES, KILLS, ROUNDS = 200, 60, 10
-"""How often a split is changed, a member is killed, and all members are upgraded."""
 # What a kill has met is sent once more, and that one succeeds.
 TRIES = 2
 # Of a curve, what differs between two jobs.

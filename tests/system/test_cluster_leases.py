@@ -28,8 +28,8 @@ from tuneship.contract.endpoints import (
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.long]
 
 BASE = "tuneship-tiny"
+# Leases that lapse at about the same time.
 TOGETHER = 5
-"""Leases that lapse at about the same time."""
 LEASE_S = 3
 # A member's reading of the database's clock is wrong by a tenth of a second at most, and a cached row is a second old.
 ALLOWED = timedelta(seconds=1)

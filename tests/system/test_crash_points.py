@@ -37,13 +37,13 @@ from tuneship.training.checkpoints import Checkpoints
 pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.slow]
 Crash = Callable[..., Order]
 PASSES = (1, 2)
+# The points at which a death leaves objects that no row names.
 LEAVES_OBJECTS = {
     "object: after its PUT, before the row",
     "object: after the row, before the commit",
     "object: between the parts of a PUT",
     "object: after the commit, before it is deleted",
 }
-"""The points at which a death leaves objects that no row names."""
 
 
 class Mailbox:

@@ -34,8 +34,8 @@ from tuneship.store.database.database import Database, sqlite_url
 
 MAXIMUM: dict[str, Any] = {"security_settings": {"encryption_level": "maximum"}}
 CANARY = f"CANARY{uuid4().hex}"
+# Words that give data away: the user's text, names of tensors, and a prompt from the check of an adapter.
 TELLTALE = (CANARY.encode(), b"lora_A", b"base_model.model", b"Which of these comes first")
-"""Words that give data away: the user's text, names of tensors, and a prompt from the check of an adapter."""
 
 
 @pytest.fixture

@@ -23,19 +23,19 @@ from tests.support.waiting import PATIENCE_S, until
 pytestmark = pytest.mark.slow
 NUMBER = 2000
 FEW_FILES = 512
+# Number of bytes that 2,000 hostile connections may add to the log.
 LOG_BYTES = 32 << 10
-"""Number of bytes that 2,000 hostile connections may add to the log."""
+# Texts that mark the good client's requests in the log.
 OURS = (b" /v1/models 200 ", b" /v1/datasets 200 ", b" /healthz 200 ")
-"""Texts that mark the good client's requests in the log."""
 HALF_A_HEAD = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Long: "
 BODY = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+# By kind of attack: the bytes that a connection sends first, and those that it sends once a second.
 KINDS = {
     "slow heads": (HALF_A_HEAD, b"x"),
     "slow bodies": (BODY % b"/healthz", b"x"),
     "bodies after a refused key": (BODY % b"/v1/fine-tuning/jobs", b"x"),
     "silence": (b"", b""),
 }
-"""By kind of attack: the bytes that a connection sends first, and those that it sends once a second."""
 
 
 @dataclass

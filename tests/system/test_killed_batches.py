@@ -14,8 +14,8 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
+# Numbers of requests: a batch that ends before it is killed twice is followed by a longer one.
 SIZES = (400, 1600, 6400)
-"""Numbers of requests: a batch that ends before it is killed twice is followed by a longer one."""
 TOKENS = 48
 ENDS = ("completed", "failed", "expired", "cancelled")
 

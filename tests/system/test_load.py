@@ -31,8 +31,8 @@ from tuneship.store.records.audit import Chain
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 CLIENTS = 200
+# An unused TLS context, because a client without one creates its own, which takes longer than its requests.
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""An unused TLS context, because a client without one creates its own, which takes longer than its requests."""
 SECONDS = 30.0
 LIST_OF = {
     "/v1/datasets": "datasets",

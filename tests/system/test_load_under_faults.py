@@ -27,14 +27,14 @@ from tests.system.test_load import TLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 CLIENTS = 32
+# Seconds between two faults, and seconds for which the database is locked.
 QUIET_S, LOCKED_S = 5.0, 3.0
-"""Seconds between two faults, and seconds for which the database is locked."""
+# The only fault that clients may notice: another replica takes over requests, and a locked database is waited for.
 NOTICED = "service killed"
-"""The only fault that clients may notice: another replica takes over requests, and a locked database is waited for."""
+# Statuses after which a create is repeated: its first try, or too many uploads, are still running.
 AGAIN = (409, 429)
-"""Statuses after which a create is repeated: its first try, or too many uploads, are still running."""
+# The canary's share in percent at the end, the number of requests that check it, and the accepted chance of error.
 SHARE, REQUESTS, CHANCE = 30, 2000, 1e-6
-"""The canary's share in percent at the end, the number of requests that check it, and the accepted chance of error."""
 
 
 @dataclass
@@ -44,14 +44,14 @@ class History:
     serve: Serve
     deployments: list[str]
     endpoint: str = ""
+    # Ids of datasets by the key of their create request.
     made: dict[str, str] = field(default_factory=dict[str, str])
-    """Ids of datasets by the key of their create request."""
+    # Splits by version of the endpoint, as the answers reported them.
     splits: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
-    """Splits by version of the endpoint, as the answers reported them."""
+    # Contradictions found in answers.
     torn: list[str] = field(default_factory=list[str])
-    """Contradictions found in answers."""
+    # Failed requests: start, end and description of each.
     failures: list[tuple[float, float, str]] = field(default_factory=list[tuple[float, float, str]])
-    """Failed requests: start, end and description of each."""
     faults: list[tuple[float, float, str]] = field(default_factory=list[tuple[float, float, str]])
     answers: Counter[str] = field(default_factory=Counter[str])
 

@@ -39,16 +39,16 @@ from tuneship.store.records.audit import Chain
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
+# Highest ratio of the other tenant's median under load to its idle median, on a machine that does nothing else.
 TIMES = 3.0
-"""Highest ratio of the other tenant's median under load to its idle median, on a machine that does nothing else."""
+# Highest ratio if other tests use the processors, too; before tenants took turns it was 40 and more.
 TIMES_BESIDE_OTHER_TESTS = 20.0
-"""Highest ratio if other tests use the processors, too; before tenants took turns it was 40 and more."""
 TRIES = 3
 IDLE_S, LOADED_S = 2.0, 6.0
+# A health check that is faster counts as this long: a few milliseconds vary by more than three times.
 LEAST_HEALTH_S = 0.02
-"""A health check that is faster counts as this long: a few milliseconds vary by more than three times."""
+# Least seconds per round of the other tenant; a faster one would exceed its rate of 600 requests a minute.
 ROUND_S = 0.15
-"""Least seconds per round of the other tenant; a faster one would exceed its rate of 600 requests a minute."""
 MEBIBYTE = 1 << 20
 DEPLOYMENTS = 100
 STEPS = 50_000

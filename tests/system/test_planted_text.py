@@ -31,14 +31,15 @@ from tuneship.store.database import tables
 from tuneship.store.database.database import Database, sqlite_url
 
 pytestmark = pytest.mark.slow
+# Texts that may be found nowhere.
 TEXTS = (
     "instruction", "response", "turn", "prompt", "messages", "stop", "routing key", "file name",
     "wrong field", "wrong value", "wrong name", "wrong tag", "torn body", "broken line", "wrong format", "long prompt",
     "query", "key", "content type", "wrong url",
     "address", "batch prompt", "custom id",
 )  # fmt: skip
-"""Texts that may be found nowhere."""
 TAGGED = {f"database: {table}" for table in ("datasets", "jobs", "models", "deployments")}
+# Places where a name may appear, apart from answers to its owner and the database file with its row.
 ALLOWED: Mapping[str, set[str]] = {
     "dataset name": {"database: datasets"},
     "merged name": {"database: datasets"},
@@ -54,12 +55,12 @@ ALLOWED: Mapping[str, set[str]] = {
     | {"database: batches", "database: events", "answers: events", "webhooks", "service log"}
     | {"database: audit", "answers: audit", "audit exports"},
 }
-"""Places where a name may appear, apart from answers to its owner and the database file with its row."""
 
 
 REFUSED = 14
+# Least length of a completion that cannot appear anywhere by chance.
 LONG = 20
-"""Least length of a completion that cannot appear anywhere by chance."""
+# Lists of resources that can be deleted, in a possible order of deletion.
 DELETED = {
     "/v1/webhooks": "webhooks",
     "/v1/canary-endpoints": "canary_endpoints",
@@ -67,7 +68,6 @@ DELETED = {
     "/v1/models": "models",
     "/v1/datasets": "datasets",
 }
-"""Lists of resources that can be deleted, in a possible order of deletion."""
 
 
 def mark(what: str) -> str:

@@ -34,10 +34,10 @@ from tuneship.store.records.audit import Chain
 
 pytestmark = [pytest.mark.both_databases(postgres="soak"), pytest.mark.long]
 CLIENTS = 6
+# Limit in seconds that holds on a machine under any load; the real figures are printed.
 READY_WITHIN_S = 60.0
-"""Limit in seconds that holds on a machine under any load; the real figures are printed."""
+# Every third life lasts until something was created, because on a slow machine the others might not get so far.
 PRODUCTIVE = 3
-"""Every third life lasts until something was created, because on a slow machine the others might not get so far."""
 FORM = {"name": "d", "format": "instruction"}
 
 

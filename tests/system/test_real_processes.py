@@ -32,8 +32,8 @@ from tuneship.contract.jobs import JobCreate
 from tuneship.store.database.database import IN_USE
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
+# Number of epochs; leaves seconds of work at the kill, even if the test itself is slow to kill.
 EPOCHS = 10
-"""Number of epochs; leaves seconds of work at the kill, even if the test itself is slow to kill."""
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 
 

@@ -31,8 +31,8 @@ from tuneship.contract.jobs import MOVES as JOB_MOVES
 from tuneship.store.database import tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
+# Seconds of a lease, so many that none ends by itself on a slow machine.
 LEASE_S = 3600
-"""Seconds of a lease, so many that none ends by itself on a slow machine."""
 numbers = count()
 
 

@@ -28,6 +28,7 @@ from tuneship.store.files.blobs import STAGED
 pytestmark = pytest.mark.slow
 WRITE, STORE = ("write",), ("pwrite64",)
 STAGED_FILE, FOLDER, LOG = r"/\.staged-", r"/blobs/datasets(/ds_\w+)?$", r"sqlite-wal$"
+# Faults by path of a create: system calls, error, file, and first and last affected call (None: no last one).
 REFUSED = {
     "/v1/datasets": [
         (FLUSH, "EIO", STAGED_FILE, 1, None), (FLUSH, "EIO", FOLDER, 1, None), (FLUSH, "EIO", FOLDER, 2, None),
@@ -41,14 +42,13 @@ REFUSED = {
         (STORE, "EIO", LOG, 6, 6), (FLUSH, "EIO", LOG, 1, None), (FLUSH, "EIO", LOG, 2, 2),
     ],
 }  # fmt: skip
-"""Faults by path of a create: system calls, error, file, and first and last affected call (None: no last one)."""
 HALF = [
     ("/v1/datasets", WRITE, STAGED_FILE), ("/v1/datasets", STORE, LOG), ("/v1/deployments", STORE, LOG),
 ]  # fmt: skip
+# System calls during which the service dies, and whether half of the data is written at that moment.
 DEADLY = [
     (RENAME, False), (FLUSH, False), (WRITE, False), (WRITE, True), (STORE, False), (STORE, True),
 ]  # fmt: skip
-"""System calls during which the service dies, and whether half of the data is written at that moment."""
 
 
 @dataclass

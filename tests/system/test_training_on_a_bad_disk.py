@@ -32,8 +32,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may look into an isolated process"),
 ]
 WRITE = ("write",)
+# Seconds in which up to three training processes, one after the other, can load their libraries.
 PATIENCE_S = 600.0
-"""Seconds in which up to three training processes, one after the other, can load their libraries."""
 CHECKPOINT, ADAPTER, PROGRESS = "/checkpoints/", "/output/", r"/progress\.jsonl$"
 STORED, DATABASE = r"/\.staged-", r"sqlite-wal$"
 
@@ -45,8 +45,8 @@ class Environment:
     kernel: Kernel
     serve: Serve
     rows: Path
+    # Status of each job.
     jobs: dict[str, str] = field(default_factory=dict[str, str])
-    """Status of each job."""
     expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def ended(self, client: Client) -> Job:

@@ -28,10 +28,10 @@ from selenium.webdriver.support.ui import Select
 from tests.support.waiting import pause_after
 
 PROGRAMS = ("chromium", "chromedriver")
+# Limit for each wait: two busy cores may need a minute for the largest form.
 PATIENCE_S = 600.0
-"""Limit for each wait: two busy cores may need a minute for the largest form."""
+# Limit for one call of the driver, after which it is repeated; Selenium itself gives up after 120 s.
 CALL_S = 100.0
-"""Limit for one call of the driver, after which it is repeated; Selenium itself gives up after 120 s."""
 REFUSALS = (
     "is a required property",
     "is not of type",

@@ -24,12 +24,13 @@ from tests.ui.browser import PROGRAMS, Browser
 from tuneship.contract.scopes import PRESETS
 
 SECRET = "Q7-planted-patient-text"
+# The text in all prompts and references, and the models' answer.
 SECRETS = (SECRET, ANSWER)
-"""The text in all prompts and references, and the models' answer."""
 RETRAIN = "retrain-weekly"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 RUN_PATIENCE_S = 600.0
 STEPS = 8
+# Settings of a rollout that takes seconds.
 QUICK: dict[str, Any] = {
     "steps": [50, 100],
     "interval": "1s",
@@ -41,7 +42,6 @@ QUICK: dict[str, Any] = {
     "lease_seconds": 120,
     "latency_gates": None,  # test machines are busy
 }
-"""Settings of a rollout that takes seconds."""
 
 
 @dataclass

@@ -23,8 +23,9 @@ FORMS = {
     RETRAIN: ("release", "ReleaseParameters"),
 }
 SETS = "Hyperparameter Sets (Optional)"
+# Steps at which the training of the release pauses while its page is checked.
 PAUSES = (3, 6)
-"""Steps at which the training of the release pauses while its page is checked."""
+# Beginnings of the names of a release's task runs, in the order in which they run.
 TASK_NAMES = [
     "validate",
     "upload",
@@ -34,7 +35,6 @@ TASK_NAMES = [
     "smoke-test",
     "shift-traffic",
 ]
-"""Beginnings of the names of a release's task runs, in the order in which they run."""
 TABS = ("Logs", "Task Runs", "Subflow Runs", "Artifacts", "Details", "Parameters")
 PICTURES = ("Loss curves", "Traffic, errors and latency")
 

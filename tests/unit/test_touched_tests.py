@@ -8,7 +8,7 @@ from scripts.touched_tests import GUARDS, ROOT, touched
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("tuneship/service/jobs/runner.py", {"tests/service/jobs"}),
+        ("tuneship/service/jobs/training_keeper.py", {"tests/service/jobs"}),
         ("tuneship/cli/main.py", {"tests/unit/cli", "tests/service/cli"}),
         ("tuneship/gates/rules.py", {"tests/unit/gates"}),
         ("flows/rollout/page.py", {"tests/flows/rollout"}),

@@ -110,10 +110,10 @@ class NodeReplica:
         self._scratch = scratch
         self._threads = Threads("start of a replica", 1)
         self._worker: Worker | None = None
+        # Connection to an engine that is not ours.
         self._link: ReplicaLink | None = None
-        """Connection to an engine that is not ours."""
+        # Answers for that engine.
         self._serving: asyncio.Task[None] | None = None
-        """Answers for that engine."""
 
     async def start(self, order: ServeOrder) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start the process and return the streams of its socket. Raises `CannotServe` and `OSError`."""

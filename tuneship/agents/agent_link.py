@@ -41,24 +41,24 @@ CONNECT_PATIENCE_S = 5.0
 class AgentTiming:
     """How long a service waits for an agent."""
 
+    # While the service connects, an agent that says nothing for so long is lost.
     silence_s: float = SILENT_HEARTBEATS * HEARTBEAT_S
-    """While the service connects, an agent that says nothing for so long is lost."""
+    # Once it is connected, an agent is lost after `SILENT_HEARTBEATS` that did not come.
     heartbeat_s: float = HEARTBEAT_S
-    """Once it is connected, an agent is lost after `SILENT_HEARTBEATS` that did not come."""
+    # How long an agent that was ordered to stop, and disconnects at once, is waited for.
     stop_patience_s: float = 2.0
-    """How long an agent that was ordered to stop, and disconnects at once, is waited for."""
 
 
 @dataclass(frozen=True)
 class AgentAccess:
     """The credentials of a service at its agents."""
 
+    # With a certificate that the agent accepts (`AgentAuthority.client_context`).
     context: ssl.SSLContext
-    """With a certificate that the agent accepts (`AgentAuthority.client_context`)."""
+    # The number of the service's turn as leader: an agent obeys the highest that it has seen.
     epoch: int
-    """The number of the service's turn as leader: an agent obeys the highest that it has seen."""
+    # The version of tuneship, which must be that of the node.
     version: str
-    """The version of tuneship, which must be that of the node."""
     timing: AgentTiming = AgentTiming()
 
 
@@ -176,12 +176,12 @@ class AgentLink(SocketLink):
         self._end = end
         self._timing = timing
         self._silence = Silence(timing.heartbeat_s)
+        # Requests of other services that are in flight at the agent, by its last heartbeat.
         self.others = 0
-        """Requests of other services that are in flight at the agent, by its last heartbeat."""
+        # Heartbeats that have come.
         self.heartbeats = 0
-        """Heartbeats that have come."""
+        # Called with an adapter that another service has unloaded, when a request for it comes back.
         self.on_unloaded: Callable[[str], None] | None = None
-        """Called with an adapter that another service has unloaded, when a request for it comes back."""
         self._threads = Threads("files for an agent", 1)
         self._watch_task = asyncio.create_task(self._watch())
 

@@ -18,14 +18,14 @@ from tuneship.replicas.engine_kinds import VllmServer
 PROTOCOL = 1
 LEADER, GATEWAY = "leader", "gateway"
 HEARTBEAT_S = 1.0
+# An agent is lost after this many heartbeats without a message.
 SILENT_HEARTBEATS = 5
-"""An agent is lost after this many heartbeats without a message."""
+# The kernel ends a connection when nobody confirms what it has sent for this long.
 USER_TIMEOUT_MS = 5000
-"""The kernel ends a connection when nobody confirms what it has sent for this long."""
+# Longest message to an agent: a prompt of a million tokens has fewer bytes.
 MAX_REQUEST_BYTES = 64 << 20
-"""Longest message to an agent: a prompt of a million tokens has fewer bytes."""
+# Piece of a file; other messages go between two pieces.
 PIECE_BYTES = 256 << 10
-"""Piece of a file; other messages go between two pieces."""
 _READY = re.compile(r"^ready (?P<host>\S+):(?P<port>\d+) (?P<digest>[0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -60,20 +60,20 @@ class AgentAddress:
 class ServeOrder:
     """The replica that an agent shall run."""
 
+    # Directory of the base model, the same on every node.
     base: str
-    """Directory of the base model, the same on every node."""
+    # Digest of its files (`base_digest.py`): another model under that path is refused.
     digest: str
-    """Digest of its files (`base_digest.py`): another model under that path is refused."""
+    # Whether a replica that cannot be isolated must not start; otherwise it is isolated as far as possible.
     isolated: bool
-    """Whether a replica that cannot be isolated must not start; otherwise it is isolated as far as possible."""
+    # Size limit of the KV cache; 0: a share of what is free on the node.
     cache_bytes: int
-    """Size limit of the KV cache; 0: a share of what is free on the node."""
+    # The number of replicas that share the node's free memory at most.
     processes: int
-    """The number of replicas that share the node's free memory at most."""
+    # Number format of the weights; None: the replica chooses.
     weights: str | None
-    """Number format of the weights; None: the replica chooses."""
+    # The server that serves it; None: our own engine.
     vllm: VllmServer | None = None
-    """The server that serves it; None: our own engine."""
 
     def to_frame(self) -> dict[str, Any]:
         """The order as a message."""

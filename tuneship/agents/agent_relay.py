@@ -53,10 +53,10 @@ class ServiceConnection:
         if self.role not in (LEADER, GATEWAY):
             raise ValueError("no such role")
         self.folder = folder / self.prefix
+        # Requests that have not ended, with the number of embeddings that are missing.
         self.in_flight: dict[str, int] = {}
-        """Requests that have not ended, with the number of embeddings that are missing."""
+        # Folders that could not take all files: the replica will not find them, and refuse the adapter.
         self.unwritten: set[Path] = set()
-        """Folders that could not take all files: the replica will not find them, and refuse the adapter."""
         self._writer = writer
 
     def send(self, line: bytes) -> None:
@@ -90,22 +90,22 @@ class AgentRelay:
         self._numbers = count(1)
         self._epoch = 0
         self._connections: dict[str, ServiceConnection] = {}
+        # Those that wait to hear how the replica started.
         self._waiting: list[ServiceConnection] = []
-        """Those that wait to hear how the replica started."""
         self._transfers: dict[str, Path] = {}
+        # The adapters that the replica has.
         self._loaded: set[str] = set()
-        """The adapters that the replica has."""
+        # Operation and adapter of the requests to load or unload one.
         self._changing: dict[str, tuple[str, str]] = {}
-        """Operation and adapter of the requests to load or unload one."""
+        # By request that loads an adapter: the other requests for the same one, with their messages.
         self._also_loading: dict[str, list[tuple[str, bytes]]] = {}
-        """By request that loads an adapter: the other requests for the same one, with their messages."""
         self._order: ServeOrder | None = None
         self._outcome: Frame | None = None
         self._to_replica: asyncio.StreamWriter | None = None
         self._replica: asyncio.Task[None] | None = None
         self._threads = Threads("files of an adapter", 1)
+        # Set when the agent shall end.
         self.over = asyncio.Event()
-        """Set when the agent shall end."""
 
     @property
     def is_connected(self) -> bool:

@@ -31,8 +31,8 @@ class Silence:
     def __init__(self, heartbeat_s: float) -> None:
         """Begin as if it had just sent something. `heartbeat_s`: how often it sends something."""
         self._heartbeat_s = heartbeat_s
+        # To be set with each message.
         self.has_heard = True
-        """To be set with each message."""
 
     async def begun(self) -> None:
         """Return when several heartbeats in a row have not come.

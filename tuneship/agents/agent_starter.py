@@ -33,32 +33,32 @@ STARTING_AT_ONCE = 4
 class BaseOptions:
     """The settings that the agents of one base model get."""
 
+    # Number format of the weights; None: the replica chooses.
     weights: str | None = None
-    """Number format of the weights; None: the replica chooses."""
+    # The server that serves it; None: our own engine.
     vllm: VllmServer | None = None
-    """The server that serves it; None: our own engine."""
+    # None leaves it to the launcher.
     size: AgentSize | None = None
-    """None leaves it to the launcher."""
 
 
 @dataclass(frozen=True)
 class AgentOptions:
     """The settings that agents get."""
 
+    # Whether a replica that its node cannot isolate must not start.
     isolated: bool
-    """Whether a replica that its node cannot isolate must not start."""
+    # Size limit of the KV cache of one replica; 0: a share of what is free on its node.
     cache_bytes: int
-    """Size limit of the KV cache of one replica; 0: a share of what is free on its node."""
+    # The number of replicas of a base model at most.
     processes: int
-    """The number of replicas of a base model at most."""
+    # The settings for the replicas of one base model.
     of_base: Callable[[Path], BaseOptions]
-    """The settings for the replicas of one base model."""
+    # Time limit until an agent listens.
     start_timeout_s: float
-    """Time limit until an agent listens."""
+    # An agent ends when no service was connected for so long; None: after ten minutes.
     alone_s: float | None = None
-    """An agent ends when no service was connected for so long; None: after ten minutes."""
+    # Digests that are known, which outlast a time of leading.
     digests: BaseDigests = field(default_factory=BaseDigests)
-    """Digests that are known, which outlast a time of leading."""
 
 
 class AgentStarter(ListeningAgents):

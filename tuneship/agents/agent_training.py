@@ -71,12 +71,12 @@ class AgentLease:
     def __init__(self, clock: Callable[[], float] = elapsed_s) -> None:
         """`clock`: seconds, which must count while the machine sleeps."""
         self._clock = clock
+        # The moments of the requests that may still be answered.
         self._asked: dict[int, float] = {}
-        """The moments of the requests that may still be answered."""
         self._numbers = count()
         self._ask_at = 0.0
+        # The end by the clock; None until it was first renewed.
         self.until: float | None = None
-        """The end by the clock; None until it was first renewed."""
 
     def ask(self) -> int | None:
         """The number of the next request to renew; None while it is not time."""
@@ -107,8 +107,8 @@ class WaitingProcess:
     base: Path
     isolated: bool
     worker: Worker
+    # The end to write to.
     pipe: int
-    """The end to write to."""
 
     def fits(self, base: Path, *, isolated: bool) -> bool:
         """Whether it still waits, and may read this base model."""
@@ -141,16 +141,16 @@ class AgentTraining:
         self._lease = AgentLease()
         self._order: TrainOrder | None = None
         self._spec: TrainingSpec | None = None
+        # Why the files that came cannot be used.
         self._fault: str | None = None
-        """Why the files that came cannot be used."""
         self._waiting: WaitingProcess | None = None
+        # The process that has its order.
         self._worker: Worker | None = None
-        """The process that has its order."""
         self._is_unstartable = False
         self._leader: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        # Set when the agent shall end.
         self.over = asyncio.Event()
-        """Set when the agent shall end."""
 
     @property
     def is_connected(self) -> bool:

@@ -40,12 +40,12 @@ class TrainingAgentLost(Exception):
 class AgentNews:
     """The progress of a training, as its agent reports it."""
 
+    # Complete progress lines.
     lines: str
-    """Complete progress lines."""
+    # How the process ended; None while it runs.
     exit_code: int | None
-    """How the process ended; None while it runs."""
+    # The step of the newest checkpoint; 0 if there is none.
     step: int
-    """The step of the newest checkpoint; 0 if there is none."""
 
 
 class AgentTrainingLink:

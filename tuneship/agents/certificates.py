@@ -19,8 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+# Purpose of the secret that the authority's key is derived from (`derived_secret`).
 PURPOSE = "agents"
-"""Purpose of the secret that the authority's key is derived from (`derived_secret`)."""
 CLIENT_HOURS = 24
 # Clocks of nodes differ a little.
 CLOCKS_DIFFER = timedelta(hours=1)

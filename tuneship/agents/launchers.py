@@ -22,18 +22,18 @@ class AgentSize:
 
     cpus: float
     gpus: float
+    # 0: none in particular.
     memory_bytes: int
-    """0: none in particular."""
+    # Labels that the node must have.
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels that the node must have."""
 
 
 @dataclass(frozen=True)
 class AgentState:
     """A started program, as its launcher sees it."""
 
+    # The text that it has printed so far.
     said: str = ""
-    """The text that it has printed so far."""
     has_ended: bool = False
 
 

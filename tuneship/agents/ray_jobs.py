@@ -30,20 +30,20 @@ class RayCluster:
 
     url: str
     token: str = field(repr=False)
+    # TLS settings for an address that begins with https.
     verify: ssl.SSLContext
-    """TLS settings for an address that begins with https."""
 
 
 @dataclass(frozen=True)
 class AgentJob:
     """How an agent is run as a job."""
 
+    # Starts the agent on a node, e.g. `python -m tuneship.agents.agent`.
     command: tuple[str, ...]
-    """Starts the agent on a node, e.g. `python -m tuneship.agents.agent`."""
+    # Ports that it may listen on, e.g. `20000-20999`.
     ports: str
-    """Ports that it may listen on, e.g. `20000-20999`."""
+    # Used for a start that names no size.
     size: AgentSize
-    """Used for a start that names no size."""
 
 
 class RayJobs:

@@ -20,34 +20,33 @@ from typing import Any, Self
 from tuneship.training.spec import DataKeys
 
 ASK_EVERY_S = 5.0
+# The time for which the agent may let the training process compute, from the moment at which it asked.
 LEASE_S = 25.0
-"""The time for which the agent may let the training process compute, from the moment at which it asked."""
+# The training process of an agent has ended so long after its lease was last renewed, whatever became of the agent.
+#
+# It is longer than the lease: the agent kills the process within seconds. A job's lease in the database is as long.
 GONE_S = 30.0
-"""The training process of an agent has ended so long after its lease was last renewed, whatever became of the agent.
-
-It is longer than the lease: the agent kills the process within seconds. A job's lease in the database is as long.
-"""
+# The kind of an agent, on its command line.
 TRAIN = "train"
-"""The kind of an agent, on its command line."""
 CHECKPOINT, ADAPTER = "checkpoint", "adapter"
+# Folders of the agent.
 INPUTS, CHECKPOINTS, ATTEMPT, SENT = "inputs", "checkpoints", "attempt", "sent"
-"""Folders of the agent."""
+# Folder of the inputs: the adapter of the model that is measured beside the job's own.
 COMPARED = "compared"
-"""Folder of the inputs: the adapter of the model that is measured beside the job's own."""
 
 
 @dataclass(frozen=True)
 class TrainOrder:
     """The training that an agent shall run; the files that it names have been sent."""
 
+    # Directory of the base model, the same on every node.
     base: str
-    """Directory of the base model, the same on every node."""
+    # Digest of its files (`base_digest.py`): another model under that path is refused.
     digest: str
-    """Digest of its files (`base_digest.py`): another model under that path is refused."""
+    # Whether a process that cannot be isolated must not start; otherwise it is isolated as far as possible.
     isolated: bool
-    """Whether a process that cannot be isolated must not start; otherwise it is isolated as far as possible."""
+    # The `TrainingSpec` as JSON; of its paths only the names of the dataset files count.
     spec: str
-    """The `TrainingSpec` as JSON; of its paths only the names of the dataset files count."""
     keys: DataKeys = field(repr=False)
 
     def to_frame(self) -> dict[str, Any]:

@@ -45,10 +45,10 @@ class AnswerSchema:
     """A schema without annotations, in the keywords that a grammar knows."""
 
     schema: dict[str, Any]
+    # It and the schemas within it, by place.
     parts: Mapping[str, Any]
-    """It and the schemas within it, by place."""
+    # Bytes of the schema as JSON.
     size: int
-    """Bytes of the schema as JSON."""
 
 
 def read_schema(schema: Mapping[str, Any]) -> AnswerSchema:
@@ -84,18 +84,18 @@ Pointer = tuple[str, ...]
 class _Reader:
     """Reads a schema, and counts what is in it."""
 
+    # The schema and all schemas within it, by the path that a reference to them has.
     schemas: dict[Pointer, Any] = field(default_factory=dict[Pointer, Any])
-    """The schema and all schemas within it, by the path that a reference to them has."""
+    # The path that each reference has, and its place.
     references: list[tuple[Pointer, str]] = field(default_factory=list[tuple[Pointer, str]])
-    """The path that each reference has, and its place."""
+    # The same schemas by place, without booleans.
     parts: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The same schemas by place, without booleans."""
+    # The schemas that paths lead to, for those followed so far.
     ends: dict[Pointer, Mapping[str, Any]] = field(default_factory=dict[Pointer, Mapping[str, Any]])
-    """The schemas that paths lead to, for those followed so far."""
+    # Values of all `enum` lists so far.
     values: int = 0
-    """Values of all `enum` lists so far."""
+    # The least common multiple of all multiples so far, without their decimal points.
     multiple: int = 1
-    """The least common multiple of all multiples so far, without their decimal points."""
 
     def read(self, schema: object, place: str, pointer: Pointer, depth: int) -> Any:
         """The schema without annotations."""

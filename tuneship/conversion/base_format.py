@@ -34,8 +34,8 @@ class BaseFormat:
     """The format of a base model, and how its files came to say it."""
 
     format: ModelTextFormat
+    # In what tokenizer.json differed from what transformers reads, and was written again.
     difference: str | None
-    """In what tokenizer.json differed from what transformers reads, and was written again."""
 
     def notes(self, model_type: str) -> list[str]:
         """Facts for people, a sentence each."""

@@ -86,19 +86,19 @@ class GgufTensor:
     """One tensor as the table describes it."""
 
     name: str
+    # In the order of torch: the rows first.
     shape: tuple[int, ...]
-    """In the order of torch: the rows first."""
     format: str
+    # Position of its data in the file.
     begin: int
-    """Position of its data in the file."""
 
 
 @dataclass(frozen=True)
 class GgufHeader:
     """The settings and tensors of a file whose parts are all there."""
 
+    # Numbers and texts by name; of an array its length.
     settings: Mapping[str, Any]
-    """Numbers and texts by name; of an array its length."""
     tensors: tuple[GgufTensor, ...]
 
     @property

@@ -36,42 +36,42 @@ class ProcessMessage:
 class ReadingOrder(ProcessMessage):
     """The model to read: transformers reads `source`, our engine `target`."""
 
+    # Folder of a checkpoint, or of the GGUF file.
     source: str
-    """Folder of a checkpoint, or of the GGUF file."""
+    # Folder of the checkpoint to serve. With a GGUF file, it is written first.
     target: str
-    """Folder of the checkpoint to serve. With a GGUF file, it is written first."""
+    # Name of the GGUF file in `source`.
     gguf_file: str | None = None
-    """Name of the GGUF file in `source`."""
+    # The number format in which it is to be served: `float32`, `bfloat16`, `int8`, `int4` or `auto`.
     weights: str | None = None
-    """The number format in which it is to be served: `float32`, `bfloat16`, `int8`, `int4` or `auto`."""
+    # Whether the engine is asked a fixed question, as in the check of a model that was added.
     asks: bool = False
-    """Whether the engine is asked a fixed question, as in the check of a model that was added."""
 
 
 @dataclass(frozen=True)
 class ReadingReport(ProcessMessage):
     """The result of an order."""
 
+    # Why the model cannot be used; then the other fields say nothing.
     refused: str | None = None
-    """Why the model cannot be used; then the other fields say nothing."""
+    # Mean loss of the tokens of a fixed text, as transformers reads the source.
     loss_before: float = 0.0
-    """Mean loss of the tokens of a fixed text, as transformers reads the source."""
+    # The same, as our engine reads the target.
     loss_after: float = 0.0
-    """The same, as our engine reads the target."""
+    # Root mean square of the differences of single tokens' losses.
     difference: float = 0.0
-    """Root mean square of the differences of single tokens' losses."""
+    # The number format in which the model is served on this machine. The losses above are of float32.
     served_format: str = "float32"
-    """The number format in which the model is served on this machine. The losses above are of float32."""
+    # The loss as our engine computes it in that format, where the order names one or asks a question.
     served_loss: float | None = None
-    """The loss as our engine computes it in that format, where the order names one or asks a question."""
+    # The answer in that format.
     answer: str | None = None
-    """The answer in that format."""
+    # Versions of the libraries that read the model, by name.
     versions: dict[str, str] = field(default_factory=dict[str, str])
-    """Versions of the libraries that read the model, by name."""
+    # Facts for people about its tokenizer and its chat template, a sentence each.
     notes: list[str] = field(default_factory=list[str])
-    """Facts for people about its tokenizer and its chat template, a sentence each."""
+    # Why it can be served and not tuned.
     tuning_fault: str | None = None
-    """Why it can be served and not tuned."""
 
     @property
     def is_alike(self) -> bool:
@@ -87,20 +87,20 @@ GGUF_FILE = "model.gguf"
 class ExportOrder(ProcessMessage):
     """A tuned model to export."""
 
+    # Folder of its base model.
     base: str
-    """Folder of its base model."""
+    # Folder of its adapter, in plain.
     adapter: str
-    """Folder of its adapter, in plain."""
+    # Folder to fill, which is there and empty.
     target: str
-    """Folder to fill, which is there and empty."""
+    # An `ExportFormat` of the contract.
     format: str
-    """An `ExportFormat` of the contract."""
+    # A `GgufType` of the contract.
     gguf_type: str = "f16"
-    """A `GgufType` of the contract."""
+    # The name of the base model in the export.
     base_name: str = ""
-    """The name of the base model in the export."""
+    # The name of the tuned model, and its licence, for the header of a GGUF file.
     name: str = ""
-    """The name of the tuned model, and its licence, for the header of a GGUF file."""
     licence: str | None = None
 
 
@@ -108,38 +108,38 @@ class ExportOrder(ProcessMessage):
 class ExportReport(ProcessMessage):
     """The result of an export."""
 
+    # Why there is no export; then the other fields say nothing.
     refused: str | None = None
-    """Why there is no export; then the other fields say nothing."""
+    # Root mean square of the differences of all logits for fixed texts, between the export as it was read back and our
+    # engine, as a share of the logits' standard deviation.
     difference: float = 0.0
-    """Root mean square of the differences of all logits for fixed texts, between the export as it was read back and
-    our engine, as a share of the logits' standard deviation."""
+    # The largest difference that rounding to this number format explains.
     allowed: float = 0.0
-    """The largest difference that rounding to this number format explains."""
+    # The number format of the exported weights, e.g. `bfloat16`.
     number_format: str = ""
-    """The number format of the exported weights, e.g. `bfloat16`."""
+    # Versions of the libraries that wrote and read it, by name.
     versions: dict[str, str] = field(default_factory=dict[str, str])
-    """Versions of the libraries that wrote and read it, by name."""
 
 
 @dataclass(frozen=True)
 class ImportOrder(ProcessMessage):
     """An adapter that was trained elsewhere, to be checked and written in the form of a tuned one."""
 
+    # The tar archive in which it came, in plain; it is removed once it is unpacked.
     archive: str
-    """The tar archive in which it came, in plain; it is removed once it is unpacked."""
+    # Folder to fill with its tensors, its configuration and a parity file.
     target: str
-    """Folder to fill with its tensors, its configuration and a parity file."""
+    # The folders of the base models that it may be for, by id.
     bases: dict[str, str]
-    """The folders of the base models that it may be for, by id."""
+    # The id of the one that it is for; None: the one that it names.
     base_model: str | None = None
-    """The id of the one that it is for; None: the one that it names."""
 
 
 @dataclass(frozen=True)
 class ImportReport(ProcessMessage):
     """The result of such a check."""
 
+    # The id of the base model that it is for; None where neither order nor adapter names one.
     base_model: str | None = None
-    """The id of the base model that it is for; None where neither order nor adapter names one."""
+    # Why the adapter is not taken, as the rest of a sentence that begins with it; None when nothing is wrong.
     refused: str | None = None
-    """Why the adapter is not taken, as the rest of a sentence that begins with it; None when nothing is wrong."""

@@ -53,11 +53,11 @@ class ReceiverAddress:
     """The parsed URL of a receiver."""
 
     scheme: str
+    # Host name, or IP address without brackets, in lower case.
     host: str
-    """Host name, or IP address without brackets, in lower case."""
     port: int
+    # Path and query.
     path: str
-    """Path and query."""
 
     @property
     def authority(self) -> str:
@@ -79,13 +79,13 @@ class ReceiverAddress:
 class AddressRules:
     """The receivers that this installation allows."""
 
+    # Private networks in which receivers may be called.
     allow_cidrs: tuple[Network, ...] = ()
-    """Private networks in which receivers may be called."""
+    # Hosts that may be called without TLS, in lower case. A name or an IP address alone must be in an allowed network,
+    # too; with a port (`127.0.0.1:4201`, `[::1]:4201`) it allows this one receiver, which then needs no open network.
     allow_http_hosts: frozenset[str] = frozenset()
-    """Hosts that may be called without TLS, in lower case. A name or an IP address alone must be in an allowed network,
-    too; with a port (`127.0.0.1:4201`, `[::1]:4201`) it allows this one receiver, which then needs no open network."""
+    # Ports of the service and the database, which none of these exceptions opens.
     closed_ports: frozenset[int] = frozenset()
-    """Ports of the service and the database, which none of these exceptions opens."""
 
     def target(self, url: str) -> ReceiverAddress:
         """Parse and check a URL. Raises `TargetRefused`."""

@@ -74,10 +74,10 @@ class Deliverer:
         self._clock = clock
         self._draw = draw
         self._timing = timing or DeliveryTiming()
+        # Ids of the events in flight, by webhook.
         self._busy: dict[str, set[str]] = {}
-        """Ids of the events in flight, by webhook."""
+        # Events in flight, by tenant.
         self._tenants: Counter[str] = Counter()
-        """Events in flight, by tenant."""
         self._tasks: set[asyncio.Task[None]] = set()
         every_s = self._timing.look_every_s
         self._ticks = Ticks(every_s, every_s, SHORTEST_PAUSE_S)

@@ -44,12 +44,12 @@ def listed_gpus(named: str, count: int) -> tuple[str, ...]:
 class GpuLease:
     """The GPUs of one process."""
 
+    # Empty on a machine without GPUs.
     gpus: tuple[str, ...] = ()
-    """Empty on a machine without GPUs."""
+    # Whether another process of this service used one of them when the lease began.
     is_shared: bool = False
-    """Whether another process of this service used one of them when the lease began."""
+    # The other GPUs of the machine, the least used first.
     others: tuple[str, ...] = ()
-    """The other GPUs of the machine, the least used first."""
 
 
 class GpuLeases:

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Sequence
 
+# The path of a Unix socket may have 107 bytes (man 7 unix); this leaves room for the name of the file.
 MAX_FOLDER_LENGTH = 75
-"""The path of a Unix socket may have 107 bytes (man 7 unix); this leaves room for the name of the file."""
 USUAL = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - callers make a private folder there
 
 

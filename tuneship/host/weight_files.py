@@ -28,12 +28,12 @@ class WeightsFault(ValueError):
 class WeightFiles:
     """The weight files of one checkpoint."""
 
+    # In the order of their names. A tensor that is in several counts as it is in the last one.
     files: tuple[Path, ...]
-    """In the order of their names. A tensor that is in several counts as it is in the last one."""
+    # The index that names them.
     index: Path | None = None
-    """The index that names them."""
+    # The tensors that the index names.
     tensors: frozenset[str] = frozenset()
-    """The tensors that the index names."""
 
 
 def weight_files(folder: Path) -> WeightFiles:

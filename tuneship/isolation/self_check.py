@@ -38,8 +38,8 @@ class Outside:
     another_file: str
     secrets: Sequence[str]
     folders: Sequence[str]
+    # Process ids by the name that a message uses.
     processes: Mapping[str, int]
-    """Process ids by the name that a message uses."""
 
 
 def open_ways(

@@ -39,14 +39,14 @@ COMMAND_LINE_FIELDS = slice(45, 47)
 class ForkRequest:
     """A worker to fork. Without descriptors: libraries to load while nothing is to be forked."""
 
+    # The modules that are imported before the fork.
     libraries: tuple[str, ...]
-    """The modules that are imported before the fork."""
+    # The arguments of `launch.py`, the module among them.
     arguments: tuple[str, ...] = ()
-    """The arguments of `launch.py`, the module among them."""
+    # Environment variables that the server itself does not have.
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Environment variables that the server itself does not have."""
+    # The numbers by which the worker knows its descriptors.
     descriptors: tuple[int, ...] = ()
-    """The numbers by which the worker knows its descriptors."""
 
     def to_json(self) -> bytes:
         """The message that asks for it; its descriptors come beside it: the status, the log, and the worker's own."""

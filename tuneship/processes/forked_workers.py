@@ -24,6 +24,7 @@ from tuneship.settings import worker_environment
 
 logger = logging.getLogger(__name__)
 
+# The modules whose workers are forked, and what is loaded before.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "tuneship.serving": ("torch", "tuneship.serving.replica", "tuneship.serving.guides"),
     # In several parts: a request that comes meanwhile waits for one of them only.
@@ -36,7 +37,6 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
         "tuneship.training.training_loop",
     ),
 }
-"""The modules whose workers are forked, and what is loaded before."""
 # A driver that was initialised before a fork does not work after it, and a library may do that while it is loaded.
 GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 # A fork waits until the libraries are loaded.

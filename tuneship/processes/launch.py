@@ -20,8 +20,8 @@ from tuneship.host.thread_pools import use_large_stacks
 from tuneship.isolation.isolation import hide, isolate
 from tuneship.isolation.landlock import Places
 
+# The beginning of a worker's command line.
 COMMAND = (sys.executable, "-m", "tuneship.processes.launch")
-"""The beginning of a worker's command line."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 # Modes: full isolation, or the worker does not start; as far as the host can; none, for third-party

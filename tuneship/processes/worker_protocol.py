@@ -14,20 +14,20 @@ class WorkerSpec:
 
     module: str
     arguments: tuple[str, ...]
+    # File for its standard output and error.
     log: Path
-    """File for its standard output and error."""
+    # Compute threads; 0 leaves the choice to the worker.
     threads: int = 0
-    """Compute threads; 0 leaves the choice to the worker."""
+    # File descriptors that stay open in the worker.
     inherited: tuple[int, ...] = field(default=())
-    """File descriptors that stay open in the worker."""
+    # More variables, e.g. a secret, which arguments would show to other users of the machine.
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """More variables, e.g. a secret, which arguments would show to other users of the machine."""
+    # Files and folders that it may use: an isolated worker reaches no others of its user.
     places: Places = field(default_factory=Places)
-    """Files and folders that it may use: an isolated worker reaches no others of its user."""
+    # The most memory of its own that it may allocate, as far as the host enforces it; 0: no limit.
     memory_bytes: int = 0
-    """The most memory of its own that it may allocate, as far as the host enforces it; 0: no limit."""
+    # Whether it is a third-party program with sockets of its own, which is not isolated.
     needs_network: bool = False
-    """Whether it is a third-party program with sockets of its own, which is not isolated."""
 
 
 class Worker(Protocol):

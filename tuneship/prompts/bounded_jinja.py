@@ -35,22 +35,22 @@ MOST_CHARACTERS = 16 * 1024 * 1024
 CHARACTERS_A_STEP = 8
 MOST_ITEMS = 1024 * 1024
 ITEMS_A_STEP = 4
+# Texts of up to this many characters cost nothing beyond the code that handles them.
 SHORT_TEXT = 100
-"""Texts of up to this many characters cost nothing beyond the code that handles them."""
 # The tags and expressions of the largest templates of the hub are 5,000 tokens; Python compiles these with its lock
 # held, 30,000 of them in half a second.
 MOST_TOKENS = 30_000
+# Levels of lists within lists: Python's own functions go down by recursion.
 MOST_DEPTH = 100
-"""Levels of lists within lists: Python's own functions go down by recursion."""
 MOST_BITS = 4096
+# The most steps of reading one value: Python's own functions keep all other threads waiting meanwhile.
 MOST_AT_ONCE = 2_100_000
-"""The most steps of reading one value: Python's own functions keep all other threads waiting meanwhile."""
+# The largest number that says how wide a text will be, or how many parts something has.
 MOST_NUMBER = 100_000
-"""The largest number that says how wide a text will be, or how many parts something has."""
+# The steps of calling a macro, beside those of its code.
 CALL_STEPS = 30
-"""The steps of calling a macro, beside those of its code."""
+# The steps of a filter, a test, a call or a lookup, beside those of what it reads.
 USE_STEPS = 10
-"""The steps of a filter, a test, a call or a lookup, beside those of what it reads."""
 LONG_NUMBER = re.compile(r"\d{6}")
 # Values that cost nothing, whatever is done with them.
 UNREAD = {int, float, bool, NoneType}

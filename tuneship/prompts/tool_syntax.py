@@ -38,16 +38,16 @@ class Renders(Protocol):
 class CallSyntax:
     """The text around the names and the arguments of the calls in an answer."""
 
+    # Before the name in the first call.
     begin: str
-    """Before the name in the first call."""
+    # Between a call's name and its arguments, which are a JSON object.
     middle: str
-    """Between a call's name and its arguments, which are a JSON object."""
+    # From the arguments of one call to the name in the next; None where a turn has one call only.
     between: str | None
-    """From the arguments of one call to the name in the next; None where a turn has one call only."""
+    # After the last call's arguments.
     end: str
-    """After the last call's arguments."""
+    # Between two arguments, and between a name and its value; None where the template indents arguments.
     separators: tuple[str, str] | None = (", ", ": ")
-    """Between two arguments, and between a name and its value; None where the template indents arguments."""
 
     @property
     def marker(self) -> str:

@@ -26,13 +26,13 @@ class EngineKind:
     """An engine, as `runtime` of an entry in the model catalogue names it."""
 
     name: str
+    # Whether it is this project's engine, which keeps every security setting and refuses some architectures.
     is_own: bool
-    """Whether it is this project's engine, which keeps every security setting and refuses some architectures."""
     uses_gpus: bool
+    # Whether `runtime_options` of a catalogue entry reach it.
     takes_options: bool
-    """Whether `runtime_options` of a catalogue entry reach it."""
+    # Whether it reserves memory for adapters up to a rank, and loads none above it.
     has_rank_limit: bool = False
-    """Whether it reserves memory for adapters up to a rank, and loads none above it."""
 
     def largest_rank(self, options: Sequence[str]) -> int | None:
         """The largest rank of an adapter that it loads with these `runtime_options`; None: any. Raises `ValueError`."""
@@ -70,12 +70,12 @@ class EngineKind:
 class VllmServer:
     """The command that starts vLLM's server for one base model."""
 
+    # Program, e.g. `vllm serve`; the base model's directory and the options follow.
     command: tuple[str, ...]
-    """Program, e.g. `vllm serve`; the base model's directory and the options follow."""
+    # More options for this base model, e.g. `--tensor-parallel-size 2`.
     options: tuple[str, ...] = ()
-    """More options for this base model, e.g. `--tensor-parallel-size 2`."""
+    # Time limit until the server is healthy.
     patience_s: float = 600.0
-    """Time limit until the server is healthy."""
 
     @property
     def gpus(self) -> int:

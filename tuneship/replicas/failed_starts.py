@@ -18,10 +18,10 @@ class FailedStarts:
 
     total: int = 0
     in_a_row: int = 0
+    # Why the last one failed.
     error: str = ""
-    """Why the last one failed."""
+    # No start is tried before, by the loop's clock.
     until: float = 0.0
-    """No start is tried before, by the loop's clock."""
 
     @classmethod
     def heard(cls, total: int, in_a_row: int, error: str, pause_s: float) -> "FailedStarts":

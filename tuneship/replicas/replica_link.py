@@ -25,15 +25,14 @@ class Adapter:
 
     name: str
     path: Path
+    # Key that opens sealed files; None for plain ones.
     key: str | None = field(default=None, repr=False)
-    """Key that opens sealed files; None for plain ones."""
+    # Keeps the files at `path` while a replica reads them, and may have to download them; None where they always are.
+    #
+    # Entering it raises `OSError` for files that cannot be read, and any other error where they may be had later.
     hold: Callable[[], AbstractContextManager[Path]] | None = field(
         default=None, repr=False, compare=False
     )
-    """Keeps the files at `path` while a replica reads them, and may have to download them; None where they always are.
-
-    Entering it raises `OSError` for files that cannot be read, and any other error where they may be had later.
-    """
 
 
 class NoReplica(ServingError):

@@ -13,10 +13,10 @@ from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
 class ServingOptions:
     """Settings of one process."""
 
+    # Size limit of its KV cache; 0 sets none.
     cache_bytes: int
-    """Size limit of its KV cache; 0 sets none."""
+    # Number format of the weights; None: the process chooses, by the model's size and the machine.
     weights: str | None = None
-    """Number format of the weights; None: the process chooses, by the model's size and the machine."""
 
 
 def start_serving(

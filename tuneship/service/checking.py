@@ -23,11 +23,11 @@ from tuneship.store.records import job_records, object_key_records
 class Report:
     """The result of a check."""
 
+    # Datasets and models that rows name.
     objects: int
-    """Datasets and models that rows name."""
     keys: int
+    # The fault of each object, by its id. Holds no text of a user.
     faults: Mapping[str, str]
-    """The fault of each object, by its id. Holds no text of a user."""
 
 
 def check(opened: Installation, data_dir: Path, pause_s: float) -> Report:
@@ -80,10 +80,10 @@ class _Keys:
         self._connection = connection
         self._keyring = keyring
         self._rows = object_key_records.all_of(connection)
+        # The time from which a tenant's files are sealed.
         self._since: dict[str, datetime] = {
             row.client_id: row.created_at for row in self._rows if row.object_id.startswith(TENANTS)
         }
-        """The time from which a tenant's files are sealed."""
 
     @property
     def count(self) -> int:

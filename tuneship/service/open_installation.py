@@ -62,11 +62,11 @@ class Installation:
     """The database, the master key and the files of an installation."""
 
     database: Database
+    # The master key.
     secret: bytes
-    """The master key."""
     blobs: Blobs
+    # The newest time that an earlier run has recorded.
     last_seen: datetime | None = None
-    """The newest time that an earlier run has recorded."""
 
 
 def has_installation(settings: ServiceSettings) -> bool:

@@ -58,8 +58,8 @@ class Supervisor:
         self._ticks, self._timed = Ticks(), Ticks()
         self._threads = Threads("records", 1)
         self._deployments = DeploymentKeeper(parts, self._leadership)
+        # Its work while this process leads.
         self.leader_work = LeaderWork(parts, *self._made_of)
-        """Its work while this process leads."""
         self._forget_at = self._store_at = parts.clock()
 
     def share(self, shared: SharedReplicas) -> None:

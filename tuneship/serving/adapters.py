@@ -54,10 +54,10 @@ class AdapterRefused(Exception):
 class Matrices:
     """The LoRA matrices of one module: delta = x @ a.T @ b, with the scale already in `b`."""
 
+    # Its dimensions are rank and in.
     a: Tensor
-    """[rank, in]"""
+    # Its dimensions are rank and out.
     b: Tensor
-    """[rank, out]"""
 
 
 def read_adapter(directory: Path, key: str | None = None) -> dict[str, Matrices]:

@@ -19,10 +19,10 @@ class AttentionPlan:
     """The kind of attention of a layer."""
 
     scale: float
+    # Number of tokens it looks back, the token itself included; None: all.
     window: int | None = None
-    """Number of tokens it looks back, the token itself included; None: all."""
+    # Bound that scores approach smoothly (soft-capping); None: no bound.
     softcap: float | None = None
-    """Bound that scores approach smoothly (soft-capping); None: no bound."""
 
 
 class DecodeIndices(NamedTuple):

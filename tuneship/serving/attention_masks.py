@@ -22,12 +22,12 @@ class AttentionMasks:
         """Make no mask before it is needed."""
         self._length = length
         self._dtype = dtype
+        # Masks [length, length] of all positions, the last position first.
         self._position_masks: dict[int | None, Tensor] = {}
-        """Masks [length, length] of all positions, the last position first."""
+        # Masks of this step.
         self._decode_masks: dict[int | None, Tensor] = {}
-        """Masks of this step."""
+        # Masks of this step, by chunk and window.
         self._prefill_masks: dict[tuple[PrefillChunk, int | None], Tensor | None] = {}
-        """Masks of this step, by chunk and window."""
 
     def begin_step(self) -> None:
         """Drop the masks of the step before."""

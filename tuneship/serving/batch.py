@@ -18,37 +18,36 @@ class PrefillChunk(NamedTuple):
     """The part of one prompt that is prefilled in this step."""
 
     start: int
+    # Its tokens are [start, stop) of the batch.
     stop: int
-    """Its tokens are [start, stop) of the batch."""
+    # Row of the KV cache.
     slot: int
-    """Row of the KV cache."""
+    # Tokens of the prompt that are in the KV cache already.
     cached: int
-    """Tokens of the prompt that are in the KV cache already."""
+    # Tokens of the whole prompt.
     length: int
-    """Tokens of the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
     """T flat tokens of R sequences; the decoding sequences come first and bring one token each."""
 
+    # [T] token ids.
     tokens: Tensor
-    """[T] token ids."""
+    # [T] position of each token in its own sequence.
     positions: Tensor
-    """[T] position of each token in its own sequence."""
+    # [T] row of the KV cache of each token.
     slots: Tensor
-    """[T] row of the KV cache of each token."""
+    # [R + S, or R - 1 + S] indices into T of the tokens to compute logits for.
+    #
+    # First the newest token of each sequence, of which a last prompt whose prefill does not end in this step has none;
+    # then the S tokens of prompts behind which stands a token whose log probability was asked for.
     logit_indices: Tensor
-    """[R + S, or R - 1 + S] indices into T of the tokens to compute logits for.
-
-    First the newest token of each sequence, of which a last prompt whose prefill does not end in this step has none;
-    then the S tokens of prompts behind which stands a token whose log probability was asked for.
-    """
+    # Row of the KV cache of each decoding sequence.
     decode_slots: tuple[int, ...]
-    """Row of the KV cache of each decoding sequence."""
     prefills: tuple[PrefillChunk, ...]
+    # Cached tokens of the longest sequence after this step.
     length: int
-    """Cached tokens of the longest sequence after this step."""
 
     @property
     def decode_count(self) -> int:

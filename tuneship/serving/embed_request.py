@@ -14,25 +14,25 @@ class Pooling(StrEnum):
     """How the hidden states of a text's tokens become one vector."""
 
     MEAN = "mean"
+    # The state of the last token, which alone has seen the whole text.
     LAST = "last"
-    """The state of the last token, which alone has seen the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
     """Texts to embed, and the adapter to use. The caller has checked the ranges."""
 
+    # Token ids of each text.
     texts: tuple[tuple[int, ...], ...]
-    """Token ids of each text."""
+    # Name of the adapter; None uses the base model.
     adapter: str | None = None
-    """Name of the adapter; None uses the base model."""
     pooling: Pooling = Pooling.MEAN
+    # Numbers to keep of each vector, from the first on; None keeps all.
     dimensions: int | None = None
-    """Numbers to keep of each vector, from the first on; None keeps all."""
+    # Id of the tenant: while texts wait, owners take turns, however many texts each of them has.
     owner: str = ""
-    """Id of the tenant: while texts wait, owners take turns, however many texts each of them has."""
+    # It gives way to all others: its texts are read while no other ones wait.
     is_background: bool = False
-    """It gives way to all others: its texts are read while no other ones wait."""
 
 
 class ArrivingEmbeddings:
@@ -42,8 +42,8 @@ class ArrivingEmbeddings:
         """Wait for this many vectors."""
         self._vectors: list[str | None] = [None] * count
         self._missing = count
+        # The vectors in the order of the texts, each as float32 numbers in Base64; or the error.
         self.complete: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        """The vectors in the order of the texts, each as float32 numbers in Base64; or the error."""
 
     def add(self, number: int, vector: str) -> None:
         """Take the vector of the text with this number."""

@@ -33,10 +33,10 @@ class _Job:
 
     id: str
     request: EmbedRequest
+    # Texts that have no vector yet.
     left: int
-    """Texts that have no vector yet."""
+    # Texts that are or were in a pass; the others wait.
     begun: int = 0
-    """Texts that are or were in a pass; the others wait."""
 
 
 # Jobs by owner.
@@ -50,8 +50,8 @@ class _Text:
     job: _Job
     number: int
     sequence: Sequence
+    # Sum of the hidden states so far, or the newest one [hidden size].
     pooled: Tensor | None = None
-    """Sum of the hidden states so far, or the newest one [hidden size]."""
 
     def take(self, states: Tensor) -> None:
         """Pool the hidden states [chunk, hidden size] of its next tokens."""
@@ -73,10 +73,10 @@ class _Text:
 class PassResult:
     """The outcome of one pass."""
 
+    # Request id, number of the text, and its vector as float32 numbers in Base64.
     vectors: list[tuple[str, int, str]] = field(default_factory=list)
-    """Request id, number of the text, and its vector as float32 numbers in Base64."""
+    # Request id and error message.
     failed: list[tuple[str, str]] = field(default_factory=list)
-    """Request id and error message."""
 
 
 class Embedder:
@@ -92,16 +92,16 @@ class Embedder:
         if cache_bytes is not None:
             self._text_tokens = min(self._text_tokens, cache_bytes // facts.cache.token_bytes)
         self._jobs: dict[str, _Job] = {}
+        # Jobs with waiting texts, by owner, in the order of their turns.
         self._queues: _Queues = OrderedDict()
-        """Jobs with waiting texts, by owner, in the order of their turns."""
+        # Those in the background.
         self._background: _Queues = OrderedDict()
-        """Those in the background."""
+        # Steps of the sequences since the last pass.
         self._steps_alone = 0
-        """Steps of the sequences since the last pass."""
+        # A text that is longer than a pass.
         self._unfinished: _Text | None = None
-        """A text that is longer than a pass."""
+        # The keys and values of the unfinished text.
         self._cache: SlotCache | None = None
-        """The keys and values of the unfinished text."""
 
     @property
     def idle(self) -> bool:

@@ -37,16 +37,16 @@ class SequenceTooLarge(RequestRefused):
 class EngineLimits:
     """How much the engine does at once."""
 
+    # Sequences in the running batch; more wait.
     slots: int = 32
-    """Sequences in the running batch; more wait."""
+    # Prompt tokens to prefill per step, so that prefills do not stall decoding; longer prompts go in chunks.
     prompt_tokens: int = 2000
-    """Prompt tokens to prefill per step, so that prefills do not stall decoding; longer prompts go in chunks."""
+    # Size limit of the KV cache; None: as much as `slots` sequences of full length need.
     cache_bytes: int | None = None
-    """Size limit of the KV cache; None: as much as `slots` sequences of full length need."""
+    # A KV cache up to this size is kept while the engine is idle.
     kept_bytes: int = 16 << 20
-    """A KV cache up to this size is kept while the engine is idle."""
+    # Models whose products are larger in total get no merged weights (`merged_weights`).
     merged_bytes: int = MERGED_BYTES
-    """Models whose products are larger in total get no merged weights (`merged_weights`)."""
 
 
 @dataclass(slots=True)
@@ -55,14 +55,14 @@ class StepResult:
 
     tokens: list[tuple[str, int]] = field(default_factory=list)
     finished: list[tuple[str, FinishReason]] = field(default_factory=list)
+    # Id and error message.
     failed: list[tuple[str, str]] = field(default_factory=list)
-    """Id and error message."""
+    # Ids of requests that ended because a step of their grammar was too complex.
     unfollowed: list[str] = field(default_factory=list)
-    """Ids of requests that ended because a step of their grammar was too complex."""
+    # Scores of the new tokens whose requests ask for it, a stop token included.
     scores: list[tuple[str, TokenScore]] = field(default_factory=list)
-    """Scores of the new tokens whose requests ask for it, a stop token included."""
+    # Scores of the next tokens of prompts whose requests ask for it.
     prompt_scores: list[tuple[str, list[TokenScore]]] = field(default_factory=list)
-    """Scores of the next tokens of prompts whose requests ask for it."""
 
 
 class Engine:

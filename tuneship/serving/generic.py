@@ -63,8 +63,8 @@ class GenericModel:
     ) -> None:
         """Load local files only, and run no code from them. Raises `ModelRefused`."""
         self._step: _Step | None = None
+        # Number of tokens that the attention of each layer looks back, as seen in the comparison; None: all.
         self._windows: dict[int, int | None] = {}
-        """Number of tokens that the attention of each layer looks back, as seen in the comparison; None: all."""
         self._model = _loaded(directory, weights)
         try:
             self._rotation = RotationByLength(self._model)

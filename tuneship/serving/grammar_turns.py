@@ -27,8 +27,8 @@ class GrammarTurns:
         self._compiler = compiler
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, "grammars")
+        # By id, in the order of their turns.
         self._waiting: OrderedDict[_GrammarTurn, dict[str, GenerateRequest]] = OrderedDict()
-        """By id, in the order of their turns."""
         self._compiling: tuple[GenerateRequest, Future[Guide]] | None = None
 
     @property

@@ -73,8 +73,8 @@ class Kernels:
     To be used by one thread at a time.
     """
 
+    # Threads for products of few tokens; 0: as many as torch's, as for more tokens.
     few_token_threads = 0
-    """Threads for products of few tokens; 0: as many as torch's, as for more tokens."""
 
     def __init__(self, engine: Any) -> None:
         """Take the addresses of the functions out of the engine, which is kept, as it owns their code."""
@@ -89,8 +89,8 @@ class Kernels:
         self._rounded = _Rounded(0)
         self._shared, self._alone = ((ctypes.c_int64 * JOB_NUMBERS)() for _ in range(2))
         self._share_at = 0.0
+        # One for each helping thread, which waits until it is released.
         self._gates: list[threading.Lock] = []
-        """One for each helping thread, which waits until it is released."""
 
     def multiply(self, bits: int, x: Tensor, weight: Tensor, scales: Tensor, rows: int) -> Tensor:
         """Multiply x [T, in] of float32 with a packed weight of `rows` rows, a multiple of `LANES`: [T, rows]."""

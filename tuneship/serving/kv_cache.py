@@ -36,14 +36,14 @@ class CacheShape:
 class _CacheLayer(NamedTuple):
     """Storage of one layer, laid out so that decoding sequences attend by sums of matrix rows (`attend_decode`)."""
 
+    # Dimensions: slot, head, dim, position.
     keys: Tensor
-    """[slot, head, dim, position]"""
+    # Dimensions: slot, head, position, dim.
     values: Tensor
-    """[slot, head, position, dim]"""
+    # View of the keys as [slot, position, head, dim].
     keys_by_position: Tensor
-    """View of the keys as [slot, position, head, dim]."""
+    # View of the values as [slot, position, head, dim].
     values_by_position: Tensor
-    """View of the values as [slot, position, head, dim]."""
 
 
 class SlotCache:
@@ -58,8 +58,8 @@ class SlotCache:
         self.token_limit = slots * length if tokens is None else tokens
         self._size = (0, 0)
         self._layers = [self._allocate(0, 0) for _ in range(shape.layers)]
+        # The newest indices, by slots, query heads and positions.
         self._indices: dict[tuple[tuple[int, ...], int, int], DecodeIndices] = {}
-        """The newest indices, by slots, query heads and positions."""
         self._masks = AttentionMasks(0, shape.dtype)
 
     @classmethod

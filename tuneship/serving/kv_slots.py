@@ -36,8 +36,8 @@ class _CachedTokens:
 
     scope: Scope
     tokens: NDArray[np.int32]
+    # Number of them whose keys and values are in the cache.
     valid: int
-    """Number of them whose keys and values are in the cache."""
 
 
 class KvSlots:
@@ -49,10 +49,10 @@ class KvSlots:
         self._size = (0, 0)
         self._cached: dict[int, _CachedTokens] = {}
         self._running: dict[int, Sequence] = {}
+        # Free slots, least recently used first: that is the order in which they are given away.
         self._free: list[int] = []
-        """Free slots, least recently used first: that is the order in which they are given away."""
+        # Number of tokens up to which earlier sequences have written in a slot.
         self._left: dict[int, int] = {}
-        """Number of tokens up to which earlier sequences have written in a slot."""
 
     def resize(self, slots: int, length: int) -> list[Copy]:
         """Change the number and the length of the slots, before the cache does; return what it must copy before.

@@ -49,10 +49,10 @@ class PackedLibrary:
     Only the measurement can be given another one: products always use oneDNN.
     """
 
+    # Pack a weight [out, in].
     pack: Callable[[Tensor], Tensor] = _pack
-    """Pack a weight [out, in]."""
+    # Multiply x [T, in] with a packed weight: [T, out].
     multiply: Callable[[Tensor, Tensor], Tensor] = _multiply
-    """Multiply x [T, in] with a packed weight: [T, out]."""
 
 
 ONE_DNN = PackedLibrary()
@@ -62,8 +62,8 @@ ONE_DNN = PackedLibrary()
 class Packing:
     """Which weights are packed."""
 
+    # Whether products with packed weights are faster; None: as measured on this machine.
     is_faster: bool | None = None
-    """Whether products with packed weights are faster; None: as measured on this machine."""
     small_bytes: int = SMALL_BYTES
     shared_bytes: int = SHARED_BYTES
 
@@ -89,8 +89,8 @@ class Product:
         self._packed = self._plain = None
         self._packing = packing
         self._numbers = weight.numel()
+        # Size of the weight.
         self.nbytes = weight.nbytes
-        """Size of the weight."""
         if packing.is_faster_for(weight.dtype):
             self._packed = packing.pack(weight, shared=shared)
         if self._packed is None or weight.nbytes <= packing.small_bytes:

@@ -76,8 +76,8 @@ class _LlamaLayer:
     input_norm: "_Norm"
     qkv: ConstantProduct
     qkv_bias: Tensor | None
+    # Norm of the heads of queries and keys.
     heads_norm: "_Norm | None"
-    """Norm of the heads of queries and keys."""
     output: ConstantProduct
     attention_norm: "_Norm"
     gate_up: ConstantProduct

@@ -37,12 +37,12 @@ class Site:
 
     modules: tuple[str, ...]
     inputs: int
+    # One width per module, side by side in the product's output.
     outputs: tuple[int, ...]
-    """One width per module, side by side in the product's output."""
+    # How the model reordered the output channels of each module, or None.
     order: tuple[Tensor | None, ...]
-    """How the model reordered the output channels of each module, or None."""
+    # The product itself, where the model leaves it to `Lora.multiply`.
     product: ConstantProduct | None = None
-    """The product itself, where the model leaves it to `Lora.multiply`."""
 
 
 class TokenSlots:
@@ -81,12 +81,12 @@ class TokenSlots:
 class Routes:
     """The adapter slot of each token of a flat batch."""
 
+    # (slot, start, stop) of neighbouring tokens of one adapter whose deltas are matrix products.
     runs: tuple[tuple[int, int, int], ...]
-    """(slot, start, stop) of neighbouring tokens of one adapter whose deltas are matrix products."""
+    # The tokens whose deltas are sums of matrix rows; None: there are none.
     tokens: TokenSlots | None
-    """The tokens whose deltas are sums of matrix rows; None: there are none."""
+    # Products with merged weights for the first sites, which replace the base's products and all deltas.
     merged: Items[Product] = ()
-    """Products with merged weights for the first sites, which replace the base's products and all deltas."""
 
 
 # One adapter's matrices by site and member of the site.
@@ -110,14 +110,14 @@ class Lora:
         self._registry: dict[str, Fitted] = {}
         self._stacks = [_Stack(site, dtype) for site in self._sites]
         width = self._sites[0].inputs if self._sites else 1
+        # Tokens of a run from which on its deltas are matrix products.
         self._min_alone, self._min_beside = (
             math.ceil(numbers / width) for numbers in PRODUCT_MIN_NUMBERS[dtype]
         )
-        """Tokens of a run from which on its deltas are matrix products."""
+        # The adapter in each slot.
         self._residents: list[str | None] = []
-        """The adapter in each slot."""
+        # The largest rank of each loaded adapter.
         self._ranks: dict[str, int] = {}
-        """The largest rank of each loaded adapter."""
         self._users: Counter[str] = Counter()
         self._used_at: dict[str, int] = {}
         self._clock = self._moves = 0
@@ -338,17 +338,17 @@ class _Stack:
         self._site = site
         self._dtype = dtype
         self._slots = self._rank = 0
+        # The rank of what was filled, by slot and member: the rest of the stack's rank is zero.
         self._ranks: dict[tuple[int, int], int] = {}
-        """The rank of what was filled, by slot and member: the rest of the stack's rank is zero."""
         self.is_used = False
         self._width = math.gcd(*site.outputs)
         self._member_of_part = [
             m for m, width in enumerate(site.outputs) for _ in range(width // self._width)
         ]
+        # [slot, in, members * rank] and [slot, parts, rank, width]
         self._a = self._b = torch.empty(0)
-        """[slot, in, members * rank] and [slot, parts, rank, width]"""
+        # The low-rank activation that each row of b takes; None: they are as many, in this order.
         self._expansion: Tensor | None = None
-        """The low-rank activation that each row of b takes; None: they are as many, in this order."""
 
     def resize(self, slots: int, rank: int) -> None:
         """Change the number of slots and the rank; what was filled stays. An unused site takes no memory."""

@@ -35,12 +35,12 @@ class ModelFacts:
     context_length: int
     hidden_size: int
     cache: CacheShape
+    # The number format of the weights: `float32`, `bfloat16`, `int8` or `int4`.
     weights: str
-    """The number format of the weights: `float32`, `bfloat16`, `int8` or `int4`."""
+    # Prompts longer than this have other keys and values from their first token on (LongRoPE); None: all the same.
     short_tokens: int | None = None
-    """Prompts longer than this have other keys and values from their first token on (LongRoPE); None: all the same."""
+    # Whether a text that grows longer than `short_tokens` has all its keys and values computed again.
     is_recomputed: bool = False
-    """Whether a text that grows longer than `short_tokens` has all its keys and values computed again."""
 
 
 class CausalModel(Protocol):

@@ -95,12 +95,12 @@ class TokenStream(AsyncIterator[list[int]]):
         self._wakes_at_end = False
         self._error: ServingError | None = None
         self._is_over = False
+        # Set when the generation has ended by itself.
         self.finish_reason: FinishReason | None = None
-        """Set when the generation has ended by itself."""
+        # Scores of the tokens that arrived, where the request asks for it; a stop token that ended it is one more.
         self.scores: list[TokenScore] = []
-        """Scores of the tokens that arrived, where the request asks for it; a stop token that ended it is one more."""
+        # Scores of the prompt's tokens from the second on, where it asks for them; complete at the first token.
         self.prompt_scores: list[TokenScore] = []
-        """Scores of the prompt's tokens from the second on, where it asks for them; complete at the first token."""
 
     async def __anext__(self) -> list[int]:
         """Return all tokens that arrived since the last call. Raises `ServingError`."""

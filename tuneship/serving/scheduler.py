@@ -47,8 +47,8 @@ class _PrefillBudget:
     """Prompt tokens that a step may still prefill."""
 
     tokens: int
+    # How many of them may be of prompts whose log probabilities were asked for: each has a row of logits.
     scored: int
-    """How many of them may be of prompts whose log probabilities were asked for: each has a row of logits."""
 
     def take(self, sequence: Sequence) -> int:
         """The next chunk of a prompt (tokens). No other follows one whose prefill does not end with it."""
@@ -79,18 +79,18 @@ class Scheduler:
         limit of the prompt tokens per step whose log probabilities are computed; None sets none.
         """
         self.slots = slots
+        # Number of slots with those for guests.
         self.total_slots = slots + int(GUEST_SHARE * slots)
-        """Number of slots with those for guests."""
         self.prompt_tokens = prompt_tokens
         self.cache_tokens = cache_tokens
         self.scored_tokens = scored_tokens
         self.running: list[Sequence] = []
         self._waiting: _Waiting = OrderedDict()
+        # Those that wait in the background.
         self._background: _Waiting = OrderedDict()
-        """Those that wait in the background."""
         self._steps = 0
+        # The last step in which each recent owner had a sequence outside the background.
         self._last_seen: dict[str, int] = {}
-        """The last step in which each recent owner had a sequence outside the background."""
 
     @property
     def idle(self) -> bool:

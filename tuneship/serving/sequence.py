@@ -25,41 +25,41 @@ class TokenScore(NamedTuple):
     """The log probability of a token, and the likeliest tokens at its place."""
 
     token: int
+    # Natural logarithm of the probability that the model itself gives it, whatever the temperature.
     logprob: float
-    """Natural logarithm of the probability that the model itself gives it, whatever the temperature."""
+    # Pairs of token id and log probability, the likeliest first; as many as the request asked for.
     top: Items[Items[float]]
-    """Pairs of token id and log probability, the likeliest first; as many as the request asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A prompt to continue, the adapter to use, and how to sample. The caller has checked the ranges."""
 
+    # Token ids of the prompt.
     tokens: tuple[int, ...]
-    """Token ids of the prompt."""
+    # New tokens at most; 0 only reads the prompt.
     max_tokens: int
-    """New tokens at most; 0 only reads the prompt."""
+    # Name of the adapter; None uses the base model.
     adapter: str | None = None
-    """Name of the adapter; None uses the base model."""
+    # Sampling temperature; 0, or anything below `GREEDY_BELOW`, is greedy.
     temperature: float = 0.0
-    """Sampling temperature; 0, or anything below `GREEDY_BELOW`, is greedy."""
     top_p: float = 1.0
+    # Seed of the draws; None takes the operating system's randomness.
     seed: int | None = None
-    """Seed of the draws; None takes the operating system's randomness."""
+    # Tokens that end the generation and are not part of it.
     stop_tokens: tuple[int, ...] = ()
-    """Tokens that end the generation and are not part of it."""
+    # Waiting queue, e.g. a deployment id: the queues of an owner take turns. Empty: one queue per adapter.
     queue: str = ""
-    """Waiting queue, e.g. a deployment id: the queues of an owner take turns. Empty: one queue per adapter."""
+    # Grammar that the answer follows (`grammar.py`); None leaves it free.
     grammar: str | None = None
-    """Grammar that the answer follows (`grammar.py`); None leaves it free."""
+    # Id of the tenant: while requests wait, owners take turns, however many queues each of them has.
     owner: str = ""
-    """Id of the tenant: while requests wait, owners take turns, however many queues each of them has."""
+    # Likeliest tokens to report beside each new token's own log probability; None reports nothing.
     logprobs: int | None = None
-    """Likeliest tokens to report beside each new token's own log probability; None reports nothing."""
+    # The same for the tokens of the prompt, from the second on.
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt, from the second on."""
+    # Nobody waits for it: it joins the running batch only while no other request waits.
     is_background: bool = False
-    """Nobody waits for it: it joins the running batch only while no other request waits."""
 
     @property
     def is_greedy(self) -> bool:
@@ -73,15 +73,15 @@ class Sequence:
 
     id: str
     request: GenerateRequest
+    # New tokens at most: as requested, or as many as the context still holds.
     token_limit: int
-    """New tokens at most: as requested, or as many as the context still holds."""
     generated: list[int] = field(default_factory=list)
+    # Row of the KV cache that it occupies; -1 while it waits.
     slot: int = -1
-    """Row of the KV cache that it occupies; -1 while it waits."""
+    # Prompt tokens already in the KV cache; a long prompt is prefilled in chunks.
     cached: int = 0
-    """Prompt tokens already in the KV cache; a long prompt is prefilled in chunks."""
+    # The tokens to prefill: those of the request and, after `restart`, those generated before it.
     prompt: tuple[int, ...] = field(init=False)
-    """The tokens to prefill: those of the request and, after `restart`, those generated before it."""
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

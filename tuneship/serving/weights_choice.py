@@ -37,10 +37,10 @@ class MeasuredWeights:
     """A number format, and what was measured with it."""
 
     weights: str
+    # Mean loss of the tokens of a fixed text.
     loss: float
-    """Mean loss of the tokens of a fixed text."""
+    # Seconds of the fastest step with one request.
     step_s: float
-    """Seconds of the fastest step with one request."""
 
 
 def text_tokens(tokenizer: Tokenizer, context_length: int) -> list[int]:

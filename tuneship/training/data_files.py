@@ -45,8 +45,8 @@ class Data:
     training_indices: Indices
     validation: TokenizedExamples
     validation_indices: Indices
+    # Whether an example has functions or calls of them.
     has_tools: bool = False
-    """Whether an example has functions or calls of them."""
 
     def fingerprint(self, spec: TrainingSpec) -> str:
         """A digest of everything that decides the course of the training."""

@@ -35,8 +35,8 @@ class ExampleRows(NamedTuple):
     """The text of each row that the model sees of one example."""
 
     rows: list[list[Segment]]
+    # Whether the example has functions or calls of them.
     has_tools: bool
-    """Whether the example has functions or calls of them."""
 
 
 class Objective(Protocol):
@@ -94,10 +94,10 @@ class Objective(Protocol):
 class AnswerEnds:
     """The tokens that must stand at the end of an answer, for counting how many ends are learnt."""
 
+    # The tokens at which generation stops; none where a text ends an answer.
     tokens: tuple[int, ...]
-    """The tokens at which generation stops; none where a text ends an answer."""
+    # Rows of this many tokens were cut, and have no end.
     context_length: int
-    """Rows of this many tokens were cut, and have no end."""
 
 
 class SupervisedFineTuning:

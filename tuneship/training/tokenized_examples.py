@@ -89,8 +89,8 @@ class EncodedRow(NamedTuple):
 
     tokens: list[int]
     loss_mask: list[bool]
+    # Whether generation would ask for each target after exactly the tokens that stand before it here.
     is_asked_alike: bool
-    """Whether generation would ask for each target after exactly the tokens that stand before it here."""
 
 
 class _Asked(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 
 BASE_URL, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
 MODEL, QUESTION = os.environ["MODEL"], os.environ["QUESTION"]
+# The schema of answers in a form.
 DIAGNOSIS: Any = json.loads(os.environ["DIAGNOSIS"])
-"""The schema of answers in a form."""
 OPTIONS: Any = {"temperature": 0, "max_tokens": 12}
 TOO_LONG = "cataract " * 5_000
 

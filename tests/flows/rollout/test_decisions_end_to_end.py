@@ -87,10 +87,10 @@ class Driven(Callers):
         lines = (json.dumps({"prompt": body_of(number)["prompt"]}) for number in range(40))
         self.prompts.write_text("\n".join(lines))
         self.room = self.per_bucket
+        # Signals that `room` has grown; belongs to the event loop of the proxy.
         self.free = asyncio.Condition()
-        """Signals that `room` has grown; belongs to the event loop of the proxy."""
+        # The number of requests that the service has received and not answered.
         self.asking = 0
-        """The number of requests that the service has received and not answered."""
 
     def minutes_later(self) -> float:
         return time.perf_counter() + 60.0 * (BEFORE + self.ticks)

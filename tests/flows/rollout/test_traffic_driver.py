@@ -26,8 +26,8 @@ from tuneship.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
 IN_FLIGHT = 16
+# Seconds for which a refusal slows the driver down that does not say for how long.
 SLOWED_S = 1.0
-"""Seconds for which a refusal slows the driver down that does not say for how long."""
 
 
 def driver(service: FakeService, **changes: object) -> TrafficDriver:

@@ -24,8 +24,8 @@ from tuneship.gates.plan import CanaryPlan
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 STEPS = [50, 100]
+# Seconds after which a missing answer fails the test, so that nobody waits for a day.
 GIVEN_UP_S = 1200
-"""Seconds after which a missing answer fails the test, so that nobody waits for a day."""
 
 
 def questions() -> list[FlowRun]:

@@ -38,8 +38,8 @@ OWN_TAGS = {
     "code",
     "strong",
 }
+# The most permissive renderer possible, which leaves tags unchanged.
 RENDERER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-"""The most permissive renderer possible, which leaves tags unchanged."""
 
 
 class Shown(HTMLParser):

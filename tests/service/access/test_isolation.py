@@ -15,6 +15,7 @@ from tests.unit.isolation.test_isolation import WITHOUT_LIMIT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing isolates")
 
+# A program that checks isolation as a service does at its start.
 ASKS = """
 import json, sys, tempfile
 from pathlib import Path
@@ -27,7 +28,6 @@ for name in ("work", "logs", "scratch"):
 tempfile.tempdir = str(data / "scratch")
 print(json.dumps(can_isolate(ServiceSettings(data_dir=data))))
 """
-"""A program that checks isolation as a service does at its start."""
 
 
 def asked(data: Path, *on_host: str, **variables: str) -> tuple[bool, str]:
@@ -78,6 +78,7 @@ def test_a_data_directory_among_what_workers_read_withdraws_the_promise(tmp_path
     assert "TCP" not in log
 
 
+# A program that starts a service until it opens its master key, and prints whether others could read its memory.
 AT_THE_KEY = """
 import ctypes, os, sys
 from pathlib import Path
@@ -94,7 +95,6 @@ if sys.argv[2] == "open":
 sys.addaudithook(is_opened)
 serve.serve(ServiceSettings(data_dir=Path(sys.argv[1]), port=0))
 """
-"""A program that starts a service until it opens its master key, and prints whether others could read its memory."""
 
 
 @pytest.mark.parametrize(("mode", "dumpable"), [("hidden", "0"), ("open", "1")])

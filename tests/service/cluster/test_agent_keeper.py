@@ -49,8 +49,8 @@ class Cell:
     groups: ReplicaGroups
     engines: PlayedEngines
     notifier: Notifier
+    # How often members look at the rows without news of them.
     look_every_s: float
-    """How often members look at the rows without news of them."""
     leads: bool = False
 
     @property

@@ -19,8 +19,8 @@ from tuneship.store.database.tables import metric_windows as table
 pytestmark = pytest.mark.both_databases
 
 COUNTED = (RequestOutcome.SUCCESS, RequestOutcome.SERVER_ERROR)
+# Minutes of the traffic that most tests use.
 MINUTES = 3 * 60
-"""Minutes of the traffic that most tests use."""
 
 
 @pytest.fixture(scope="module")

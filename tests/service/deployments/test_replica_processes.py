@@ -72,8 +72,8 @@ class Load:
     is_over: Event = field(default_factory=Event)
     statuses: list[int] = field(default_factory=list[int])
     ids: list[str] = field(default_factory=list[str])
+    # How many answers each caller got.
     answered: Counter[int] = field(default_factory=Counter[int])
-    """How many answers each caller got."""
 
     def ask(self, caller: int, client: Client, deployment: str, request: Generate) -> None:
         while not self.is_over.is_set():

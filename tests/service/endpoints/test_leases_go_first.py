@@ -18,8 +18,8 @@ from tuneship.store.database import tables
 from tuneship.store.records.job_leases import LEASE
 
 pytestmark = pytest.mark.both_databases
+# Seconds that a busy machine may need; a blocked service would need longer.
 SOON_S = 60.0
-"""Seconds that a busy machine may need; a blocked service would need longer."""
 
 
 class Canary:

@@ -127,8 +127,8 @@ ARCHIVES = {
 
 
 LIMITS = {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
+# Words that messages use by themselves, for any request.
 OWN_WORDS = {"level", "object", "other", "user"}
-"""Words that messages use by themselves, for any request."""
 pytestmark = pytest.mark.both_databases(postgres="soak")
 
 

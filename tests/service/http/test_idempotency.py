@@ -22,8 +22,8 @@ pytestmark = pytest.mark.both_databases
 
 JOBS = "/v1/fine-tuning/jobs"
 PATCHES = tuple(one for one in OPERATIONS if one.method == "PATCH")
+# Statuses of simultaneous uploads: only a few are accepted at a time, and the others are asked to retry.
 LIMITED = (201, 409, 429)
-"""Statuses of simultaneous uploads: only a few are accepted at a time, and the others are asked to retry."""
 
 
 def together(service: Service, number: int, *request: str, **options: Any) -> list[httpx.Response]:

@@ -23,8 +23,8 @@ CHECKS = (
     "response_schema_conformance,ignored_auth,unsupported_method,allow_header_conformance"
 )
 # Random requests bring no archive of an adapter, and meet a running lease with its version only by chance.
+# Operations that need not succeed here; tests of their own show that they do.
 SELDOM = {"import_model", "renew_canary_lease"}
-"""Operations that need not succeed here; tests of their own show that they do."""
 
 
 def test_the_document_is_served_without_a_key_and_names_its_service(shared: Service) -> None:

@@ -35,8 +35,8 @@ from tuneship.service.http.streams import (
 from tuneship.service.jobs import stream as job_stream
 from tuneship.service.jobs.stream import StreamPosition, _merged, job_frames
 
+# So many epochs that seconds of training are left even if the test is slow to stop the process.
 EPOCHS = 20
-"""So many epochs that seconds of training are left even if the test is slow to stop the process."""
 NOTIFIED_ONLY = ServiceTiming(stream_poll_s=3600.0)
 DONE = {"event": "done", "data": "[DONE]"}
 

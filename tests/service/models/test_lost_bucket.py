@@ -43,8 +43,8 @@ class Clients:
         self._ask = f"/v1/deployments/{deployment}/generate"
         self.generated = Counter[int]()
         self.stored: list[str] = []
+        # Answers by path and status.
         self.uploads = Counter[tuple[str, int]]()
-        """Answers by path and status."""
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

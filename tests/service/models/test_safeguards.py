@@ -100,13 +100,13 @@ def test_an_address_that_was_forwarded_is_believed_from_a_declared_proxy_only(
     assert answer.status_code == status
 
 
+# Headers that reveal a proxy.
 OF_PROXIES = [
     "Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Proto",
     "X-Forwarded-Server", "X-Original-Forwarded-For", "X-Real-IP", "X-Client-IP", "Client-IP", "True-Client-IP",
     "CF-Connecting-IP", "CF-Connecting-IPv6", "Fastly-Client-IP", "Fly-Client-IP", "X-Cluster-Client-IP",
     "X-ProxyUser-IP", "WL-Proxy-Client-IP", "X-Azure-ClientIP", "X-NF-Client-Connection-IP", "X-Amzn-Trace-Id",
 ]  # fmt: skip
-"""Headers that reveal a proxy."""
 
 
 def generated(service: Service, deployment: str, headers: dict[str, str]) -> int:

@@ -106,32 +106,32 @@ class FakeService:
         self.deleted: list[str] = []
         self.created = 0
         self.generations: list[str] = []
+        # The routing key of each request to generate.
         self.routing_keys: list[str | None] = []
-        """The routing key of each request to generate."""
+        # Whether a request for a stream is answered with a stream.
         self.streams = False
-        """Whether a request for a stream is answered with a stream."""
+        # The point at which the connection of a generation breaks: "before it" or "after the head".
         self.breaks_off = ""
-        """The point at which the connection of a generation breaks: "before it" or "after the head"."""
+        # Functions to call when so many buckets are finished.
         self.at_tick: dict[int, Callable[[], object]] = {}
-        """Functions to call when so many buckets are finished."""
+        # A function to call once, just before the next PATCH is handled.
         self.before_patch: Callable[[], object] | None = None
-        """A function to call once, just before the next PATCH is handled."""
         self.renewed_for = 0
+        # By deployment: a number of reads, and a function to call after them.
         self.after_reads: dict[str, tuple[int, Callable[[], object]]] = {}
-        """By deployment: a number of reads, and a function to call after them."""
         self.refuse_generation: Refusal | None = None
+        # Times (`time.monotonic()`) of refused generations.
         self.refused_at: list[float] = []
-        """Times (`time.monotonic()`) of refused generations."""
+        # An event for which generations wait; `waiting` counts them.
         self.generation_gate: threading.Event | None = None
-        """An event for which generations wait; `waiting` counts them."""
         self.waiting = 0
         self.metrics_down: Callable[[int], bool] = lambda _tick: False
+        # A function that changes a deployment's metrics before they are answered.
         self.spoil: Callable[[str, dict[str, Any]], object] = lambda _name, _metrics: None
-        """A function that changes a deployment's metrics before they are answered."""
+        # By deployment without requests: how its metrics show that, as "zeros", "empty" or "nulls".
         self.silent: dict[str, str] = {}
-        """By deployment without requests: how its metrics show that, as "zeros", "empty" or "nulls"."""
+        # One action per PATCH: "lose" the answer, "fail" before applying it, apply it "twice", or "ok".
         self.patch_script: list[str] = []
-        """One action per PATCH: "lose" the answer, "fail" before applying it, apply it "twice", or "ok"."""
         self._lock = threading.RLock()
         self._started = time.monotonic()
         self._server: ThreadingHTTPServer | None = None

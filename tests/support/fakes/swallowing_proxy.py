@@ -20,8 +20,8 @@ class SwallowingProxy:
         self._target = host, port
         self._writers: list[asyncio.StreamWriter] = []
         self.cuts = asyncio.Event()
+        # Bytes that went to the target.
         self.passed = 0
-        """Bytes that went to the target."""
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[tuple[str, int]]:

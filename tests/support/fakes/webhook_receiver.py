@@ -27,10 +27,10 @@ class Receiver:
     port: int = 0
     received: list[Received] = field(default_factory=list)
     answers: dict[str, bytes | None] = field(default_factory=dict)
+    # Server names that clients requested in TLS.
     server_names: list[str | None] = field(default_factory=list)
-    """Server names that clients requested in TLS."""
+    # Whether answers wait until `speak` is set.
     is_silent: bool = False
-    """Whether answers wait until `speak` is set."""
     speak: asyncio.Event = field(default_factory=asyncio.Event)
 
     def url(self, path: str = "/", host: str = "127.0.0.1", scheme: str = "http") -> str:

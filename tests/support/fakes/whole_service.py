@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.support.fakes.canary_service import Answer, Arm, FakeService, Refusal, as_text
 
+# Seconds until a generation is answered; much more than a busy machine adds, because the smoke test compares times.
 ANSWER_TIMEOUT_S = 0.1
-"""Seconds until a generation is answered; much more than a busy machine adds, because the smoke test compares times."""
 TOKENS = {"prompt_tokens": 1, "response_tokens": 1}
 JOB: dict[str, Any] = {
     "hyperparameters": {},
@@ -34,17 +34,17 @@ class WholeService(FakeService):
         self.datasets: dict[str, dict[str, Any]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.models: dict[str, str] = {}
+        # Tags of each deployment.
         self.tags: dict[str, dict[str, str]] = {}
-        """Tags of each deployment."""
         self.deleted_models: set[str] = set()
+        # The base model of each file that was validated.
         self.validated_for: list[str] = []
-        """The base model of each file that was validated."""
         self.losses: Callable[[Mapping[str, Any]], list[float]] = lambda _: [2.0, 1.5, 1.2, 1.0]
         self.status: Callable[[Mapping[str, Any]], str] = lambda _: "completed"
+        # The losses by row of a job; None: this server publishes none.
         self.row_losses: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-        """The losses by row of a job; None: this server publishes none."""
+        # The number of polls after which a job has ended.
         self.polls_to_end = 1
-        """The number of polls after which a job has ended."""
 
     def other(self, method: str, parts: list[str], query: dict[str, str], body: Any) -> Answer:
         """Answer requests that the base class does not know."""

@@ -48,14 +48,14 @@ class Checkpoint:
     family: str
     tokenizer: TokenizerKind
     template: TemplateKind
+    # The place that names the token which ends an answer of its template.
     ends: End = "config"
-    """The place that names the token which ends an answer of its template."""
     number_format: str = "float32"
     is_tied: bool = True
+    # Changes the finished folder.
     change: Callable[[Path], object] = lambda _: None
-    """Changes the finished folder."""
+    # Words of the reason for each refusal, by the name of the column.
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Words of the reason for each refusal, by the name of the column."""
 
     def build(self, folder: Path) -> Path:
         """Write the checkpoint."""

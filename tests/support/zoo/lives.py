@@ -96,13 +96,13 @@ class Expected:
     """A row as transformers reads it."""
 
     ids: list[int]
+    # The first token that is learnt.
     start: int
-    """The first token that is learnt."""
     prompt: Conversation
+    # The text of the learnt tokens but the last, which ends the answer.
     answer: str
-    """The text of the learnt tokens but the last, which ends the answer."""
+    # The answer as the row has it, which transformers may clean up while it decodes.
     content: str
-    """The answer as the row has it, which transformers may clean up while it decodes."""
 
     def agrees(self, text: str) -> bool:
         """Whether an answer is this one; white space that the template writes around answers may be missing."""

@@ -50,8 +50,8 @@ class Ours:
     """A checkpoint as it is added, and then read by the service and the training."""
 
     source: Path
+    # The folder with a file for each conversation (`write_rows`).
     rows: Path
-    """The folder with a file for each conversation (`write_rows`)."""
 
     @property
     def base(self) -> CataloguedModel:

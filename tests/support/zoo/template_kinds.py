@@ -18,12 +18,12 @@ class TemplateKind:
     """A chat template, and the tokens that it writes."""
 
     name: str
+    # Its text, or texts by name; None: the checkpoint has none, and ours is used.
     source: str | Mapping[str, str] | None
-    """Its text, or texts by name; None: the checkpoint has none, and ours is used."""
+    # The special tokens in it that a tokenizer of its family has.
     marks: tuple[str, ...] = ()
-    """The special tokens in it that a tokenizer of its family has."""
+    # Words of a refusal although an answer could be right, by the name of the conversation (empty: all).
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Words of a refusal although an answer could be right, by the name of the conversation (empty: all)."""
 
     @property
     def settings(self) -> dict[str, object]:

@@ -30,12 +30,12 @@ PLACE = re.compile(
 class Texts:
     """The result of a cell: lines that begin with the name of a conversation."""
 
+    # Problems: each is neither right nor refused in a sentence that says why.
     faults: tuple[str, ...]
-    """Problems: each is neither right nor refused in a sentence that says why."""
+    # The reasons of refusals, without the places in files.
     refusals: tuple[str, ...]
-    """The reasons of refusals, without the places in files."""
+    # Whether no conversation is learnt.
     is_refused: bool
-    """Whether no conversation is learnt."""
 
 
 class NoSuchPrompt(Exception):
@@ -79,12 +79,12 @@ class Turn:
 
     number: int
     prompt: list[int]
+    # The first token that the model has to write.
     start: int
-    """The first token that the model has to write."""
+    # Behind the token that ends the turn.
     end: int
-    """Behind the token that ends the turn."""
+    # Whether the template writes such a token.
     has_end: bool
-    """Whether the template writes such a token."""
 
 
 def save_texts(folder: Path, tokenizer: TokenizerKind, template: TemplateKind) -> None:

@@ -40,22 +40,22 @@ class TokenizerKind:
     """A kind of tokenizer, and what its checkpoint says about it."""
 
     name: str
+    # Called once: the result is copied for every checkpoint.
     build: Callable[[], Tokenizer]
-    """Called once: the result is copied for every checkpoint."""
+    # The special tokens by their names in `tokenizer_config.json`, e.g. `eos_token`.
     tokens: Mapping[str, str]
-    """The special tokens by their names in `tokenizer_config.json`, e.g. `eos_token`."""
+    # More fields of `tokenizer_config.json`.
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """More fields of `tokenizer_config.json`."""
+    # Edits the content of `tokenizer.json`.
     change: Callable[[Rules], object] = lambda _: None
-    """Edits the content of `tokenizer.json`."""
+    # How the tokens of a template are added; None: they are not, and stay plain text.
     marks: Mapping[str, bool] | None = field(default_factory=lambda: {"normalized": False})
-    """How the tokens of a template are added; None: they are not, and stay plain text."""
+    # Whether these stand in `tokenizer_config.json` alone.
     marks_in_config: bool = False
-    """Whether these stand in `tokenizer_config.json` alone."""
+    # The kind that `config.json` names: transformers chooses the tokenizer's class by both.
     model_type: str = "llama"
-    """The kind that `config.json` names: transformers chooses the tokenizer's class by both."""
+    # Words of the refusal of such a base model; None for one that is served.
     refused: str | None = None
-    """Words of the refusal of such a base model; None for one that is served."""
 
     def save(self, folder: Path, marks: Sequence[str], **settings: Any) -> Tokenizer:
         """Write both files, with the special tokens of a template; `settings` are more fields of the second."""

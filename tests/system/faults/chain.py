@@ -135,8 +135,8 @@ class Case:
     def __init__(self, environment: Environment, step: "Step", name: str) -> None:
         """Prepare the step and start counting its requests."""
         self.environment, self.step, self.name = environment, step, name
+        # Id of the resource that the step changes, if it was created for this case alone.
         self.target = ""
-        """Id of the resource that the step changes, if it was created for this case alone."""
         self._prepared = step.prepare(self)
         environment.transport.watch(step.method, step.path)
 
@@ -175,14 +175,14 @@ class Step:
     name = ""
     method, path = "GET", ""
     tries = 6
+    # Number of tries if the answer is never JSON: the client repeats only requests that are known to be harmless.
     tries_of_spoiled = 6
-    """Number of tries if the answer is never JSON: the client repeats only requests that are known to be harmless."""
     has_body = False
     is_creating = False
+    # Name of the field in the answer that the step cannot do without.
     field = ""
-    """Name of the field in the answer that the step cannot do without."""
+    # Name of the field in the answer whose value may be unknown to the client; empty if there is none.
     status = "status"
-    """Name of the field in the answer whose value may be unknown to the client; empty if there is none."""
 
     def prepare(self, case: Case) -> Work:
         """Return the function that is run in the flow."""

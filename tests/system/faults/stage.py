@@ -25,12 +25,12 @@ from tuneship.settings import ClientSettings
 
 BUCKET = timedelta(minutes=1)
 PER_BUCKET = 600
+# One request out of this many fails in a bucket, on either deployment.
 ERRORS_IN = 300
-"""One request out of this many fails in a bucket, on either deployment."""
+# Losses of a training that learns; the simulated perplexity corresponds to a loss of 0.69.
 LOSSES = (0.74, 0.72, 0.71, 0.70)
-"""Losses of a training that learns; the simulated perplexity corresponds to a loss of 0.69."""
+# Number of buckets with traffic for the baseline alone, before a rollout.
 BEFORE = 3
-"""Number of buckets with traffic for the baseline alone, before a rollout."""
 
 
 class Stage:
@@ -40,14 +40,14 @@ class Stage:
         """`ahead`: how far the service's clock runs ahead of the test's. `settings`: the settings of the service."""
         self.service = Service(folder / "data", **settings)
         self.service.clock.ahead = ahead
+        # Actions by the number of rollout buckets after which they are run.
         self.at_tick: dict[int, Callable[[], object]] = {}
-        """Actions by the number of rollout buckets after which they are run."""
         self.per_bucket = PER_BUCKET
+        # Factor on the latency of every request, on either deployment.
         self.slower = 1.0
-        """Factor on the latency of every request, on either deployment."""
         self.ticks = -BEFORE
+        # The candidate's shares in the order of the buckets; a share that did not change is listed once.
         self.seen: list[int] = []
-        """The candidate's shares in the order of the buckets; a share that did not change is listed once."""
         self.baseline = self.candidate = self.endpoint = ""
         self._resources = ExitStack()
 

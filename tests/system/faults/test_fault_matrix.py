@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 HTML = "<html><body>Bad gateway</body></html>"
 ASKED_S = 1
+# Seconds until the date that Retry-After names; the client's pauses are recorded and not waited.
 LATER_S = 120
-"""Seconds until the date that Retry-After names; the client's pauses are recorded and not waited."""
 
 
 def step_named(step: Step) -> str:

@@ -99,6 +99,7 @@ def test_23_a_job_that_does_not_complete_is_not_deployed(
     assert stage.shares() == {stage.baseline: 100}
 
 
+# Requests of the eight tasks; the process is killed after the service has acted, before it gets the answer.
 POINTS = {
     "validate": ("POST", "/v1/datasets/validate"),
     "upload": ("POST", "/v1/datasets"),
@@ -109,7 +110,6 @@ POINTS = {
     "shift": ("PATCH", "/v1/canary-endpoints/[^/]+"),
     "look": ("GET", "/v1/deployments/[^/]+/metrics"),
 }
-"""Requests of the eight tasks; the process is killed after the service has acted, before it gets the answer."""
 
 
 def victim(stage: Stage, parameters: Path) -> "subprocess.Popen[bytes]":

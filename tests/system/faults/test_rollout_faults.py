@@ -33,8 +33,8 @@ from tuneship.store.database import tables
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 ALL, ANY = "GET|POST|PATCH|DELETE", "/.*"
+# Number of a bucket in which the candidate has its first share.
 MIDDLE = 3
-"""Number of a bucket in which the candidate has its first share."""
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from tuneship.client.core import Pause
 from tuneship.settings import ClientSettings
 
 Detour = Callable[[httpx.Request], None]
+# Seconds to wait for a connection or an answer that is known not to come.
 PATIENCE_S = 1.0
-"""Seconds to wait for a connection or an answer that is known not to come."""
 ACTS_WITHIN_S = 120.0
 
 

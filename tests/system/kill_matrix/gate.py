@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.support.fakes.proxy import Exchange, Fault, Proxy, passed, reset
 
+# A method and a pattern for the whole path.
 Request = tuple[str, str]
-"""A method and a pattern for the whole path."""
 UPLOAD: Request = ("POST", "/v1/datasets")
 JOB: Request = ("POST", "/v1/fine-tuning/jobs")
 DEPLOYMENT: Request = ("POST", "/v1/deployments")
@@ -29,12 +29,13 @@ class Point:
 
     name: str
     requests: tuple[Request, ...]
+    # Whether the answer is held, after the service has acted, instead of the request.
     is_after: bool = False
-    """Whether the answer is held, after the service has acted, instead of the request."""
+    # Whether only a release that creates its endpoint reaches this point.
     is_first_release: bool = False
-    """Whether only a release that creates its endpoint reaches this point."""
 
 
+# `mid-shift` is the first look at 50 %, `bake` at 95 %, `settle` at 100 %.
 POINTS = (
     Point("before-upload", (UPLOAD,)),
     Point("after-upload", (UPLOAD,), is_after=True),
@@ -50,7 +51,6 @@ POINTS = (
     Point("bake", (SHIFT, SHIFT, LEASE)),
     Point("settle", (SHIFT, SHIFT, SHIFT, LEASE)),
 )
-"""`mid-shift` is the first look at 50 %, `bake` at 95 %, `settle` at 100 %."""
 
 
 class HoldingProxy(Proxy):

@@ -30,8 +30,8 @@ from tuneship.contract.jobs import ENDED
 from tuneship.settings import ClientSettings
 
 ROWS = 64
+# Losses near the one of the simulated perplexity, which is 2.
 LOSSES = (0.72, 0.71, 0.70, 0.69)
-"""Losses near the one of the simulated perplexity, which is 2."""
 BASE_MODEL = "tuneship-tiny"
 AT_ONCE = GuardRules(silence_seconds=0, release_silence_hours=0)
 CANARY: Mapping[str, Any] = {
@@ -54,15 +54,15 @@ class ServiceSetup:
     """A service, its holding proxy, and the environment of a script that uses the proxy."""
 
     proxy: HoldingProxy
+    # Client settings with the address of the proxy.
     settings: ClientSettings
-    """Client settings with the address of the proxy."""
     direct: Client
     environment: Mapping[str, str]
     prefect: PrefectServer
+    # The process of the service, if the test may kill it.
     serve: Serve | None = None
-    """The process of the service, if the test may kill it."""
+    # Cleared while no training may end (with simulated workers only).
     may_train: threading.Event = field(default_factory=threading.Event)
-    """Cleared while no training may end (with simulated workers only)."""
 
 
 class TrainingPlayer:
@@ -133,8 +133,8 @@ class Release:
             "evaluation": {"max_rows": 0, "max_tokens": 4},
             "canary": dict(CANARY) | {"traffic": traffic},
         }
+        # Id of the deployment that served before; None for a first release.
         self.stable: str | None = None
-        """Id of the deployment that served before; None for a first release."""
 
     def serve_base_model(self) -> None:
         """Create the endpoint with a deployment of the base model that has all traffic."""

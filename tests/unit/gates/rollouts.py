@@ -38,8 +38,8 @@ class Served:
     histogram: Sequence[int] | None = None
     cancelled: int | None = None
     refused: int | None = None
+    # Distinct callers among the errors. None, as in the fields above, stands for a server that does not publish it.
     callers: int | None = None
-    """Distinct callers among the errors. None, as in the fields above, stands for a server that does not publish it."""
 
 
 # Each pair is the baseline and the candidate.
@@ -124,8 +124,8 @@ def in_flight(edges: Sequence[float], counts: Sequence[int]) -> dict[str, Any]:
     return {"requests": counts[-1], "ages_ms": {"le": [*edges, None], "counts": list(counts)}}
 
 
+# Function of (bucket, candidate's weight) that returns what the baseline and the candidate served in it.
 Maker = Callable[[int, int], tuple[Served, Served]]
-"""Function of (bucket, candidate's weight) that returns what the baseline and the candidate served in it."""
 Answers = Callable[[int, dict[str, Any], dict[str, Any]], tuple[Any, Any]]
 
 
@@ -144,10 +144,10 @@ class Rollout:
     seen: Callable[[int], tuple[DeploymentState, DeploymentState]] = lambda _: (RUNNING, RUNNING)
     probe: Callable[[Served, Served], Probed] | None = None
     act: Callable[[RolloutRecord], RolloutRecord] | None = None
+    # Whether the service publishes cancelled and refused requests and callers of errors already before the start.
     counts_callers: bool = False
-    """Whether the service publishes cancelled and refused requests and callers of errors already before the start."""
+    # Number of buckets that a look does not see yet (ingestion lag).
     looks_behind: int = 0
-    """Number of buckets that a look does not see yet (ingestion lag)."""
     record: RolloutRecord = field(default_factory=RolloutRecord)
     rows: list[tuple[Served, Served]] = field(default_factory=list[tuple[Served, Served]])
     weights: list[int] = field(default_factory=list[int])

@@ -13,8 +13,8 @@ from tuneship.gates.canary import Observed, decide
 from tuneship.gates.gate_types import ThresholdReading
 from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict, from_lines, to_line
 
+# Verdicts of a look by rank. Every verdict that goes on has rank 2.
 ORDER = {Verdict.ROLLBACK: 0, Verdict.PAUSE: 0, Verdict.HOLD: 1}
-"""Verdicts of a look by rank. Every verdict that goes on has rank 2."""
 NO_GATES: dict[str, Any] = {
     "crash": None,
     "error_gate": None,

@@ -27,8 +27,8 @@ from tuneship.gates.watch import (
 )
 
 HEALTHY = Behaviour()
+# Function of the number of the quarter hour since the deployment began.
 Days = Callable[[int], Minute]
-"""Function of the number of the quarter hour since the deployment began."""
 
 
 def always(behaviour: Behaviour, requests: float = 450.0) -> Days:

@@ -17,8 +17,8 @@ from tuneship.gates.words import OF_A_GATE, REASONS, gates_in_words, in_words, l
 
 WHO_HOLDS = ("_hold_reasons", "_warnings")
 WORDS_IN = ("reason", "holding")
+# Words that are not reasons: states of gates, answers, and `none`.
 NO_REASONS = {*get_args(GateState), "promote", "timeout", "pause", "none"}
-"""Words that are not reasons: states of gates, answers, and `none`."""
 
 
 def reasons_of_the_rules() -> set[str]:

@@ -22,6 +22,7 @@ from tuneship.training.spec import SPEC_FILE, Order, ResolvedHyperparameters, Tr
 
 INTRUSION = "tests.unit.isolation.attacks.intrusion"
 SLEEPER = "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n"
+# Program that runs until a training process has its job and can reach no other file.
 AS_TRAINER = """
 import sys
 from tests.unit.isolation.attacks import intrusion
@@ -31,8 +32,8 @@ order = read_order(int(sys.argv[2]))
 restrict_to_job_files(order, TrainingSpec.from_json((order.folder / SPEC_FILE).read_text()))
 targets = (order.folder / "targets").read_text()
 """
-"""Program that runs until a training process has its job and can reach no other file."""
 IN_TRAINER = AS_TRAINER + "sys.exit(intrusion.main([targets]))\n"
+# Program in which a library starts threads before the job comes. It starts again as the intruder of `IN_TRAINER`.
 AFTER_THREADS = (
     """
 import os, threading, time
@@ -45,7 +46,7 @@ threading.Thread(target=time.sleep, args=[600], daemon=True).start()
     + AS_TRAINER
     + "sys.exit('it went on with its threads')\n"
 )
-"""Program in which a library starts threads before the job comes. It starts again as the intruder of `IN_TRAINER`."""
+# Program of the first process of a job, which starts the intruder on a second device.
 IN_RANK = AS_TRAINER + (
     """
 import json, subprocess
@@ -62,7 +63,6 @@ with ranks.WorkerRanks(2) as started:
     sys.exit(started.workers[0]._process.wait())
 """
 )
-"""Program of the first process of a job, which starts the intruder on a second device."""
 
 
 class Installation:
@@ -143,10 +143,10 @@ class Intrusions:
 
     installation: Installation
     targets: Targets
+    # Folder on the import path of workers.
     modules: Path
-    """Folder on the import path of workers."""
+    # The way in which the intruders are started.
     runtime: Runtime
-    """The way in which the intruders are started."""
 
     def serving(self) -> dict[str, str]:
         """Run an intruder in a serving process. Return its outcome by attack."""

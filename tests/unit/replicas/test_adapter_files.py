@@ -22,8 +22,8 @@ class SlowFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.may_arrive = threading.Event()
+        # The name of the thread of each download.
         self.threads: list[str] = []
-        """The name of the thread of each download."""
         self.events: list[str] = []
         self.failure: OSError | None = None
 

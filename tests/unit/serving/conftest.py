@@ -17,8 +17,8 @@ import pytest
 from tests.support.tiny_model import build_tiny_model
 from tuneship.serving.replica_client import SocketLink
 
+# Tokens for some ten seconds of a free processor, and more than a socket holds for a reader that does not read.
 ENDLESS_TOKENS = 16_000
-"""Tokens for some ten seconds of a free processor, and more than a socket holds for a reader that does not read."""
 PATIENCE_S = 600.0
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 

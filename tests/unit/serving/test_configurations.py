@@ -24,16 +24,16 @@ from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest, TokenScore
 from tuneship.serving.weights_choice import logits_of_engine
 
+# The longest text that LongRoPE rotates by the short factors.
 BORDER = 32
-"""The longest text that LongRoPE rotates by the short factors."""
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0],
         "original_max_position_embeddings": BORDER, "rope_theta": 10_000.0}  # fmt: skip
 PHI3 = {"rope_parameters": LONG, "original_max_position_embeddings": BORDER}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": BORDER}
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+# Prompts beside each other, which begin alike: some cross the border after some tokens or at once, some never.
 LENGTHS = (28, 60, 5, 32, 33)
-"""Prompts beside each other, which begin alike: some cross the border after some tokens or at once, some never."""
 ANSWER_TOKENS = 20
 
 
@@ -42,13 +42,13 @@ class Brought:
     """A checkpoint as somebody brings it."""
 
     kind: str
+    # Options that its configuration is made with.
     options: dict[str, Any] = field(default_factory=dict)
-    """Options that its configuration is made with."""
+    # Changes of its config.json afterwards; None leaves a setting out.
     settings: dict[str, Any] = field(default_factory=dict)
-    """Changes of its config.json afterwards; None leaves a setting out."""
     served_by: type[CausalModel] = GenericModel
+    # A change of its tensors.
     stored: Callable[[dict[str, torch.Tensor]], object] = len
-    """A change of its tensors."""
 
 
 def drop(name: str) -> Callable[[dict[str, torch.Tensor]], object]:

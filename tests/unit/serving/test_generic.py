@@ -44,8 +44,8 @@ OWN_SHAPES: dict[str, dict[str, object]] = {
 }
 WINDOW = {"sliding_window": 12}
 QWEN_WINDOW = {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}
+# Tokens reused in `check_answers`, from what prompts of one adapter share. Eleven shared tokens are too few.
 REUSED = 20 + 29 + 38
-"""Tokens reused in `check_answers`, from what prompts of one adapter share. Eleven shared tokens are too few."""
 TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
 
 

@@ -14,8 +14,8 @@ from tuneship.serving.merged_weights import STEADY_STEPS
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 
+# Tokens of an answer, long enough that the last product is merged in the middle of it.
 LONG = 60
-"""Tokens of an answer, long enough that the last product is merged in the middle of it."""
 
 
 @pytest.fixture(params=["as they are", "laid out"])

@@ -22,10 +22,10 @@ from tuneship.prefect.connection import api, connect, disconnect
 from tuneship.prefect.tasks import task_of
 from tuneship.settings import ClientSettings
 
+# Tasks that make more than one call.
 COMPOSED = {"answer_prompts"}
-"""Tasks that make more than one call."""
+# Tasks that are not repeated, because their callers read the state back or look again soon.
 SENT_ONCE = {"update_canary_endpoint", "renew_canary_lease", "get_deployment_metrics"}
-"""Tasks that are not repeated, because their callers read the state back or look again soon."""
 SECRETS = {"create_webhook", "rotate_webhook_secret"}
 
 

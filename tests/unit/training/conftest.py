@@ -21,8 +21,8 @@ from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 COLOURS = ("red", "green", "blue", "black", "white", "brown")
 ROOT = Path(__file__).parents[3]
 TRAINER = "tests.support.changed_trainer"
+# Seconds until a training must have ended, perhaps on a busy machine.
 PATIENCE_S = 600.0
-"""Seconds until a training must have ended, perhaps on a busy machine."""
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ ISOLATED = (
     "os.environ['TMPDIR'] = {folder!r}\nisolate(Places((Path({base!r}),), (Path({folder!r}),)))"
 )
 MANY_EPOCHS = 10_000
+# Program that holds a training before a step until a file exists, so that a test never looks at it too late.
 STAYS_BEFORE_STEP = """
 import pathlib, time
 from tuneship.training.distributed import RankGroup
@@ -37,7 +38,6 @@ def staying(self, *arguments, step, learn=RankGroup.learn, **more):
     return learn(self, *arguments, step=step, **more)
 RankGroup.learn = staying
 """
-"""Program that holds a training before a step until a file exists, so that a test never looks at it too late."""
 
 
 @given(

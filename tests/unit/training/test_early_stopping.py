@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
 ]
 MakeOverfitting = Callable[[int | None], "Job"]
+# Epochs of 6 steps, with a measurement after each epoch.
 EPOCHS = 8
-"""Epochs of 6 steps, with a measurement after each epoch."""
 
 
 class Killed(BaseException):

@@ -43,12 +43,12 @@ def dying(self, batches, tokens, *, step, rate):
 Learner.learn = dying
 """
 
+# Program that never writes its first progress line ("all is loaded"), so that it loads until it is ended.
 STAY_WHEN_LOADED = """
 import time
 from tuneship.training.progress_file import ProgressFile
 ProgressFile.write = lambda *_, **__: time.sleep(3600)
 """
-"""Program that never writes its first progress line ("all is loaded"), so that it loads until it is ended."""
 
 
 def wait_for_step(job: "Job", step: int) -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tuneship.processes.worker_protocol import Runtime
 
 ROOM = str(Path(tuneship.training.__file__).parent)
+# Number of kills anywhere, in a step or a measurement, and while writing the files that must survive.
 POINTS = {"": 8, "learner.py": 6, "checkpoints.py": 6}
-"""Number of kills anywhere, in a step or a measurement, and while writing the files that must survive."""
 
 
 NO_WARNING = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tuneship.training.schedule import EvaluationSchedule
 
+# Steps of the longest job that the API accepts: 100,000 examples, one at a time, 10,000 epochs, half of them.
 FIVE_HUNDRED_MILLION = 500_000_000
-"""Steps of the longest job that the API accepts: 100,000 examples, one at a time, 10,000 epochs, half of them."""
 
 
 def measured(frequency: float, steps_per_epoch: int, total_steps: int) -> list[int]:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+# Flags of inotify: IN_OPEN, IN_ACCESS.
 OPENED_OR_READ = 0x20 | 0x1
-"""Flags of inotify: IN_OPEN, IN_ACCESS."""
 OVERFLOW = 0x4000
+# Program that writes down the loaded modules before the order is read, and when the job is done.
 NOTES_MODULES = """
 import json, os, pathlib, sys
 import tuneship.training.__main__ as trainer
@@ -43,7 +44,6 @@ code = trainer.main(sys.argv[1:])
 note("ended")
 sys.exit(code)
 """
-"""Program that writes down the loaded modules before the order is read, and when the job is done."""
 
 
 class Watch:

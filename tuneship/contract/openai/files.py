@@ -22,8 +22,8 @@ class FileUpload(OpenAIRequest):
     unsupported = frozenset({"expires_after"})
 
     purpose: Literal["fine-tune", "batch"]
+    # The name in the head of the file's part; no part of its own.
     filename: SkipJsonSchema[str] = ""
-    """The name in the head of the file's part; no part of its own."""
 
     @model_validator(mode="before")
     @classmethod

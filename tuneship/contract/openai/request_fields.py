@@ -33,8 +33,8 @@ class OpenAIRequest(Request):
     model_config = ConfigDict(json_schema_extra=cast("Any", _with_neutral_fields))
 
     neutral: ClassVar[NeutralFields] = {}
+    # Fields of OpenAI's API that are refused by name.
     unsupported: ClassVar[frozenset[str]] = frozenset()
-    """Fields of OpenAI's API that are refused by name."""
 
     @model_validator(mode="before")
     @classmethod

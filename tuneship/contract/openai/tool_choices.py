@@ -32,10 +32,10 @@ class ChosenTools:
     """The functions that may or must be called."""
 
     mode: ToolMode | None
+    # The functions that may be called; None for all.
     names: list[str] | None
-    """The functions that may be called; None for all."""
+    # Whether it asks for one call of one function.
     is_named: bool = False
-    """Whether it asks for one call of one function."""
 
     def check(self, known: Sequence[str]) -> None:
         """Raise pydantic's error for a choice that needs functions and has none, or names an unknown one."""

@@ -58,8 +58,8 @@ class Principal:
     client_id: str
     key_id: str
     scopes: frozenset[str]
+    # The time from the key's creation to its expiry; None: it never expires.
     lifetime: timedelta | None = None
-    """The time from the key's creation to its expiry; None: it never expires."""
 
 
 def _checksum(text: str) -> str:
@@ -123,13 +123,13 @@ class Keys:
         self._pepper = pepper
         self._clock = clock
         self._cache: dict[str, tuple[float, sa.RowMapping | None]] = {}
+        # When the ids of all keys were last read, and the ids.
         self._issued: tuple[float, frozenset[str]] | None = None
-        """When the ids of all keys were last read, and the ids."""
+        # How many requests at work wait for the end of a key, by its id.
         self._watched: Counter[str] = Counter()
-        """How many requests at work wait for the end of a key, by its id."""
         self._looking = asyncio.Lock()
+        # When the watched keys were last read, and those of them that had ended.
         self._seen_ended: tuple[float, Collection[str]] = (0.0, ())
-        """When the watched keys were last read, and those of them that had ended."""
         self._noted: dict[str, datetime] = {}
         self._unstored: set[str] = set()
 

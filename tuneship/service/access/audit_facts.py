@@ -24,14 +24,14 @@ class AuditFacts:
     address: str = ""
     action: str = ""
     is_change: bool = False
+    # The id in the path of the request.
     path_id: str | None = None
-    """The id in the path of the request."""
+    # The id of the resource that the request created.
     created_id: str | None = None
-    """The id of the resource that the request created."""
+    # Something that the request touched has `audit_logging`.
     is_required: bool = False
-    """Something that the request touched has `audit_logging`."""
+    # Something that the request touched is in hipaa mode.
     touches_hipaa: bool = False
-    """Something that the request touched is in hipaa mode."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 

@@ -44,8 +44,8 @@ class Keyring:
     def __init__(self, master: bytes) -> None:
         """`master`: 32 bytes that are kept outside the database."""
         self._vault = Vault(master)
+        # Set while parts of a destroyed key may still be in the database's log.
         self._has_remains = threading.Event()
-        """Set while parts of a destroyed key may still be in the database's log."""
         # Nobody knows whether the run before this one came to remove what it had destroyed.
         self._has_remains.set()
         # By name and wrapped value, so that a key that was made again is never taken for the old one.

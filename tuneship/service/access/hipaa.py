@@ -43,12 +43,12 @@ S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 class Caller:
     """The facts about a caller that safeguards depend on. The defaults are the worst case."""
 
+    # The request came over TLS, or never left this machine; no undeclared proxy has forwarded it.
     is_private: bool = False
-    """The request came over TLS, or never left this machine; no undeclared proxy has forwarded it."""
+    # Its address is the caller's, not that of an undeclared proxy.
     is_address_known: bool = False
-    """Its address is the caller's, not that of an undeclared proxy."""
+    # The time from the creation of the API key to its expiry; None: it never expires.
     key_lifetime: timedelta | None = None
-    """The time from the creation of the API key to its expiry; None: it never expires."""
 
     @property
     def has_good_key(self) -> bool:

@@ -23,8 +23,8 @@ class BackgroundPace:
         """`take_spare` charges a tenant's limit with one request; False where too little of it is left."""
         self._in_flight = in_flight
         self._take_spare = take_spare
+        # Runs at work, by tenant.
         self._runs: Counter[str] = Counter()
-        """Runs at work, by tenant."""
         self._allowed = 1
 
     @contextmanager

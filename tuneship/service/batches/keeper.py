@@ -58,8 +58,8 @@ class BatchKeeper:
         self._retries = BackgroundRetries(parts.clock)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Batches that are being cancelled because their key has ended.
         self._ending: dict[str, asyncio.Task[None]] = {}
-        """Batches that are being cancelled because their key has ended."""
         self.threads = Threads("batches", 4)
         self.timing = BackgroundTiming()
 

@@ -51,8 +51,8 @@ class CheckResult:
     """The faults of a base model, and how it was read."""
 
     faults: list[str]
+    # None where the model was not read.
     report: ReadingReport | None = None
-    """None where the model was not read."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class _Prepared:
 
     order: ReadingOrder
     readable: Path
+    # SHA-256 of the source's files, by name.
     sha256: dict[str, str]
-    """SHA-256 of the source's files, by name."""
 
 
 def add(  # noqa: PLR0913 (the options of a command)

@@ -66,16 +66,16 @@ class CataloguedModel:
     name: str
     version: str
     description: str
+    # The name of the engine that serves it: `replica`, the service's own, or `vllm`.
     runtime: str = OWN_ENGINE.name
-    """The name of the engine that serves it: `replica`, the service's own, or `vllm`."""
+    # More options for the command that starts vLLM for it.
     runtime_options: tuple[str, ...] = ()
-    """More options for the command that starts vLLM for it."""
+    # The number format in which our engine holds its weights, one of `WEIGHTS`; None: by size and machine.
     weights: str | None = None
-    """The number format in which our engine holds its weights, one of `WEIGHTS`; None: by size and machine."""
+    # The instance type of its replicas where Ray places them; None: `local`.
     instance_type: str | None = None
-    """The instance type of its replicas where Ray places them; None: `local`."""
+    # Whether nothing was found that forbids to tune it when it was added; jobs look again.
     is_tunable: bool = True
-    """Whether nothing was found that forbids to tune it when it was added; jobs look again."""
 
     @cached_property
     def fault(self) -> str | None:

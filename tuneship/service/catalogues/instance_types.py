@@ -32,16 +32,16 @@ class InstanceKind:
     """An instance type and the resources that it needs."""
 
     name: str
+    # None: the machine's own.
     compute_type: Literal["cpu", "gpu"] | None
-    """None: the machine's own."""
+    # 0, like 0 memory, needs no particular number.
     cpus: int = 0
-    """0, like 0 memory, needs no particular number."""
     memory_gb: float = 0
     gpus: int = 0
+    # None: all regions.
     regions: frozenset[str] | None = None
-    """None: all regions."""
+    # Labels of the nodes on which Ray may place an agent of this type.
     node_labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels of the nodes on which Ray may place an agent of this type."""
 
     def is_on(self, machine: Machine) -> bool:
         """Whether the machine has the resources."""

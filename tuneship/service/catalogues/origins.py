@@ -17,29 +17,29 @@ MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Origin:
     """The source of an added base model, and how it was read."""
 
+    # `directory`, `hub` (the local cache) or `gguf`.
     kind: str
-    """`directory`, `hub` (the local cache) or `gguf`."""
+    # Name of the directory, the hub's id, or name of the file.
     source: str
-    """Name of the directory, the hub's id, or name of the file."""
+    # SHA-256 of each file of the source that was used.
     source_sha256: dict[str, str]
-    """SHA-256 of each file of the source that was used."""
+    # SHA-256 of each file of the base model.
     sha256: dict[str, str]
-    """SHA-256 of each file of the base model."""
+    # Versions of the libraries that read it.
     versions: dict[str, str]
-    """Versions of the libraries that read it."""
     added_at: str
+    # The licence that the source names.
     licence: str | None
-    """The licence that the source names."""
+    # Loss of a fixed text as transformers read the source.
     loss_before: float
-    """Loss of a fixed text as transformers read the source."""
+    # The same as our engine read the base model.
     loss_after: float
-    """The same as our engine read the base model."""
+    # The number format in which it is served: chosen or measured when it was added; None: not chosen.
     weights: str | None = None
-    """The number format in which it is served: chosen or measured when it was added; None: not chosen."""
+    # The loss of the text in that format; None: not chosen.
     served_loss: float | None = None
-    """The loss of the text in that format; None: not chosen."""
+    # Why the model can be served and not tuned.
     tuning_fault: str | None = None
-    """Why the model can be served and not tuned."""
 
     def write(self, folder: Path) -> None:
         """Write the file, flushed. Raises `OSError`."""

@@ -83,8 +83,8 @@ class GgufSource:
     name: str
     file: Path
     licence: str | None
+    # Size of the checkpoint that is made of it, roughly.
     bytes_needed: int
-    """Size of the checkpoint that is made of it, roughly."""
     kind: str = "gguf"
 
 

@@ -51,10 +51,10 @@ class AgentKeeperTiming:
     """The times of the work on agents."""
 
     look_every_s: float = 1.0
+    # The pause before something that failed is tried again.
     retry_pause_s: float = 1.0
-    """The pause before something that failed is tried again."""
+    # All members have looked at the rows after this time.
     noticed_after_s: float = 3.0
-    """All members have looked at the rows after this time."""
 
 
 @dataclass(eq=False)
@@ -65,10 +65,10 @@ class KeptAgent:
     base: Path
     number: int
     standing: AgentStanding
+    # As its leader; None until it is connected.
     link: AgentLink | None = None
-    """As its leader; None until it is connected."""
+    # Its work: being started, or being watched until it is lost.
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
-    """Its work: being started, or being watched until it is lost."""
 
     @property
     def counts(self) -> bool:

@@ -52,8 +52,8 @@ class AttachedAgents:
         self._notifier = notifier
         self._look_every_s = look_every_s
         self._threads = Threads("agents", 1)
+        # Set when it is known of all replicas that were there at the start whether they answer.
         self.has_looked = asyncio.Event()
-        """Set when it is known of all replicas that were there at the start whether they answer."""
 
     async def run(self) -> None:
         """Look at the rows at every news and at every interval, until cancelled."""

@@ -99,8 +99,8 @@ class _Term:
 
     def __init__(self, epoch: int, acts_until: float) -> None:
         self.epoch = epoch
+        # Until when it may act, by `time.monotonic`, which goes on while the process stands still.
         self.acts_until = acts_until
-        """Until when it may act, by `time.monotonic`, which goes on while the process stands still."""
         self.ended = asyncio.Event()
 
     @property
@@ -124,8 +124,8 @@ class LeaseLeadership:
         self._threads = Threads("leadership", 1)
         self._term: _Term | None = None
         self._begun = asyncio.Event()
+        # Number of the calls of `lead` that have not ended.
         self._at_work = 0
-        """Number of the calls of `lead` that have not ended."""
 
     @property
     def leads(self) -> bool:

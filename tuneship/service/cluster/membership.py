@@ -34,17 +34,17 @@ def _always() -> bool:
 class Membership:
     """The differences between a service that is alone and a member of a cluster."""
 
+    # Names this process among the members.
     name: str
-    """Names this process among the members."""
     leadership: Leadership
     clock: Callable[[], datetime]
     notifier: Notifier
+    # Whether it may take requests.
     is_fit: Callable[[], bool] = _always
-    """Whether it may take requests."""
+    # Its background work.
     tasks: Sequence[BackgroundTask] = ()
-    """Its background work."""
+    # The number of this process: of the metrics that it stores, and of the keys that it works on.
     number: int = ALONE
-    """The number of this process: of the metrics that it stores, and of the keys that it works on."""
 
 
 def alone() -> Membership:

@@ -38,9 +38,9 @@ class DemandTiming:
     """How often demand is published, and when that is known everywhere."""
 
     publish_every_s: float = 1.0
+    # After this time every member has noticed that a deployment takes no more requests, and has published what it still
+    # has in flight (`store/database/read_cache.py`).
     noticed_after: timedelta = timedelta(seconds=1.2)
-    """After this time every member has noticed that a deployment takes no more requests, and has published what it
-    still has in flight (`store/database/read_cache.py`)."""
 
 
 class SharedDemand:

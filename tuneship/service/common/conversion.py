@@ -30,10 +30,10 @@ class ConversionLimits:
     """How much a conversion may take, so that no caller's files keep a process for ever or fill the memory."""
 
     seconds: float
+    # The most memory of its own that the process may allocate; 0: no limit.
     memory_bytes: int = 0
-    """The most memory of its own that the process may allocate; 0: no limit."""
+    # Whether nobody waits for it any more.
     is_stopped: Callable[[], bool] = lambda: False
-    """Whether nobody waits for it any more."""
 
 
 # For an operator's command, which may read any model.

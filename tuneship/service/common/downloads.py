@@ -12,8 +12,8 @@ class Download(ABC):
 
     media: ClassVar[str]
     file_name: str
+    # Bytes in all.
     length: int
-    """Bytes in all."""
 
     @abstractmethod
     def blocks(self) -> Iterator[bytes]:

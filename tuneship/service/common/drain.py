@@ -12,8 +12,8 @@ class Drain:
     def __init__(self) -> None:
         """Start without draining."""
         self._begun = asyncio.Event()
+        # Whether the service will end soon, and says so in `/readyz`.
         self.is_announced = False
-        """Whether the service will end soon, and says so in `/readyz`."""
 
     @property
     def has_begun(self) -> bool:

@@ -104,26 +104,26 @@ class FairThreads:
 class RequestThreads:
     """The thread pools of requests, by the kind of work."""
 
+    # For handlers: milliseconds, a query or two.
     requests: FairThreads = field(
         default_factory=lambda: FairThreads("request", threads=16, each=4)
     )
-    """For handlers: milliseconds, a query or two."""
+    # For reading datasets of a limited size, and copying them: seconds, most of it in Python.
     files: FairThreads = field(default_factory=lambda: FairThreads("file", threads=4, each=1))
-    """For reading datasets of a limited size, and copying them: seconds, most of it in Python."""
+    # For waiting for the processes of imports and exports, which take minutes with a large base model.
     conversions: FairThreads = field(
         default_factory=lambda: FairThreads("conversion", threads=4, each=1)
     )
-    """For waiting for the processes of imports and exports, which take minutes with a large base model."""
+    # For reading datasets of any size while their callers wait.
     validations: FairThreads = field(
         default_factory=lambda: FairThreads("validation", threads=4, each=1)
     )
-    """For reading datasets of any size while their callers wait."""
+    # For writing the blocks of a file that have arrived.
     uploads: FairThreads = field(default_factory=lambda: FairThreads("upload", threads=8, each=2))
-    """For writing the blocks of a file that have arrived."""
+    # For parsing large bodies and counting the tokens of long prompts.
     texts: FairThreads = field(default_factory=lambda: FairThreads("text", threads=4, each=1))
-    """For parsing large bodies and counting the tokens of long prompts."""
+    # For health checks, which must not wait for requests: a supervisor would end a service that answers late.
     health: FairThreads = field(default_factory=lambda: FairThreads("health", threads=2, each=2))
-    """For health checks, which must not wait for requests: a supervisor would end a service that answers late."""
 
     @property
     def kinds(self) -> tuple[FairThreads, ...]:

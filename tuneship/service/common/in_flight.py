@@ -28,17 +28,17 @@ class InFlightGeneration:
     """One generation; `limit` is its deadline while the model works on it."""
 
     limit: asyncio.Timeout | None = None
+    # Its deployment is being deleted, and no longer waits for it.
     is_ended: bool = False
-    """Its deployment is being deleted, and no longer waits for it."""
+    # When it was given to the replicas; None before that and after its first token.
     queued_since: datetime | None = None
-    """When it was given to the replicas; None before that and after its first token."""
+    # When its request came (`time.perf_counter`); None until its deployment is known to be the caller's.
     accepted: float | None = None
-    """When its request came (`time.perf_counter`); None until its deployment is known to be the caller's."""
     endpoint_id: str = ""
+    # When its first token came (`time.perf_counter`).
     first_token: float | None = None
-    """When its first token came (`time.perf_counter`)."""
+    # It belongs to a batch.
     is_background: bool = False
-    """It belongs to a batch."""
 
     def queued(self, now: datetime) -> None:
         """Note that it waits in a replica's queue, or for a replica to start."""

@@ -19,42 +19,42 @@ class ReplicaBounds:
     """The limits on the number of a deployment's replicas."""
 
     least: int
+    # The smaller of the deployment's limit and the machine's; never below `least`.
     most: int
-    """The smaller of the deployment's limit and the machine's; never below `least`."""
 
 
 @dataclass(frozen=True)
 class Demand:
     """The requests to a deployment."""
 
+    # The peak since the last decision, so that short requests between two decisions count.
     in_flight: int = 0
-    """The peak since the last decision, so that short requests between two decisions count."""
+    # Requests without a first token.
     waiting: int = 0
-    """Requests without a first token."""
+    # The longest wait of them.
     waited: timedelta = timedelta()
-    """The longest wait of them."""
 
 
 @dataclass(frozen=True)
 class Supply:
     """The replicas that serve a deployment."""
 
+    # The number that answers.
     replicas: int
-    """The number that answers."""
+    # Requests that wait in the replicas for a slot.
     queued: int
-    """Requests that wait in the replicas for a slot."""
+    # Slots of one replica: the requests that it runs together.
     rows: int
-    """Slots of one replica: the requests that it runs together."""
 
 
 @dataclass(frozen=True)
 class ScalingSettings:
     """The operator's settings."""
 
+    # How long a request may wait before a replica is added.
     queue: timedelta
-    """How long a request may wait before a replica is added."""
+    # How long a replica may be too many before it is ended.
     idle: timedelta
-    """How long a replica may be too many before it is ended."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class ScalingDecision:
     """A decision, which the next one starts from."""
 
     replicas: int
+    # When it was decided.
     since: datetime
-    """When it was decided."""
+    # Since when one replica fewer would have been enough.
     calm_since: datetime
-    """Since when one replica fewer would have been enough."""
+    # The reason for the last change, for the deployment's log.
     why: str = ""
-    """The reason for the last change, for the deployment's log."""
 
 
 def next_decision(

@@ -8,5 +8,5 @@ from datetime import datetime
 class SignedAudit:
     """Written by the task that signs heads, read by the metrics."""
 
+    # When a signed head last stood for the whole chain; None before the first time.
     complete_at: datetime | None = None
-    """When a signed head last stood for the whole chain; None before the first time."""

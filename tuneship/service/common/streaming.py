@@ -20,11 +20,11 @@ from tuneship.contract.generation import BrokenOff
 class Frame:
     """One piece of a stream. Text instead of an object is a mark for readers of events, e.g. `[DONE]`."""
 
+    # The kind of the frame; without one, readers of events get only the data.
     event: str
-    """The kind of the frame; without one, readers of events get only the data."""
     data: BaseModel | str
+    # A reader that was cut off sends this id to resume after the frame.
     id: str | None = None
-    """A reader that was cut off sends this id to resume after the frame."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Stream:
     """
 
     frames: AsyncGenerator[Sequence[Frame]]
+    # A draining service lets it finish: it ends by itself, and its reader could not resume elsewhere.
     outlasts_drain: bool = False
-    """A draining service lets it finish: it ends by itself, and its reader could not resume elsewhere."""
+    # It goes out as server-sent events, whatever the reader asks for.
     is_events_only: bool = False
-    """It goes out as server-sent events, whatever the reader asks for."""
+    # Turns a frame of the main API into those of the API that was called.
     convert: Callable[[Frame], Sequence[Frame]] = lambda frame: (frame,)
-    """Turns a frame of the main API into those of the API that was called."""
 
     def broken_off(self, error: ApiError, request_id: str) -> Sequence[Frame]:
         """The last frames of a stream that ends with an error."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+# In a second.
 NANOSECONDS = 1_000_000_000
-"""In a second."""
 AttributeValue = str | bool | int | float | Sequence[str]
 
 

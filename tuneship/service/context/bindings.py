@@ -23,12 +23,12 @@ class BoundOperation:
 
     operation: Operation[..., Any]
     handler: Callable[..., Any]
+    # It runs on the event loop.
     is_async: bool = False
-    """It runs on the event loop."""
+    # It reads or writes whole files: it has threads of its own, and a client may have a few in flight.
     is_long: bool = False
-    """It reads or writes whole files: it has threads of its own, and a client may have a few in flight."""
+    # The pool in which it may work for minutes: it ends soon after its caller has disconnected.
     own_threads: OwnThreads | None = None
-    """The pool in which it may work for minutes: it ends soon after its caller has disconnected."""
 
 
 # By operation name; a guard test compares it with the declared operations.

@@ -82,22 +82,22 @@ class Parts:
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
     large_keys: LargeKeys = field(default_factory=LargeKeys)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
+    # The number of this process among the members of a cluster: its shard of stored metrics, its idempotency keys.
     member_number: int = ALONE
-    """The number of this process among the members of a cluster: its shard of stored metrics, its idempotency keys."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
     signed_audit: SignedAudit = field(default_factory=SignedAudit)
     staged_bytes: StagedBytes = field(default_factory=StagedBytes)
+    # Starts agents that train; None where trainings are processes of the service.
     training_agents: TrainingAgents | None = None
-    """Starts agents that train; None where trainings are processes of the service."""
+    # The GPUs of this machine, which its trainings and vLLM servers share out among themselves.
     gpus: GpuLeases = field(default_factory=GpuLeases)
-    """The GPUs of this machine, which its trainings and vLLM servers share out among themselves."""
+    # Takes the spans of requests and jobs; None where no collector is set.
     tracing: Tracing | None = None
-    """Takes the spans of requests and jobs; None where no collector is set."""
     notifier: Notifier = field(default_factory=Notifier)
     drain: Drain = field(default_factory=Drain)
     threads: RequestThreads = field(default_factory=RequestThreads)
+    # Set when the service ends, so that the reading of a big file stops.
     halted: threading.Event = field(default_factory=threading.Event)
-    """Set when the service ends, so that the reading of a big file stops."""
 
     def store_metrics(self) -> None:
         """Write the recorder's windows; on a failure they are kept for the next time."""
@@ -133,42 +133,41 @@ class Context:
     request_id: str
     if_match: str | None = None
     routing_key: str | None = None
+    # The API profile that decides on the fields of the answer.
     profile: ApiProfile = "auto"
-    """The API profile that decides on the fields of the answer."""
+    # The profile's lists have no pages, and the caller did not request one.
     wants_whole_lists: bool = False
-    """The profile's lists have no pages, and the caller did not request one."""
     last_event_id: str | None = None
+    # Nobody waits for the answer: it is a request of a batch, which gives way to all others.
     is_background: bool = False
-    """Nobody waits for the answer: it is a request of a batch, which gives way to all others."""
+    # The model that answers a request of OpenAI's API, once it is known.
     model: str | None = None
-    """The model that answers a request of OpenAI's API, once it is known."""
+    # The scopes of the caller's key.
     scopes: frozenset[str] = frozenset()
-    """The scopes of the caller's key."""
+    # The media types that the caller accepts, as they were sent.
     accept: str = ""
-    """The media types that the caller accepts, as they were sent."""
+    # The caller's key was revoked or has expired while the request was at work.
     key_has_ended: bool = False
-    """The caller's key was revoked or has expired while the request was at work."""
     caller: Caller = field(default_factory=Caller)
+    # The facts for this request's audit entry.
     audit_facts: AuditFacts = field(default_factory=AuditFacts)
-    """The facts for this request's audit entry."""
+    # The notes for this request's span.
     span: SpanNotes = field(default_factory=SpanNotes)
-    """The notes for this request's span."""
+    # More headers for the answer.
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    """More headers for the answer."""
+    # Actions after the commit, e.g. removing files. A start of the service does what a killed one has left undone.
     after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """Actions after the commit, e.g. removing files. A start of the service does what a killed one has left undone."""
+    # Actions that undo work outside the database, e.g. remove a stored file, after a transaction without commit.
+    #
+    # A commit that failed may have succeeded, so an action must check the rows before it removes anything.
     after_rollback: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """Actions that undo work outside the database, e.g. remove a stored file, after a transaction without commit.
-
-    A commit that failed may have succeeded, so an action must check the rows before it removes anything.
-    """
+    # The bytes of the file that is staged for the request (`quotas.staging`).
     staged: StagedCount = field(default_factory=StagedCount)
-    """The bytes of the file that is staged for the request (`quotas.staging`)."""
+    # Set when the caller of an operation with threads of its own has disconnected, so that nobody waits for it.
     left: threading.Event = field(default_factory=threading.Event)
-    """Set when the caller of an operation with threads of its own has disconnected, so that nobody waits for it."""
     _transaction: sa.Connection | None = None
+    # Ends the transaction.
     _opened: ExitStack | None = None
-    """Ends the transaction."""
 
     @property
     def now(self) -> datetime:

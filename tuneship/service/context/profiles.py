@@ -24,8 +24,8 @@ class Shape:
     fields: frozenset[str]
     items: str = ""
     is_paged: bool = True
+    # The reference has no null: a field without a value is left out.
     omits_null: bool = False
-    """The reference has no null: a field without a value is left out."""
 
     def of(self, reply: Mapping[str, Any]) -> dict[str, Any]:
         """The answer with these fields only."""

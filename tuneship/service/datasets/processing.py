@@ -38,8 +38,8 @@ class DatasetProcessing:
         self._ticks = Ticks(tick_s=0.0)
         self._stopped = threading.Event()
         self._retries = BackgroundRetries(parts.clock)
+        # The tenants that have had their turn, the last one at the end.
         self._served: list[str] = []
-        """The tenants that have had their turn, the last one at the end."""
         self.threads = Threads("dataset processing", 1)
 
     async def run(self) -> None:

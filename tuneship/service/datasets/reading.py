@@ -78,13 +78,13 @@ class Plan:
     """How a file is to be read."""
 
     format: DatasetFormat
+    # The model whose tokenizer counts; None: only examples and repetitions are counted.
     base: CataloguedModel | None
-    """The model whose tokenizer counts; None: only examples and repetitions are counted."""
+    # Called between batches; True raises `ReadingStopped`.
     is_halted: Callable[[], bool]
-    """Called between batches; True raises `ReadingStopped`."""
     lines_limit: int = LINES_LIMIT
+    # Whether the base model's chat template must take every example.
     is_rendered: bool = False
-    """Whether the base model's chat template must take every example."""
 
 
 @dataclass
@@ -98,25 +98,25 @@ class DatasetReading:
     blank_lines: int = 0
     had_byte_order_mark: bool = False
     has_instructions: bool = False
+    # The first bytes, for suggestions on a file that is not JSON Lines.
     head: bytes = b""
-    """The first bytes, for suggestions on a file that is not JSON Lines."""
+    # The end of the first line without its line break.
     tail: bytes = b""
-    """The end of the first line without its line break."""
+    # Whether the first line holds carriage returns, as where they alone end lines.
     has_lone_returns: bool = False
-    """Whether the first line holds carriage returns, as where they alone end lines."""
     other_names: set[str] = field(default_factory=set[str])
+    # Number of examples with each field that nobody reads; "" stands for all that are not named.
     unused_fields: "Counter[str]" = field(default_factory=Counter[str])
-    """Number of examples with each field that nobody reads; "" stands for all that are not named."""
+    # Those of `OTHER_SHAPES` that refused lines have.
     other_shapes: set[str] = field(default_factory=set[str])
-    """Those of `OTHER_SHAPES` that refused lines have."""
+    # Examples in which the assistant says nothing and learns it.
     empty_answers: int = 0
-    """Examples in which the assistant says nothing and learns it."""
     error_count: int = 0
     errors: list[LineProblem] = field(default_factory=list[LineProblem])
     warning_count: int = 0
     warnings: list[LineProblem] = field(default_factory=list[LineProblem])
+    # Number of errors and warnings of each code.
     codes: "Counter[str]" = field(default_factory=Counter[str])
-    """Number of errors and warnings of each code."""
 
     def refuse(self, line: int | None, problem: ExampleProblem) -> None:
         """Count an error; the first thousand are listed."""

@@ -50,14 +50,14 @@ class Buckets:
     interval_s: int
     starts: Whole
     facts: Records
+    # The windows of the buckets, empty ones left out; None where too many were asked for.
     fine: Columns | None
-    """The windows of the buckets, empty ones left out; None where too many were asked for."""
+    # The row of each bucket in `fine`, -1 for an empty one.
     rows: Whole
-    """The row of each bucket in `fine`, -1 for an empty one."""
+    # One record: the counts of the seconds in `summed`.
     total: Records
-    """One record: the counts of the seconds in `summed`."""
+    # Epoch seconds of the summary.
     summed: range
-    """Epoch seconds of the summary."""
     now: float
 
     def series(self, chosen: Mask | slice) -> dict[str, Any]:

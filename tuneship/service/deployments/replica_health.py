@@ -66,8 +66,8 @@ class WatchedDeployment:
 
     row: Row
     served: FoundModel
+    # Replicas that this check has decided on.
     wanted: int = 0
-    """Replicas that this check has decided on."""
 
     @property
     def id(self) -> str:
@@ -101,8 +101,8 @@ class HealthChecks:
         self._plan = plan
         self._due: datetime | None = None
         self._reading: asyncio.Task[None] | None = None
+        # By base model.
         self._checking: dict[Path, asyncio.Task[None]] = {}
-        """By base model."""
         self._retries = BackgroundRetries(parts.clock)
         self._news = ReplicaNews()
         self._models: dict[str, FoundModel] = {}

@@ -20,10 +20,10 @@ class Listener:
     """A deployment whose log is to be written."""
 
     deployment_id: str
+    # The name of the adapter in the replicas; None for the base model.
     model: str | None
-    """The name of the adapter in the replicas; None for the base model."""
+    # The number of replicas that it should have.
     wanted: int
-    """The number of replicas that it should have."""
 
 
 class ReplicaNews:

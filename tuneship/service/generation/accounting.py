@@ -31,15 +31,15 @@ class WrittenAnswer:
 
     completion: str
     finish_reason: str
+    # Number of its tokens.
     tokens: int
-    """Number of its tokens."""
     logprobs: list[TokenLogprob] | None = None
+    # The token that ended it, which is no part of its text.
     end: TokenLogprob | None = None
-    """The token that ended it, which is no part of its text."""
+    # Those of its prompt, with the first answer to it.
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Those of its prompt, with the first answer to it."""
+    # The calls that it ends with.
     tool_calls: list[WrittenCall] | None = None
-    """The calls that it ends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class WrittenAnswers:
     """All answers of a request: `n` for each of its prompts, in the order of the prompts."""
 
     answers: list[WrittenAnswer]
+    # Tokens of the prompts, each counted once.
     prompt_tokens: int
-    """Tokens of the prompts, each counted once."""
 
     @property
     def completion_tokens(self) -> int:

@@ -63,8 +63,8 @@ class AnswerRun:
         self._emit: Emit | None = None
         self._has_text = False
         self._released = 0
+        # Set when the prompt has been read: another answer to it finds its prefix in the cache.
         self.begun = asyncio.Event()
-        """Set when the prompt has been read: another answer to it finds its prefix in the cache."""
 
     async def run(self, now: datetime | None, emit: Emit | None) -> WrittenAnswer:
         """Write it; `emit` gets each piece of the text. Raises `ServingError`.

@@ -37,8 +37,8 @@ class CallReader:
         self._read: Callable[[bool], bool] = self._text if self._marker else self._beginning
         self._depth = 0
         self._is_in_string = self._is_escaped = False
+        # The text outside of calls so far.
         self.text = ""
-        """The text outside of calls so far."""
         self.calls: list[WrittenCall] = []
         self.is_complete = True
         if needs_call:

@@ -17,14 +17,14 @@ UNFINISHED = "\ufffd"
 class AnswerCut:
     """How the text of an answer is cut out of what the model writes."""
 
+    # The last tokens of the prompt: decoders treat the first token of a text differently.
     before: Sequence[int] = ()
-    """The last tokens of the prompt: decoders treat the first token of a text differently."""
+    # Text that the model writes before the content of an answer; it is left out.
     lead: str = ""
-    """Text that the model writes before the content of an answer; it is left out."""
+    # Text that it writes between the content and the end of its turn; it is left out where the turn has ended.
     pad: str = ""
-    """Text that it writes between the content and the end of its turn; it is left out where the turn has ended."""
+    # The completion ends before the first of these texts.
     stops: Sequence[str] = ()
-    """The completion ends before the first of these texts."""
 
 
 class Completion:
@@ -42,10 +42,10 @@ class Completion:
         self._held_back: str = ""
         self._is_lead_over = not cut.lead
         self._pieces: list[str] = []
+        # Whether a stop text has come; no text follows it.
         self.is_stopped = False
-        """Whether a stop text has come; no text follows it."""
+        # Number of characters of the lead that were left out.
         self.left_out = 0
-        """Number of characters of the lead that were left out."""
 
     @property
     def text(self) -> str:

@@ -183,8 +183,8 @@ class RenderedPrompt:
 
     text_format: ModelTextFormat
     text: str
+    # The tokens that stand for a character in it.
     hidden: Mapping[str, list[int]]
-    """The tokens that stand for a character in it."""
 
     @property
     def tokens(self) -> list[int]:

@@ -38,12 +38,12 @@ BEING_DELETED = "the deployment is being deleted"
 class RoutedRun(ABC):
     """One request that a deployment answers."""
 
+    # The word for what the model does, in errors.
     work: ClassVar[str]
-    """The word for what the model does, in errors."""
+    # The field that a request too large for the memory of a replica is refused by.
     too_large_param: ClassVar[str]
-    """The field that a request too large for the memory of a replica is refused by."""
+    # The field that a request whose grammar cannot be followed is refused by.
     grammar_param = "response_format"
-    """The field that a request whose grammar cannot be followed is refused by."""
     # Other names of fields than the main API's, by which they are refused.
     names: Mapping[str, str] = {}
     _deployment: Row

@@ -26,10 +26,10 @@ class RoutingTarget:
 
     deployment_id: str
     endpoint_id: str = ""
+    # The hash of the routing key, where a split of several deployments keeps it at this one.
     sticky_key: int | None = None
-    """The hash of the routing key, where a split of several deployments keeps it at this one."""
+    # How many large keys such a split draws by request.
     spread_keys: int = 0
-    """How many large keys such a split draws by request."""
 
 
 def choose_by_split(context: Context, row: EndpointRow | None) -> RoutingTarget:

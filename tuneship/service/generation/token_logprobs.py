@@ -21,11 +21,11 @@ class AnswerLogprobs:
         """Begin before the first token."""
         self._texts = texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # With the number of characters before each token.
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
-        """With the number of characters before each token."""
         self._characters = 0
+        # All that were given out.
         self.given: list[TokenLogprob] = []
-        """All that were given out."""
 
     def add(self, score: TokenScore) -> None:
         """Take the score of the next token."""

@@ -25,14 +25,14 @@ class CallPlan:
 
     syntax: CallSyntax
     grammar: str
+    # Whether an answer without a call is none.
     needs_call: bool
-    """Whether an answer without a call is none."""
+    # Whether free text may stand before calls.
     is_text_before: bool
-    """Whether free text may stand before calls."""
+    # The grammar of an answer without a call; None for free text.
     text_grammar: str | None
-    """The grammar of an answer without a call; None for free text."""
+    # Special tokens that are no part of an answer's text.
     hidden_tokens: frozenset[int]
-    """Special tokens that are no part of an answer's text."""
 
     def reader(self) -> CallReader:
         """A reader for one answer."""

@@ -17,7 +17,7 @@ class Boundary:
     keys: Keys
     limits: RateLimits
     slots: RequestSlots = field(default_factory=RequestSlots)
+    # Whether the service itself may take requests, apart from its database.
     is_fit: Callable[[], bool] = lambda: True
-    """Whether the service itself may take requests, apart from its database."""
+    # Seconds for which the result of a readiness check is given to all callers.
     ready_for_s: float = 1.0
-    """Seconds for which the result of a readiness check is given to all callers."""

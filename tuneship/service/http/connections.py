@@ -34,21 +34,21 @@ WRITE_BUFFER_BYTES = 64 << 10
 class ConnectionTimeouts:
     """The seconds that each phase of a connection may take."""
 
+    # From connecting, or from the first byte after an answer, to the end of a request's head. Also for the rest of a
+    # body that was answered before it had come, and for the handshake of TLS.
     head_s: float = 10.0
-    """From connecting, or from the first byte after an answer, to the end of a request's head. Also for the rest of a
-    body that was answered before it had come, and for the handshake of TLS."""
+    # Between two requests. Clients keep an idle connection for less (httpx: 5 s): so they close first, and no request
+    # meets a connection that was just closed.
     keep_alive_s: float = 15.0
-    """Between two requests. Clients keep an idle connection for less (httpx: 5 s): so they close first, and no request
-    meets a connection that was just closed."""
+    # For all requests together of a connection whose last one had no valid key.
     keyless_s: float = 60.0
-    """For all requests together of a connection whose last one had no valid key."""
+    # For an answer of which the caller reads nothing. A stream that is read may take any time.
     unread_s: float = 30.0
-    """For an answer of which the caller reads nothing. A stream that is read may take any time."""
+    # From connecting, or from an answer, until the connection may be ended to make room: long enough to send a request.
+    # New connections wait that long, so a caller gains nothing by connecting again and again.
     grace_s: float = 1.0
-    """From connecting, or from an answer, until the connection may be ended to make room: long enough to send a
-    request. New connections wait that long, so a caller gains nothing by connecting again and again."""
+    # For a refused caller to go on sending before the connection is cut.
     linger_s: float = 2.0
-    """For a refused caller to go on sending before the connection is cut."""
 
 
 class _LingeringTransport:
@@ -125,15 +125,15 @@ class Connection(H11Protocol):
         """`is_declared`: the other end is a declared proxy. `options`: the arguments of uvicorn's protocol."""
         super().__init__(**options)
         self.timeouts = timeouts
+        # Makes the transport; set by the server that accepted the connection.
         self.opening: asyncio.Task[Any] | None = None
-        """Makes the transport; set by the server that accepted the connection."""
         self._open_connections = open_connections
         self._is_declared = is_declared
         self._has_key = is_declared
         now = self.loop.time()
         self._accepted_at = self._answered_at = self._read_at = now
+        # When the wait for the present head, or for the rest of a body, began; None while nothing is awaited.
         self._head_began_at: float | None = now
-        """When the wait for the present head, or for the rest of a body, began; None while nothing is awaited."""
         self._closing_at: float | None = None
         self._read_bytes = 0
 

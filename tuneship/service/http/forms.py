@@ -42,10 +42,10 @@ class Content:
     fields: dict[str, Any]
     digest: str = ""
     file: StagedFile | None = None
+    # JSON that is not parsed yet.
     body: bytes | None = None
-    """JSON that is not parsed yet."""
+    # There was no room for the file: only the stored answer to an earlier request can still be given.
     refusal: QuotaExceeded | None = None
-    """There was no room for the file: only the stored answer to an earlier request can still be given."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ class _FormReader:
     def __init__(self, boundary: bytes, upload: Upload) -> None:
         self.texts: dict[str, str] = {}
         self.file = upload.staged
+        # The refusal of the file; from then on it is only hashed, to find the stored answer.
         self.no_room: QuotaExceeded | None = None
-        """The refusal of the file; from then on it is only hashed, to find the stored answer."""
         self._upload = upload
+        # The bytes that the client's files may take, read once a block.
         self._room: int | None = None
-        """The bytes that the client's files may take, read once a block."""
         self.file_media: str | None = None
         self.file_name = ""
         self._refusal: Exception | None = None
@@ -164,8 +164,8 @@ class _FormReader:
         self._header_name = self._header_value = b""
         self._headers: dict[bytes, bytes] = {}
         self._part_name = ""
+        # The part's text so far; None within the file.
         self._part_text: bytearray | None = None
-        """The part's text so far; None within the file."""
         self._parser: MultipartParser | None = None
         if not boundary:
             self._refusal = InvalidRequestError("the multipart form has no boundary")

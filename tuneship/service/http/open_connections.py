@@ -15,12 +15,12 @@ from tuneship.host.open_files import ConnectionLimits
 class KeepPriority(Enum):
     """The right of a connection to stay open, the lowest first."""
 
+    # Its last request, if there was one, had no valid key.
     STRANGER = 1
-    """Its last request, if there was one, had no valid key."""
+    # Its last request had a valid key and was answered.
     IDLE = 2
-    """Its last request had a valid key and was answered."""
+    # A request with a valid key is in flight.
     BUSY = 3
-    """A request with a valid key is in flight."""
 
 
 class OpenConnection(Protocol):
@@ -72,10 +72,10 @@ class OpenConnections:
         self._all = _Group()
         self._sources: dict[str, _Group] = {}
         self._members: dict[OpenConnection, tuple[str | None, KeepPriority]] = {}
+        # Connections ended to make room since the last report.
         self.evicted = 0
-        """Connections ended to make room since the last report."""
+        # New connections that found no room since the last report.
         self.refused = 0
-        """New connections that found no room since the last report."""
 
     def __iter__(self) -> Iterator[OpenConnection]:
         """The connections that are open now; some may end during the iteration."""

@@ -31,11 +31,11 @@ class RateWindow:
 
     limit: int
     remaining: int
+    # Epoch seconds at which the next window begins.
     reset: int
-    """Epoch seconds at which the next window begins."""
     exceeded: bool
+    # Whole seconds, at least 1, after which a request passes.
     retry_after: int
-    """Whole seconds, at least 1, after which a request passes."""
 
     def check(self) -> None:
         """Raises `RateLimitExceeded` when the caller has used up its limit."""
@@ -66,8 +66,8 @@ class RateLimits:
         """`control` and `generate` are requests per minute and client; 0 turns a limit off."""
         self._limits = {"control": control, "generate": generate}
         self._clock = clock
+        # The end of a caller's window and the requests in it.
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
-        """The end of a caller's window and the requests in it."""
         self._most_kept = self._room = most_kept
 
     def count(self, client_id: str, kind: str) -> RateWindow | None:

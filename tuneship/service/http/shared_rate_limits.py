@@ -22,10 +22,10 @@ class _Chunk:
     """The requests that this member may still pass in one window of one caller."""
 
     reset: int
+    # Requests that were taken and not passed yet.
     own: int = 0
-    """Requests that were taken and not passed yet."""
+    # Requests that nobody had taken when this member took last; None before that.
     left: int | None = None
-    """Requests that nobody had taken when this member took last; None before that."""
     taking: "asyncio.Task[None] | None" = None
 
 

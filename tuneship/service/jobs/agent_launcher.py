@@ -92,13 +92,13 @@ class NodeTraining(FolderTraining):
         self._extend = extend
         self._job_id = attempt.folder.parent.name
         self._link: AgentTrainingLink | None = None
+        # When the agent was last allowed to go on; infinite before it may start.
         self._renewed_at = math.inf
-        """When the agent was last allowed to go on; infinite before it may start."""
         self._code: int | None = None
+        # Bytes of progress that are here.
         self._offset = 0
-        """Bytes of progress that are here."""
+        # The newest checkpoint that is here.
         self._step = 0
-        """The newest checkpoint that is here."""
         self._is_to_stop = self._is_ended = False
         self._may_start = asyncio.Event()
         self._following: asyncio.Task[None] | None = None

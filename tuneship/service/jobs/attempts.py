@@ -18,20 +18,20 @@ ENDS = ("completed", "failed", "cancelled")
 class Attempt:
     """The progress of one attempt, as far as it is stored."""
 
+    # The right to store it, which may be a later attempt's.
     claim: JobLease
-    """The right to store it, which may be a later attempt's."""
     number: int
+    # Bytes of progress that are stored.
     offset: int = 0
-    """Bytes of progress that are stored."""
+    # The step from which this attempt began; None before its line `started`.
     first_step: int | None = None
-    """The step from which this attempt began; None before its line `started`."""
     last_step: int = 0
+    # Highest step reached by earlier attempts.
     furthest_step: int = 0
-    """Highest step reached by earlier attempts."""
+    # The line with which it ended.
     end: dict[str, Any] | None = None
-    """The line with which it ended."""
+    # Its newest checkpoint that the job's row names.
     checkpoint: StoredCheckpoint | None = None
-    """Its newest checkpoint that the job's row names."""
 
 
 @dataclass(kw_only=True)
@@ -40,8 +40,8 @@ class RunningAttempt(Attempt):
 
     job: Row
     training: Training
+    # The training is ended at this time, whatever it does.
     latest_end: datetime
-    """The training is ended at this time, whatever it does."""
     cancelled_at: datetime | None = None
 
     def has_model(self) -> bool:

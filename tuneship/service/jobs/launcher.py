@@ -19,17 +19,17 @@ from tuneship.training.spec import DataKeys
 class TrainingOrder:
     """One attempt at a job, whose files were checked."""
 
+    # The job's row as it was claimed, with the number of the attempt.
     job: Row
-    """The job's row as it was claimed, with the number of the attempt."""
+    # Directory of the base model.
     base: Path
-    """Directory of the base model."""
+    # Row of the dataset to train on.
     training: Row
-    """Row of the dataset to train on."""
     validation: Row | None
+    # Data keys of all that the attempt reads and writes; a launcher keeps them out of files and arguments.
     keys: DataKeys = field(repr=False)
-    """Data keys of all that the attempt reads and writes; a launcher keeps them out of files and arguments."""
+    # Row of the tuned model that is measured beside the job's own.
     compared: Row | None = None
-    """Row of the tuned model that is measured beside the job's own."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class StoredCheckpoint:
 
     attempt: int
     step: int
+    # SHA-256 of each file, by name.
     objects: Mapping[str, str]
-    """SHA-256 of each file, by name."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,14 @@ class TrainingNews:
     """Progress lines from an offset on, in their order."""
 
     lines: Sequence[dict[str, Any]]
+    # The offset to continue from, once the lines are stored.
     offset: int
-    """The offset to continue from, once the lines are stored."""
+    # How the training ended, negative for a signal; None while it runs.
+    #
+    # It is read before the lines are: an exit code without lines means that none will come.
     exit_code: int | None = None
-    """How the training ended, negative for a signal; None while it runs.
-
-    It is read before the lines are: an exit code without lines means that none will come.
-    """
+    # The attempt's newest checkpoint that is in the store of files as a whole.
     checkpoint: StoredCheckpoint | None = None
-    """The attempt's newest checkpoint that is in the store of files as a whole."""
 
 
 class TrainingProgress(Protocol):

@@ -50,13 +50,13 @@ class StoredCheckpoints:
         self._job_id, self._number = job["id"], job["attempt"]
         self._attempt, self._blobs, self._threads = attempt, blobs, threads
         self._retries = BackgroundRetries(clock)
+        # The newest checkpoint of this attempt that is stored as a whole.
         self.newest: StoredCheckpoint | None = None
-        """The newest checkpoint of this attempt that is stored as a whole."""
         named: Mapping[str, Any] | None = job["checkpoint"]
+        # All that may be in the store.
         self._stored = [] if named is None else [StoredCheckpoint(**named)]
-        """All that may be in the store."""
+        # Checkpoints of earlier steps are not needed any more.
         self._needed_from = 0
-        """Checkpoints of earlier steps are not needed any more."""
         self._upload: asyncio.Task[None] | None = None
 
     def fetch(self) -> None:

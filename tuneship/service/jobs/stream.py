@@ -76,8 +76,8 @@ class _StreamRead:
 
     frames: Sequence[Frame]
     position: StreamPosition
+    # The read was full, so there may be more right behind it.
     has_more: bool
-    """The read was full, so there may be more right behind it."""
     is_last: bool
 
 

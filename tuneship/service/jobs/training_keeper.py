@@ -66,10 +66,10 @@ class TrainingKeeper:
         self.threads = threads
         self._runs: list[RunningAttempt] = []
         self._starting: asyncio.Task[None] | None = None
+        # The job whose files are being checked, before it has a training.
         self._preparing: JobLease | None = None
-        """The job whose files are being checked, before it has a training."""
+        # The earliest next attempts of jobs whose training could not be started.
         self._not_before: dict[str, datetime] = {}
-        """The earliest next attempts of jobs whose training could not be started."""
         self._retries = BackgroundRetries(parts.clock, TRIES)
 
     def held(self) -> list[JobLease]:

@@ -74,10 +74,10 @@ class PreparedAttempt:
 
     folder: Path
     spec: TrainingSpec
+    # Keeps the local copies of the files that the spec names, and its GPUs.
     held: ExitStack
-    """Keeps the local copies of the files that the spec names, and its GPUs."""
+    # Those in the store; None where no other machine can go on from them.
     checkpoints: StoredCheckpoints | None
-    """Those in the store; None where no other machine can go on from them."""
 
 
 class FolderTraining(FolderProgress, ABC):

@@ -48,8 +48,8 @@ class Exportable:
     row: ModelRow
     key: str | None
     job: JobRow | None
+    # Role, id, row and data key of each dataset of the job; no row: it was deleted.
     datasets: tuple[tuple[str, str, DatasetRow | None, str | None], ...]
-    """Role, id, row and data key of each dataset of the job; no row: it was deleted."""
 
 
 def exportable(connection: sa.Connection, keyring: Keyring, row: ModelRow) -> Exportable:

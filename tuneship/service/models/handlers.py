@@ -44,19 +44,19 @@ class FoundModel:
 
     base: CataloguedModel
     adapter: Adapter | None = None
+    # The adapter's files, whose prefix is also the name of their data key; None for a base model.
     files: ObjectRef | None = None
-    """The adapter's files, whose prefix is also the name of their data key; None for a base model."""
+    # Its adapter was trained elsewhere.
     is_imported: bool = False
-    """Its adapter was trained elsewhere."""
 
 
 @dataclass(frozen=True)
 class ServedModel(FoundModel):
     """A model ready to be served."""
 
+    # The template that its adapter was tuned with; None for a base model and for an imported one, which has that of its
+    # base model.
     own_template: PromptTemplate | None = field(kw_only=True, default=None)
-    """The template that its adapter was tuned with; None for a base model and for an imported one, which has that of
-    its base model."""
 
     # No cached property: in Python 3.11 one that hangs would hold up those of all other models.
     @property

@@ -18,13 +18,13 @@ LIBRARIES = {"peft": "peft", "merged": "transformers", "gguf": "gguf"}
 class DatasetFacts:
     """A dataset of the training; null where it is gone."""
 
+    # `training` or `validation`.
     role: str
-    """`training` or `validation`."""
     id: str
     examples: int | None = None
     tokens: int | None = None
+    # The digest of its JSON Lines.
     sha256: str | None = None
-    """The digest of its JSON Lines."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class CardFacts:
     name: str
     created: str
     base: str
+    # The hub's id, directory or file that the base model was added from.
     base_source: str | None = None
-    """The hub's id, directory or file that the base model was added from."""
     base_licence: str | None = None
+    # Digest of each weight file of the base model.
     base_sha256: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Digest of each weight file of the base model."""
     method: str = "lora"
+    # The row of the job that trained it; None for one that was trained elsewhere.
     job: Mapping[str, Any] | None = None
-    """The row of the job that trained it; None for one that was trained elsewhere."""
     datasets: Sequence[DatasetFacts] = ()
+    # Those of `release_gates`.
     gates: Sequence[Mapping[str, Any]] = ()
-    """Those of `release_gates`."""
 
 
 def card(facts: CardFacts, order: ExportOrder, report: ExportReport) -> str:

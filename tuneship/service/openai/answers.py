@@ -182,8 +182,8 @@ class Pieces:
     first: Sequence[BaseModel]
     text: Callable[[GeneratedText], BaseModel]
     ends: Callable[[Generation], Sequence[BaseModel]]
+    # None where nobody has asked for it.
     usage: Callable[[CompletionUsage], BaseModel] | None
-    """None where nobody has asked for it."""
 
 
 def chat_pieces(head: AnswerHead, request: ChatCompletionCreate) -> Pieces:

@@ -30,8 +30,8 @@ class _Answering:
 
     endpoint: EndpointRow | None
     deployments: list[str]
+    # The first deployment is no longer being created.
     is_ready: bool
-    """The first deployment is no longer being created."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Answerer:
     """The deployment that shall answer a request."""
 
     target: RoutingTarget
+    # None where it is gone, or not the caller's: the run refuses the request.
     row: DeploymentRow | None
-    """None where it is gone, or not the caller's: the run refuses the request."""
 
     @property
     def model(self) -> str:

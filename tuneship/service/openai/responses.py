@@ -218,11 +218,11 @@ class _Events:
         self._context = context
         self._numbers: Iterator[int] = count()
         self._item_id = new_form_id(begun.id, "msg")
+        # The place of the item that was sent last; those before it have ended.
         self._index = -1
-        """The place of the item that was sent last; those before it have ended."""
         self._has_message = False
+        # The call that was sent last.
         self._call: OutputCall | None = None
-        """The call that was sent last."""
         self._text = ""
 
     def first(self) -> list[Frame]:

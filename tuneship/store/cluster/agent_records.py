@@ -66,14 +66,14 @@ def remove(connection: sa.Connection, name: str) -> None:
 class ReportedFailures:
     """How the starts of replicas of a base model have gone, as the leader has written."""
 
+    # Id of the base model.
     base: str
-    """Id of the base model."""
     total: int
     in_a_row: int
+    # Why the last one failed.
     error: str
-    """Why the last one failed."""
+    # Seconds until the leader tries the next one, by the database's clock; not positive where it may.
     pause_s: float
-    """Seconds until the leader tries the next one, by the database's clock; not positive where it may."""
 
 
 def failures(connection: sa.Connection) -> list[ReportedFailures]:

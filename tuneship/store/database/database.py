@@ -106,13 +106,13 @@ class OtherSchema(StartupError):
 class DatabaseTimeouts:
     """How long the database is waited for."""
 
+    # A writer waits so long for the lock before its request is answered with 503.
     lock_ms: int = 30_000
-    """A writer waits so long for the lock before its request is answered with 503."""
+    # Another service may take so long to leave the database. Even on a busy machine Postgres notices within this time
+    # that the connections of a killed service are closed.
     claim_s: float = 15.0
-    """Another service may take so long to leave the database. Even on a busy machine Postgres notices within this time
-    that the connections of a killed service are closed."""
+    # The first news may take so long, which proves that news is delivered, even on a busy machine.
     news_s: float = 30.0
-    """The first news may take so long, which proves that news is delivered, even on a busy machine."""
 
 
 class Database:

@@ -50,11 +50,11 @@ class StoreRefused(StartupError):
 class ObjectRef:
     """A stored dataset, model or file of a batch, as its row names it."""
 
+    # `datasets/<id>`, `files/<id>` or `models/<job id>-<attempt>` (`models/<job id>` of earlier versions and of
+    # imported models).
     prefix: str
-    """`datasets/<id>`, `files/<id>` or `models/<job id>-<attempt>` (`models/<job id>` of earlier versions and of
-    imported models)."""
+    # SHA-256 of each file, by name.
     files: Mapping[str, str] = field(hash=False)
-    """SHA-256 of each file, by name."""
 
     def only(self, *names: str) -> "ObjectRef":
         """The same object with no other files than these."""
@@ -68,10 +68,10 @@ class Blobs(Protocol):
     Each raises `OSError`, and `BlobsAway` where the files are on another machine.
     """
 
+    # Whether `fetched` may have to download.
     is_remote: bool
-    """Whether `fetched` may have to download."""
+    # The folder or URL, for messages.
     place: str
-    """The folder or URL, for messages."""
 
     def staged(self) -> AbstractContextManager["StagedFile"]:
         """Yield a new file to write to, which is removed after the block unless `keep` stored it."""
@@ -149,8 +149,8 @@ class StagedFile:
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=STAGED)
         self.path = Path(name)
         self.key = new_key()
+        # Bytes written so far; the sealed file is a little longer.
         self.size = 0
-        """Bytes written so far; the sealed file is a little longer."""
         self._content = hashlib.sha256()
         self._file = HashedFile(descriptor, "wb")
         self._writer = SealingWriter(self._file, self.key, DATA_FILE)

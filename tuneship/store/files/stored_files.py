@@ -17,12 +17,12 @@ from tuneship.store.files.blobs import Blobs, ObjectRef
 class StoredObject:
     """A dataset, a tuned model or a file of a batch."""
 
+    # Its folder below `blobs`, which also names its data key: see `ObjectRef.prefix`.
     id: str
-    """Its folder below `blobs`, which also names its data key: see `ObjectRef.prefix`."""
     client_id: str
     created_at: datetime
+    # SHA-256 of each file, by path below `blobs`.
     files: Mapping[str, str]
-    """SHA-256 of each file, by path below `blobs`."""
 
 
 @contextmanager

@@ -61,14 +61,14 @@ class Backup:
     folder: Path
     now: datetime
     version: str
+    # The complete backup that the folder already holds.
     previous: Manifest | None = None
-    """The complete backup that the folder already holds."""
+    # Whether to read and compare the files that earlier backups copied.
     verifies: bool = False
-    """Whether to read and compare the files that earlier backups copied."""
     files: dict[str, BlobFile] = field(default_factory=dict[str, BlobFile])
     missing: list[str] = field(default_factory=list[str])
+    # Number of files that the folder did not hold yet.
     copied: int = 0
-    """Number of files that the folder did not hold yet."""
     # The files of the previous backup that were found to be good: with `verifies` each is read once.
     _good: set[str] = field(default_factory=set[str])
     _pinned: set[str] = field(default_factory=set[str])

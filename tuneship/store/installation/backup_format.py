@@ -80,15 +80,15 @@ class Manifest:
 
     installation: str
     made_at: str
+    # Version of tuneship that made the backup.
     version: str
-    """Version of tuneship that made the backup."""
     rows: NamedFile
     heads: NamedFile | None = None
     has_master_key: bool = False
+    # Files of datasets, models and batches, by path below `blobs`.
     files: dict[str, BlobFile] = field(default_factory=dict[str, BlobFile])
-    """Files of datasets, models and batches, by path below `blobs`."""
+    # Files that did not exist, or did not match the digests in their rows, when the backup was made.
     missing: list[str] = field(default_factory=list[str])
-    """Files that did not exist, or did not match the digests in their rows, when the backup was made."""
 
     def write(self, folder: Path) -> None:
         """Make this the backup that the folder holds. Raises `OSError`."""

@@ -21,13 +21,13 @@ from tuneship.store.database.tables import InstallationRow, api_keys, installati
 class FoundDatabase:
     """The state in which a database was found."""
 
+    # Whether a service has used it; every service makes an API key at its first start.
     is_used: bool = False
-    """Whether a service has used it; every service makes an API key at its first start."""
+    # Id of the installation; None in a new database and in one of an earlier version.
     id: str | None = None
-    """Id of the installation; None in a new database and in one of an earlier version."""
     starts: int = 0
+    # Name of the cluster that uses it; None for a service that is alone.
     cluster: str | None = None
-    """Name of the cluster that uses it; None for a service that is alone."""
 
 
 def look(url: str) -> FoundDatabase:

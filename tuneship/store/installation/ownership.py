@@ -36,8 +36,8 @@ class OwnershipRecord:
 
     name: str | None = None
     id: str | None = None
+    # Number of starts; None if an operator has written the file, and then only the id is compared.
     starts: int | None = None
-    """Number of starts; None if an operator has written the file, and then only the id is compared."""
 
 
 def read_record(data_dir: Path) -> OwnershipRecord | None:

@@ -43,8 +43,8 @@ class RestoreTarget:
 
     data_dir: Path
     url: str
+    # Leads to the same database past a pooler.
     direct_url: str
-    """Leads to the same database past a pooler."""
     heads: Path
     master_key: Path
     blobs: Blobs

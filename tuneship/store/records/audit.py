@@ -51,15 +51,15 @@ class AuditRecord:
 
     at: datetime
     client_id: str
+    # The public part of the API key.
     key_id: str
-    """The public part of the API key."""
+    # The operation, e.g. `create_job`.
     action: str
-    """The operation, e.g. `create_job`."""
     resource_id: str | None
+    # HTTP status of the answer.
     status: int
-    """HTTP status of the answer."""
+    # Network address of the caller.
     address: str
-    """Network address of the caller."""
     request_id: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -70,10 +70,10 @@ class UnlinkedRows:
     """A count of the rows that are not linked into the chain yet."""
 
     number: int
+    # When the first of them was written; None without one.
     oldest: datetime | None
-    """When the first of them was written; None without one."""
+    # How many of them were not written by this service.
     forged: int
-    """How many of them were not written by this service."""
 
 
 @dataclass(frozen=True)

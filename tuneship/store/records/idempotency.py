@@ -35,8 +35,8 @@ class Key:
     client_id: str
     key: str
     fingerprint: str
+    # How often the request was sent before, where a client numbers its tries instead of choosing keys.
     retry: int | None = None
-    """How often the request was sent before, where a client numbers its tries instead of choosing keys."""
 
     @property
     def about(self) -> str:

@@ -32,8 +32,8 @@ class JobLease:
 
     job_id: str
     attempt: int
+    # The job's tenant, whose rows its holder writes.
     client_id: str
-    """The job's tenant, whose rows its holder writes."""
 
     @classmethod
     def of(cls, job: Row) -> Self:

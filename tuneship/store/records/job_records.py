@@ -160,8 +160,8 @@ class StepRows:
     """Steps of a job in ascending order."""
 
     rows: Sequence[sa.Row[Any]]
+    # Whether stored steps were left out because there are too many for one answer.
     is_thinned: bool
-    """Whether stored steps were left out because there are too many for one answer."""
 
 
 def curve_of(

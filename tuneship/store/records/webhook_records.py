@@ -210,8 +210,8 @@ class ReplayWindow:
 
     since: datetime
     until: datetime
+    # `dead`, `delivered`, `missing` (never queued for this webhook) or `all`.
     status: str
-    """`dead`, `delivered`, `missing` (never queued for this webhook) or `all`."""
 
 
 def replay(

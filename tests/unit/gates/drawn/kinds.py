@@ -22,17 +22,17 @@ class Kind:
     name: str
     make: Callable[[Random], MinuteOf]
     must: str = "be promoted"
+    # Largest share of runs that may end otherwise. With None the share is only reported.
     most: float | None = 0.05
-    """Largest share of runs that may end otherwise. With None the share is only reported."""
     plan: dict[str, Any] = field(default_factory=dict[str, Any])
     seconds: int = 60
+    # Latest look at which the median run must have stopped.
     by: int | None = None
-    """Latest look at which the median run must have stopped."""
+    # Number of looks until a shift takes effect, although it was read back before.
     lag: int = 0
-    """Number of looks until a shift takes effect, although it was read back before."""
     note: str = ""
+    # Whether the endpoint had traffic in the hour before.
     has_past: bool = True
-    """Whether the endpoint had traffic in the hour before."""
     row: int = 0
 
     @property
@@ -355,5 +355,5 @@ _ALL = (
         0.02,
     ),
 )
+# All kinds by name. They are numbered, so that every kind draws from seeds of its own.
 KINDS = {kind.name: replace(kind, row=row) for row, kind in enumerate(_ALL)}
-"""All kinds by name. They are numbered, so that every kind draws from seeds of its own."""

@@ -23,8 +23,8 @@ from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
 from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges, RolloutSeries
 
+# Minutes for which a rival watches the candidate at 100 %.
 WATCHED = 30
-"""Minutes for which a rival watches the candidate at 100 %."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Run:
     """The end of one rollout."""
 
     is_promoted: bool
+    # Number of looks until it was promoted (weight above the compared steps) or stopped.
     looks: int
-    """Number of looks until it was promoted (weight above the compared steps) or stopped."""
     reason: str = ""
 
     @property
@@ -58,6 +58,7 @@ def series_of(
 
 
 NONE_YET: dict[str, Any] = {"per_doubling": 16, "index": [], "count": []}
+# The counts that the service publishes.
 PUBLISHED = MetricSeries.model_validate(
     {
         "latency": {"cells": NONE_YET, "cells_per_token": NONE_YET},
@@ -65,7 +66,6 @@ PUBLISHED = MetricSeries.model_validate(
         "error_rate": {"cancelled_count": [], "refused_count": [], "error_callers": []},
     }
 )
-"""The counts that the service publishes."""
 
 
 def begin(plan: CanaryPlan, hour: Sequence[Bucket], seed: int) -> RolloutRecord:

@@ -16,12 +16,12 @@ from tuneship.gates.cells import NO_CELLS, PER_DOUBLING, Cells
 from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges
 
 Random = np.random.Generator
+# Edges of the histogram, as the service publishes them.
 EDGES = (*(float(2**power) for power in range(18)), math.inf)
-"""Edges of the histogram, as the service publishes them."""
 PER_MINUTE, HOUR_BEFORE = 300.0, 60
 TOKENS, LENGTHS_SPREAD, TOKEN_LIMIT = 40.0, 0.6, 512
+# The service draws a larger key's requests one by one, and counts at most this share of an arm from a smaller one.
 LARGE_KEY, SMALL_KEY_CAP = 0.02, 0.05
-"""The service draws a larger key's requests one by one, and counts at most this share of an arm from a smaller one."""
 
 
 @dataclass(frozen=True)
@@ -30,34 +30,34 @@ class Behaviour:
 
     errors: Any = 0.005
     blank: float = 0.002
+    # Factor on log-normal times with p50 400 and p95 900 ms.
     time: Any = 1.0
-    """Factor on log-normal times with p50 400 and p95 900 ms."""
+    # Standard deviation of the logarithm of the times.
     spread: float = 0.493
-    """Standard deviation of the logarithm of the times."""
     least_ms: float = 0.0
+    # Share of answers whose time is multiplied by a Pareto(1.1) factor.
     tail: float = 0.0
-    """Share of answers whose time is multiplied by a Pareto(1.1) factor."""
     slow_share: Any = 0.0
     slow_factor: float = 1.0
+    # Share of requests whose callers disconnect out of habit.
     cancelled: Any = 0.005
-    """Share of requests whose callers disconnect out of habit."""
     refused: Any = 0.003
     hang: float = 0.0
+    # Seconds that a caller waits for a request that hangs.
     patience_s: float = 10.0
-    """Seconds that a caller waits for a request that hangs."""
+    # Whether a hanging request ends by the server's time-out, as an error, and not by its caller.
     times_out: bool = False
-    """Whether a hanging request ends by the server's time-out, as an error, and not by its caller."""
     words: float = 1.0
+    # Share of the answers that are a full stop.
     full_stops: float = 0.0
-    """Share of the answers that are a full stop."""
+    # Share of the answers that go on to the token limit, and take as much longer.
     loops: float = 0.0
-    """Share of the answers that go on to the token limit, and take as much longer."""
+    # Share of requests that nobody counts.
     vanish: float = 0.0
-    """Share of requests that nobody counts."""
+    # Correlation of the errors of one minute. Each minute draws its own error rate, with `errors` as the mean.
     clustered: float = 0.0
-    """Correlation of the errors of one minute. Each minute draws its own error rate, with `errors` as the mean."""
+    # Average number of times a caller sends a failing request, each time to the same deployment.
     repeats: float = 1.0
-    """Average number of times a caller sends a failing request, each time to the same deployment."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class Minute:
     baseline: Behaviour = Behaviour()
     candidate: Behaviour = Behaviour()
     sites: "Sites | None" = None
+    # Whether the look of this minute gets an old answer.
     unseen: bool = False
-    """Whether the look of this minute gets an old answer."""
+    # Deployments whose counts of this minute are lost.
     lost: tuple[Arm, ...] = ()
-    """Deployments whose counts of this minute are lost."""
+    # Running replicas of the baseline and the candidate.
     replicas: tuple[int, int] | None = None
-    """Running replicas of the baseline and the candidate."""
 
 
+# Function of (minute since the start, candidate's weight). Minutes before the start are negative.
 MinuteOf = Callable[[int, int], Minute]
-"""Function of (minute since the start, candidate's weight). Minutes before the start are negative."""
 
 
 @dataclass
@@ -92,8 +92,8 @@ class Sites:
     place: np.ndarray
     factors: dict[str, np.ndarray]
     alone: float = 0.0
+    # Large keys that the service has seen for a minute.
     known: frozenset[int] = frozenset()
-    """Large keys that the service has seen for a minute."""
 
     @classmethod
     def of_health(cls, rng: Random, number: int, alone: float = 0.0) -> "Sites":
@@ -152,10 +152,10 @@ class Service:
     rng: Random
     minute_of: MinuteOf
     seconds: int = 60
+    # Hanging requests by arm: when they came, when they will end, and whether the server's time-out ends them.
     waiting: dict[Arm, list[tuple[float, float, bool]]] = field(
         default_factory=lambda: {arm: [] for arm in ARMS}
     )
-    """Hanging requests by arm: when they came, when they will end, and whether the server's time-out ends them."""
 
     def bucket(self, number: int, weight: int) -> Bucket:
         minute = self.minute_of(number, weight)

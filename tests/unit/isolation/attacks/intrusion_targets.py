@@ -19,29 +19,29 @@ DECOY = "decoy"
 class Targets:
     """Addresses, files and processes outside of the worker that attacks it."""
 
+    # Port on 127.0.0.1.
     tcp: int
-    """Port on 127.0.0.1."""
+    # Port on ::1; 0: this host has no IPv6.
     tcp6: int
-    """Port on ::1; 0: this host has no IPv6."""
     udp: int
     unix: str
     unix_datagram: str
     abstract: str
     abstract_datagram: str
+    # Named pipe with a reader.
     fifo: str
-    """Named pipe with a reader."""
+    # Shared memory file of another process.
     shared_memory: str
-    """Shared memory file of another process."""
+    # Folder in the data directory that the worker may not use, with a file `decoy`.
     decoys: str
-    """Folder in the data directory that the worker may not use, with a file `decoy`."""
+    # Process ids by their relation to the attacker.
     processes: dict[str, int] = field(default_factory=dict[str, int])
-    """Process ids by their relation to the attacker."""
+    # Files that the attacker must not read.
     secrets: tuple[str, ...] = ()
-    """Files that the attacker must not read."""
+    # Folders that the attacker must not list.
     folders: tuple[str, ...] = ()
-    """Folders that the attacker must not list."""
+    # Descriptors that the attacker inherits on purpose, beside the standard ones.
     descriptors: tuple[int, ...] = ()
-    """Descriptors that the attacker inherits on purpose, beside the standard ones."""
 
     @classmethod
     def from_json(cls, text: str) -> "Targets":

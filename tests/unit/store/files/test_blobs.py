@@ -36,8 +36,8 @@ from tuneship.store.files.open_blobs import blobs_of
 REAL = (pytest.mark.slow, pytest.mark.essential)
 FORMS = ("local", pytest.param("objects", marks=REAL))
 Store = Callable[..., Blobs]
+# Bytes for an upload in several parts.
 PARTS = b"0123456789abcdef" * (1 << 20)
-"""Bytes for an upload in several parts."""
 
 
 @pytest.fixture(params=FORMS)

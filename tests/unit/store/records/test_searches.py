@@ -38,8 +38,8 @@ SEARCHES: dict[str, Callable[[sa.Connection], Any]] = {
     "a dataset's jobs": lambda connection: job_records.is_dataset_needed(connection, "ds_1"),
     "due deliveries": lambda connection: webhook_records.webhooks_with_due(connection, NOW),
 }
+# Tables of which no query may read every row. The other two are small, or read once an hour without repetition.
 GROWING = METADATA.tables.keys() - {"webhooks", "events"}
-"""Tables of which no query may read every row. The other two are small, or read once an hour without repetition."""
 
 
 @contextmanager
