@@ -84,7 +84,7 @@ def operation_of(method: str, path: str) -> Operation[..., Any] | None:
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("examples", [10, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [4, pytest.param(50, marks=pytest.mark.soak)])
 def test_the_service_answers_only_what_the_document_says(
     start: Callable[..., Service], tmp_path: Path, examples: int
 ) -> None:
