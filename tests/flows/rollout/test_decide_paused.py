@@ -18,7 +18,12 @@ ANN = {"decision": "promote", "approver": "Ann", "comment": "the baseline is bro
 @pytest.fixture
 def paused(fake: FakeService, records: Path) -> RolloutResult:
     fake.silent[CANDIDATE] = "zeros"
-    wanted = plan(max_looks_per_step=6, on_inconclusive="pause", approval_timeout_seconds=5000)
+    wanted = plan(
+        max_looks_per_step=6,
+        wait_for_traffic="0s",
+        on_inconclusive="pause",
+        approval_timeout_seconds=5000,
+    )
     result = shift_traffic(wanted)
     assert (result.outcome, fake.weights) == ("paused", {BASELINE: 95, CANDIDATE: 5})
     return result

@@ -74,7 +74,7 @@ def test_a_slow_candidate_is_returned_for_its_latency(fake: FakeService) -> None
 def test_a_candidate_without_requests_is_held_not_promoted(fake: FakeService, silence: str) -> None:
     fake.silent[CANDIDATE] = silence
 
-    result = shift_traffic(plan(max_looks_per_step=15))
+    result = shift_traffic(plan(max_looks_per_step=15, wait_for_traffic="0s"))
 
     assert (result.outcome, result.reason) == ("rolled_back", "insufficient_data")
     assert candidate_weights(fake) == [5, 0]
@@ -259,7 +259,7 @@ def test_an_open_rollout_of_another_plan_blocks_until_its_lease_has_returned_the
     fake: FakeService,
 ) -> None:
     fake.silent[CANDIDATE] = "zeros"
-    left = shift_traffic(plan(max_looks_per_step=6, on_inconclusive="pause"))
+    left = shift_traffic(plan(max_looks_per_step=6, wait_for_traffic="0s", on_inconclusive="pause"))
     assert left.outcome == "paused"
     del fake.silent[CANDIDATE]
 
@@ -273,7 +273,12 @@ def test_an_open_rollout_of_another_plan_blocks_until_its_lease_has_returned_the
 
 def test_looks_that_are_used_up_can_pause_for_a_person(fake: FakeService) -> None:
     fake.silent[CANDIDATE] = "zeros"
-    paused = plan(max_looks_per_step=8, on_inconclusive="pause", approval_timeout_seconds=5000)
+    paused = plan(
+        max_looks_per_step=8,
+        wait_for_traffic="0s",
+        on_inconclusive="pause",
+        approval_timeout_seconds=5000,
+    )
 
     result = shift_traffic(paused)
 

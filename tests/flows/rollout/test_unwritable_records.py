@@ -189,7 +189,9 @@ def test_a_roll_back_that_a_person_decides_needs_no_record(
     fake: FakeService, mounted: Path
 ) -> None:
     fake.silent[CANDIDATE] = "zeros"
-    paused = shift_traffic(plan(max_looks_per_step=6, on_inconclusive="pause"))
+    paused = shift_traffic(
+        plan(max_looks_per_step=6, wait_for_traffic="0s", on_inconclusive="pause")
+    )
     assert paused.outcome == "paused"
     read_only(mounted)
     decision = Decision(

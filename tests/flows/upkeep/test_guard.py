@@ -182,7 +182,12 @@ def test_a_pause_is_returned_only_after_the_time_that_a_person_has(
     fake: FakeService, records: Path
 ) -> None:
     fake.silent[CANDIDATE] = "zeros"
-    paused = plan(max_looks_per_step=6, on_inconclusive="pause", approval_timeout_seconds=5000)
+    paused = plan(
+        max_looks_per_step=6,
+        wait_for_traffic="0s",
+        on_inconclusive="pause",
+        approval_timeout_seconds=5000,
+    )
     assert shift_traffic(paused).outcome == "paused"
     (file,) = RecordFolder(records, fake.url).of(paused)
 
