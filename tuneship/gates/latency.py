@@ -235,6 +235,8 @@ def _quantile(
 
 
 def _sum(cells: Sequence[Cells]) -> Cells:
+    if len(cells) == 1:
+        return cells[0]
     counts: dict[int, int] = {}
     for one in cells:
         for k, count in zip(one.index, one.count, strict=True):

@@ -89,6 +89,8 @@ class _Known:
 
     measured: Measured | None = None
     recent: tuple[ArmTraffic, ...] = ()
+    # What the baseline's newest buckets alone set.
+    now: LatencyLimits | None = None
     lengths: tuple[float, float] | None = None
     load: float = 0.0
     # Output tokens and requests, of the candidate and of the baseline, in the buckets in which both had
@@ -129,7 +131,7 @@ def measure(
     )
     first = first_after(series.buckets, next(iter(marks.values())).at) if marks else len(states)
     known = states[-1] if states else _Known()
-    latest = _limits(known, record.weight, usual, edges[0])
+    latest = _limits(known, record.weight, usual)
     measured = [state.measured for state in states[first:] if state.measured is not None]
     return measured, latest, known.token_ratio
 
@@ -157,13 +159,13 @@ def _after(
     measured = Measured(
         bucket,
         edges,
-        _limits(known, weight, usual, edges[0]),
+        _limits(known, weight, usual),
         of_hour or known.lengths,
         allowed,
         number % 1.0,
         not most or load(candidate) <= EQUAL_LOAD * most,
     )
-    recent = known.recent
+    recent, now = known.recent, known.now
     if baseline.served and has_latency(baseline):
         recent = (*recent, baseline)
         # With little traffic, as many as are needed for limits.
@@ -174,6 +176,7 @@ def _after(
                 break
             first += 1
         recent = recent[first:]
+        now = _limits_now(recent, usual, edges[0])
     lengths = known.lengths
     if lengths is None and of_hour is None:
         lengths = length_limits(recent, plan)
@@ -187,22 +190,25 @@ def _after(
             b_tokens + baseline.output_tokens,
             b_requests + baseline.requests,
         )
-    return _Known(measured, recent, lengths, max(known.load, load(baseline)), tokens)
+    return _Known(measured, recent, now, lengths, max(known.load, load(baseline)), tokens)
 
 
-def _limits(
-    known: _Known, weight: int, usual: UsualHour, edges: tuple[float, ...] | None
+def _limits_now(
+    recent: Sequence[ArmTraffic], usual: UsualHour, edges: tuple[float, ...] | None
 ) -> LatencyLimits | None:
-    """The limits of the next bucket: from the baseline's newest buckets, or from the hour before the start."""
-    hour = usual.limits
-    per_token = hour is not None and hour.per_token
-    newest = known.recent[-RECENT_BUCKETS:]
-    if hour is None and sum(arm.served for arm in newest) < ENOUGH_REQUESTS:
-        newest = known.recent
+    newest = recent[-RECENT_BUCKETS:]
+    if usual.limits is None and sum(arm.served for arm in newest) < ENOUGH_REQUESTS:
+        newest = recent
+    per_token = usual.limits is not None and usual.limits.per_token
     try:
-        now = limits_from(newest, edges, per_token=per_token)
+        return limits_from(newest, edges, per_token=per_token)
     except (ValueError, Unusable):
-        now = None
+        return None
+
+
+def _limits(known: _Known, weight: int, usual: UsualHour) -> LatencyLimits | None:
+    """The limits of the next bucket: from the baseline's newest buckets, or from the hour before the start."""
+    now, hour = known.now, usual.limits
     if now is None or hour is None:
         return now or hour
     if weight <= 50:
@@ -213,7 +219,7 @@ def _limits(
         max(now.slow_ms, hour.slow_ms),
         max(now.very_slow_ms, hour.very_slow_ms),
         now.requests,
-        per_token,
+        hour.per_token,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.unit.gates.rollouts import START
-from tuneship.gates.cells import PER_DOUBLING, Cells
+from tuneship.gates.cells import NO_CELLS, PER_DOUBLING, Cells
 from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges
 
 Random = np.random.Generator
@@ -287,5 +287,9 @@ class Service:
 def cells_of(values: np.ndarray) -> Cells:
     """Count values by cell, as the service does."""
     places = np.ceil(PER_DOUBLING * np.log2(np.maximum(values, 1e-6)) - 1e-9).astype(int)
-    index, count = np.unique(places, return_counts=True)
-    return Cells(tuple(index.tolist()), tuple(count.tolist()))
+    if not len(places):
+        return NO_CELLS
+    least = int(places.min())
+    counts = np.bincount(places - least)
+    (used,) = np.nonzero(counts)
+    return Cells(tuple((used + least).tolist()), tuple(counts[used].tolist()))
