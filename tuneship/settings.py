@@ -29,12 +29,6 @@ CLUSTER_NOTICE_S = 5.0
 ApiProfile = Literal["full", "simplified", "auto"]
 
 
-class StartupError(Exception):
-    """The service or command was not started; the text says why and what to do, in one sentence."""
-
-    exit_code = 1
-
-
 def _split_list(value: object) -> object:
     """Split `a, b` from the environment into a list."""
     if not isinstance(value, str):

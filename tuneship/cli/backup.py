@@ -16,7 +16,7 @@ import typer
 
 from tuneship.cli.common import fail, opened_installation, service_settings
 from tuneship.contract.common import render_time
-from tuneship.settings import StartupError
+from tuneship.host.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.store.database.rows import Row

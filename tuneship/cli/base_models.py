@@ -15,7 +15,8 @@ import typer
 from tuneship.cli.common import fail, has_installation, opened_installation, service_settings
 from tuneship.cli.connection import ENDED_BY_CTRL_C
 from tuneship.cli.output import Row, is_terminal, one_line, readable, show_json, show_rows, write
-from tuneship.settings import ServiceSettings, StartupError
+from tuneship.host.startup import StartupError
+from tuneship.settings import ServiceSettings
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel

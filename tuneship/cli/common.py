@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from tuneship.settings import StartupError
+from tuneship.host.startup import StartupError
 
 if TYPE_CHECKING:
     from tuneship.service.open_installation import Installation  # the light install has no service

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tuneship.cli.common import fail, service_settings
-from tuneship.settings import StartupError
+from tuneship.host.startup import StartupError
 
 app = typer.Typer(no_args_is_help=True)
 

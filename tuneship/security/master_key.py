@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 
 from tuneship.host.durable import write_private
-from tuneship.settings import StartupError
+from tuneship.host.startup import StartupError
 
 MASTER_KEY_BYTES = 32
 

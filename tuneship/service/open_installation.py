@@ -13,9 +13,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuneship.host.startup import StartupError
 from tuneship.security.master_key import derived_secret, read_or_make_secret, read_secret
 from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
-from tuneship.settings import ServiceSettings, StartupError
+from tuneship.settings import ServiceSettings
 from tuneship.store.database.database import Database, parsed_url, url_of
 from tuneship.store.database.tables import InstallationRow
 from tuneship.store.files.blobs import Blobs

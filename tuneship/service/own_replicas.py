@@ -15,6 +15,7 @@ from tuneship.agents.launchers import AgentSize, CannotLaunch, Launcher, Launche
 from tuneship.agents.local_agents import LocalAgents
 from tuneship.agents.ray_jobs import AgentJob, RayCluster, RayJobs
 from tuneship.host.machine import cache_share
+from tuneship.host.startup import StartupError
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.engine_kinds import VLLM_ENGINE, VllmServer
 from tuneship.replicas.local_replicas import process_starter
@@ -24,7 +25,7 @@ from tuneship.service.access.isolation import worker_folder
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import utc_now
-from tuneship.settings import ServiceSettings, StartupError
+from tuneship.settings import ServiceSettings
 
 if TYPE_CHECKING:
     from tuneship.agents.certificates import AgentAuthority

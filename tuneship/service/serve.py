@@ -40,6 +40,7 @@ from tuneship.host.guard import Guard
 from tuneship.host.interpreter import known_fault
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.host.process_start import process_start
+from tuneship.host.startup import StartupError
 from tuneship.host.systemd import notify
 from tuneship.host.thread_pools import Threads, use_large_stacks
 from tuneship.isolation.isolation import hide
@@ -92,7 +93,7 @@ from tuneship.service.own_replicas import agent_starters, check_ray, replica_sta
 from tuneship.service.own_trainings import training_agents
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
-from tuneship.settings import ServiceSettings, StartupError
+from tuneship.settings import ServiceSettings
 from tuneship.store.database.database import IN_USE, Database, ports_of, url_of
 from tuneship.store.files.quarantine import PASSING, left_over, objects_of, set_aside
 from tuneship.store.installation.ownership import name_of, work_in

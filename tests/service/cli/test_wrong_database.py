@@ -13,8 +13,8 @@ from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
 from tests.support.processes import Serve
 from tuneship.host.interpreter import known_fault
+from tuneship.host.startup import StartupError
 from tuneship.service.serve import recover as recover_files
-from tuneship.settings import StartupError
 from tuneship.store.database import tables
 from tuneship.store.database.database import HEAD, revision_of
 from tuneship.store.files.quarantine import SET_ASIDE

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from tests.support.object_server import ObjectServer
 from tests.support.postgres_cluster import Cluster
 from tuneship.contract.scopes import SCOPES
+from tuneship.host.startup import StartupError
 from tuneship.security.master_key import MasterKeyMissing, read_or_make_secret
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import AnotherMasterKey
@@ -21,7 +22,7 @@ from tuneship.service.open_installation import (
     open_for_member,
     open_for_service,
 )
-from tuneship.settings import ServiceSettings, StartupError
+from tuneship.settings import ServiceSettings
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database, DatabaseInUse
 from tuneship.store.files.blobs import StoreRefused

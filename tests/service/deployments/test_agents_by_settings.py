@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from tests.support.fakes.ray_dashboard import TOKEN, PlayedDashboard, ray_dashboard
 from tests.support.processes import start
 from tests.support.waiting import free_port
+from tuneship.host.startup import StartupError
 from tuneship.service.own_replicas import check_ray
-from tuneship.settings import ServiceSettings, StartupError
+from tuneship.settings import ServiceSettings
 
 URL = "http://127.0.0.1:1"
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuneship.host.startup import StartupError
 from tuneship.security.master_key import derived_secret
 from tuneship.security.sealed_files import ObjectDamaged, new_key
 from tuneship.security.vault import SealBroken, Vault
-from tuneship.settings import StartupError
 from tuneship.store.database.database import Database
 from tuneship.store.records import object_key_records
 

@@ -23,6 +23,7 @@ from typing import Any, cast
 import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
+from tuneship.host.startup import StartupError
 from tuneship.host.weight_files import ADAPTER_CONFIG, WeightsFault, weight_files
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.prompts.text_format import ModelTextFormat
@@ -37,7 +38,6 @@ from tuneship.replicas.engine_kinds import (
 from tuneship.service.catalogues.origins import MODEL_ID, Origin
 from tuneship.service.catalogues.token_texts import TokenTexts
 from tuneship.serving.weights import WEIGHTS
-from tuneship.settings import StartupError
 
 # Architectures with their own kind of attention, which the engine rejects when it loads them: they
 # would train and then not be served. For others like them the deployment fails with the reason.

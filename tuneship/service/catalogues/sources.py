@@ -11,13 +11,13 @@ from typing import Any
 import yaml
 
 from tuneship.conversion.gguf_header import GgufRefused, check_convertible, read_header
+from tuneship.host.startup import StartupError
 from tuneship.host.weight_files import WeightsFault, weight_files
 from tuneship.service.catalogues.base_models import (
     CataloguedModel,
     CatalogueFault,
     cached_snapshot,
 )
-from tuneship.settings import StartupError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 # The files beside the weights that training and serving read, and the licence.

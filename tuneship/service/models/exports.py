@@ -17,6 +17,7 @@ from tuneship.contract.common import render_time
 from tuneship.conversion.order import ExportOrder, ExportReport
 from tuneship.host.durable import flush
 from tuneship.host.file_digest import sha256_of
+from tuneship.host.startup import StartupError
 from tuneship.host.weight_files import weight_files
 from tuneship.security.sealed_files import open_plain, read_plain
 from tuneship.service.access.data_keys import Keyring
@@ -26,7 +27,6 @@ from tuneship.service.catalogues.origins import Origin
 from tuneship.service.catalogues.sources import CheckpointSource
 from tuneship.service.common.conversion import ConversionFailed, ConversionLimits, Convert
 from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
-from tuneship.settings import StartupError
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import DatasetRow, JobRow, ModelRow
 from tuneship.store.files.blobs import Blobs

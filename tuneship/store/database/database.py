@@ -38,7 +38,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as WaitedTooLong
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from tuneship.settings import StartupError
+from tuneship.host.startup import StartupError
 from tuneship.store.database import tables
 from tuneship.store.database.read_cache import ReadCache, SharedReadCache
 from tuneship.store.database.write_queue import TurnTimedOut, WriteQueues

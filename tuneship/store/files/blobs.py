@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from tuneship.host.file_digest import sha256_of
+from tuneship.host.startup import StartupError
 from tuneship.security.sealed_files import ObjectDamaged, SealingWriter, new_key, open_plain
-from tuneship.settings import StartupError
 
 STAGED = ".staged-"
 # The name of a dataset's file; it is sealed for this name.

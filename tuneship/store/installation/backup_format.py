@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from tuneship.host.durable import TEMPORARY, flush, flush_open, write_private
-from tuneship.settings import StartupError
+from tuneship.host.startup import StartupError
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database, sqlite_url
 

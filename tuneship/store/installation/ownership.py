@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuneship.host.durable import write_private
-from tuneship.settings import StartupError
+from tuneship.host.startup import StartupError
 from tuneship.store.database.database import SQLITE_FILE, parsed_url, url_of
 from tuneship.store.files.blobs import KINDS
 from tuneship.store.files.local_blobs import FOLDER, object_folders
