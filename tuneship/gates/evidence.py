@@ -293,8 +293,7 @@ def proof(
     other buckets count as well.
     """
     size = math.log(_alternatives(limits) * len(PASS_GRID))
-    logs, by_bucket, counts = _proof_of(buckets, limits, (key, "compared"))
-    factors = [_pass_logs(bucket, limits) for bucket in buckets[-PROOF_BUCKETS:]]
+    logs, by_bucket, counts, factors = _proof_of(buckets, limits, (key, "compared"))
     newest = list(map(math.fsum, zip(*factors, strict=True)))
     wider = logs if also is None else _proof_of(also, limits, (key, "also"))[0]
     now = log_sum_exp(newest) - size if newest else 0.0
@@ -310,7 +309,8 @@ def proof(
     return Proof(log_e, BucketCounts(*counts), logs)
 
 
-_Sums = tuple[Logs, float, tuple[int, ...]]
+# Beside the sums, the factors of the newest buckets.
+_Sums = tuple[Logs, float, tuple[int, ...], tuple[Logs, ...]]
 
 
 def _proof_of(buckets: Sequence[BucketCounts], limits: Limits, key: Hashable) -> _Sums:
@@ -318,15 +318,16 @@ def _proof_of(buckets: Sequence[BucketCounts], limits: Limits, key: Hashable) ->
     size = math.log(len(none))
 
     def step(sums: _Sums, bucket: BucketCounts) -> _Sums:
-        logs, by_bucket, counts = sums
+        logs, by_bucket, counts, newest = sums
         factor = _pass_logs(bucket, limits)
         return (
             tuple(map(add, logs, factor)),
             by_bucket + log_sum_exp(factor) - size,
             tuple(map(add, counts, bucket)),
+            (*newest[1 - PROOF_BUCKETS :], factor),
         )
 
-    return fold(("proof", key, limits), buckets, (none, 0.0, (0,) * 6), step)
+    return fold(("proof", key, limits), buckets, (none, 0.0, (0,) * 6, ()), step)
 
 
 @lru_cache(_FACTORS_KEPT)

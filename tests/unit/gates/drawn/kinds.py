@@ -33,11 +33,20 @@ class Kind:
     note: str = ""
     # Whether the endpoint had traffic in the hour before.
     has_past: bool = True
+    # Whether its rollouts take much longer than most.
+    is_long: bool = False
     row: int = 0
 
     @property
     def must_be_promoted(self) -> bool:
         return self.must == "be promoted"
+
+    @property
+    def runs(self) -> int:
+        """The number of runs in `make test-all`, where all kinds together take some four minutes of processor time."""
+        if self.is_long:
+            return 5
+        return 10 if self.must_be_promoted else 20
 
 
 DEMO = {
@@ -126,7 +135,12 @@ _ALL = (
     Kind("nothing below 520 ms, p95 unchanged", traffic.steady(least_ms=520.0)),
     Kind("one replica each, load x4 during the rollout", traffic.growing_load),
     Kind("20 % slower, `per_output_token`", traffic.steady(time=1.2), plan=PER_TOKEN),
-    Kind("moved conversations meet a cold prefix cache", traffic.conversations, most=0.10),
+    Kind(
+        "moved conversations meet a cold prefix cache",
+        traffic.conversations,
+        most=0.10,
+        is_long=True,
+    ),
     Kind(
         "x1.4 at first, warms in an hour",
         traffic.by_minute(lambda n: Behaviour(time=1 + 0.4 * max(0.0, 1 - n / 60))),
@@ -160,11 +174,13 @@ _ALL = (
         traffic.both(lambda *_: Behaviour(), traffic.night),
         most=0.10,
         plan={"steps": [50, 75, 100]},
+        is_long=True,
     ),
     Kind(
         "begun at 3 h, default steps",
         traffic.both(lambda *_: Behaviour(), traffic.night),
         most=0.10,
+        is_long=True,
     ),
     Kind("both fail 3 %", traffic.both(lambda *_: Behaviour(errors=0.03), traffic.constant)),
     Kind("both 4 % blank", traffic.both(lambda *_: Behaviour(blank=0.04), traffic.constant)),
@@ -292,9 +308,14 @@ _ALL = (
         STOPPED,
         0.02,
         plan={"split_check": True},
+        is_long=True,
     ),
     Kind(
-        "the candidate's counts of each tenth minute are lost", traffic.loses_counts, STOPPED, 0.02
+        "the candidate's counts of each tenth minute are lost",
+        traffic.loses_counts,
+        STOPPED,
+        0.02,
+        is_long=True,
     ),
     Kind(
         "20 % hang, time-out 120 s, the demo's plan",
@@ -303,6 +324,7 @@ _ALL = (
         0.02,
         plan=DEMO,
         seconds=1,
+        is_long=True,
     ),
     Kind(
         "answers of one length: 1.4 x slower",
@@ -333,8 +355,9 @@ _ALL = (
         traffic.stalls,
         plan=EXAMPLE,
         seconds=1,
+        is_long=True,
     ),
-    Kind("no traffic for three hours", traffic.pause),
+    Kind("no traffic for three hours", traffic.pause, is_long=True),
     Kind(
         "a cache answers half in 20 ms: 50 v 46 % hits",
         traffic.pair(
