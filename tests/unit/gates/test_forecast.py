@@ -115,6 +115,8 @@ def test_nine_of_ten_rollouts_end_within_the_time_of_nine_of_ten(
 ) -> None:
     runs = [is_within_nine_of_ten(requests, errors, seed) for seed in range(5000, 5060)]
     forecast_runs = [one for one in runs if one is not None]
-    assert len(forecast_runs) >= 40
+    number = len(forecast_runs)
+    # At 300 requests a minute, few rollouts are drawn: one that is not promoted leaves nothing to say of nine of ten.
+    assert number >= 25
     # Less two standard deviations of so many runs.
-    assert sum(forecast_runs) >= len(forecast_runs) * (0.85 - 2 * math.sqrt(0.85 * 0.15 / 40))
+    assert sum(forecast_runs) >= number * (0.85 - 2 * math.sqrt(0.85 * 0.15 / number))
