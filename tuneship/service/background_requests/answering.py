@@ -71,7 +71,7 @@ class BackgroundCaller:
             parts,
             self.client_id,
             new_id("req"),
-            scopes=frozenset(kept.get("scopes", ())),  # absent from rows of an earlier version
+            scopes=frozenset(kept["scopes"]),
             caller=Caller(
                 is_private=kept["is_private"],
                 is_address_known=kept["is_address_known"],

@@ -273,9 +273,7 @@ def _hold_key(context: Context, key: idempotency.Key) -> WholeAnswer | idempoten
         created_id = (begun.location or "").rpartition("/")[2]
         context.touch_by_id(connection, created_id or context.audit_facts.path_id or "")
         context.add_audit_entry(connection, begun.status)
-    # An earlier version stored answers unsealed; they are kept for a day.
-    is_plain = begun.body.startswith(b"{")
-    body = begun.body if is_plain else context.parts.vault.open(begun.body, key.about)
+    body = context.parts.vault.open(begun.body, key.about)
     headers = {"Idempotent-Replayed": "true"}
     if begun.location:
         headers["Location"] = begun.location
