@@ -6,7 +6,6 @@ Next: `canary.py` turns the readings into one verdict.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tuneship.contract.metrics import MetricSeries
 from tuneship.gates import evidence
@@ -93,18 +92,7 @@ def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateRea
         elif proof.log_e >= evidence.LOG_PROVEN:
             state = "proven"
     n_c, x_c, n_b, x_b, _, _ = proof.counts
-    of_proof: dict[str, Any] = {}
-    if not is_alone:
-        of_proof = {
-            "ok_limit": limits.ok,
-            "log_e_ok": proof.log_e,
-            "log_e_ok_limit": evidence.LOG_PROVEN,
-            "z": evidence.early_z(newest, limits),
-            "z_limit": evidence.Z_WARN,
-        }
-        if state == "open":
-            of_proof["requests_to_proof"] = evidence.requests_to_proof(proof, limits)
-    return GateReading(
+    reading = GateReading(
         name=gate.name,
         state=state,
         reason=gate.reason,
@@ -121,7 +109,17 @@ def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateRea
         log_u_harm=harm.log_fast,
         log_u_harm_limit=evidence.LOG_FAST_TIER,
         z_now=evidence.early_z(now, against),
-        **of_proof,
+    )
+    if is_alone:
+        return reading
+    return replace(
+        reading,
+        ok_limit=limits.ok,
+        log_e_ok=proof.log_e,
+        log_e_ok_limit=evidence.LOG_PROVEN,
+        z=evidence.early_z(newest, limits),
+        z_limit=evidence.Z_WARN,
+        requests_to_proof=evidence.requests_to_proof(proof, limits) if state == "open" else None,
     )
 
 
