@@ -146,6 +146,7 @@ def _look(view: View, ruling: Ruling) -> Look:
         reasons=ruling.reasons,
         next_weight=view.next_weight if advancing else None,
         step_requests=view.step_requests,
+        step_traffic=view.step_traffic,
         needed=_needed(view, ruling),
         gates=view.gates,
         thresholds=view.thresholds,

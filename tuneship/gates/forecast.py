@@ -218,6 +218,7 @@ def _draw(
                     brought_data=True,
                     step_buckets=seen,
                     step_requests=requests,
+                    step_traffic=requests,
                 )
             )
             continue

@@ -169,6 +169,8 @@ class Look:
     reasons: tuple[str, ...] = ()
     next_weight: int | None = None
     step_requests: int = 0
+    # The candidate's requests at this step, or those that it should have had by the baseline's, where these are more.
+    step_traffic: int = 0
     needed: str = ""
     gates: tuple[GateReading, ...] = ()
     thresholds: tuple[ThresholdReading, ...] = ()

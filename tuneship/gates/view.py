@@ -114,13 +114,13 @@ class View:
 
     @cached_property
     def looks_used(self) -> tuple[float, float]:
-        """Looks of this phase that count towards the maxima: at this step and at all; few requests count in part."""
+        """Looks of this phase that count towards the maxima: at this step and at all; little traffic counts in part."""
         at_step = at_all = 0.0
         seen: dict[int, int] = {}
         resumed = self.record.resumed_after()
-        now = (self.phase, self.weight, self.step_requests, self.brought_data)
+        now = (self.phase, self.weight, self.step_traffic, self.brought_data)
         looks = [
-            (look.phase, look.weight, look.step_requests, look.brought_data)
+            (look.phase, look.weight, look.step_traffic, look.brought_data)
             for look in self.record.looks
         ]
         for number, (phase, weight, requests, brought) in enumerate([*looks, now]):
@@ -155,6 +155,17 @@ class View:
     @cached_property
     def step_requests(self) -> int:
         return sum(bucket.candidate.requests for bucket in self.step_buckets)
+
+    @cached_property
+    def step_traffic(self) -> int:
+        """The candidate's requests at this step, or those that it should have had by the baseline's.
+
+        So a candidate whose requests nobody counts waits no longer than one whose requests are counted.
+        """
+        if self.weight >= 100:
+            return self.step_requests
+        others = sum(bucket.baseline.requests for bucket in self.step_buckets)
+        return max(self.step_requests, others * self.weight // (100 - self.weight))
 
     @cached_property
     def step_looks(self) -> list[Look]:

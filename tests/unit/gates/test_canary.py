@@ -106,6 +106,17 @@ def test_s4_a_candidate_without_requests_stays_at_five(
     assert all("insufficient_data" in look.reasons for look in rollout.record.looks)
 
 
+@pytest.mark.parametrize("kind", ["zeros", "empty", "nulls", "absent"])
+def test_a_candidate_whose_requests_nobody_counts_is_not_waited_for_until_the_morning(
+    kind: str,
+) -> None:
+    plan = plan_with(max_looks_per_step=15, wait_for_traffic="12h")
+    rollout = Rollout(plan, without_candidate, answers=silent_candidate(kind)).begin()
+    last = rollout.run()
+    # Of the 570 requests of the baseline in a minute follow 30 of the candidate: each look counts whole.
+    assert (last.verdict, last.reason, last.number) == (Verdict.ROLLBACK, "insufficient_data", 15)
+
+
 @BOTH
 def test_s5_three_failed_looks_neither_advance_nor_roll_back(extended: bool) -> None:
     def answers(look: int, baseline: Any, candidate: Any) -> tuple[Any, Any]:
