@@ -9,6 +9,8 @@ PATH = re.compile(
     r"(?<![\w./~<>-])(?:(?:benchmarks|deployments|docs|examples|flows|scripts|tasks|tests|tuneship)/[\w./-]*|[\w./-]+\.py\b)"
 )
 NAMES = {file.name for room in ("tests", "tuneship") for file in (ROOT / room).rglob("*.py")}
+# Code to do, from the file that its first line names to the next blank line.
+EXCERPT = re.compile(r"# do: (\S+\.py)\b[^\n]*\n(.*?)(?=\n\n# don't|```)", re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")
 
 
@@ -24,3 +26,15 @@ def test_every_relative_link_leads_to_a_file() -> None:
     links = [(doc, link) for doc, text in DOCS.items() for link in LINK.findall(text)]
     assert links
     assert [(doc.name, link) for doc, link in links if not (doc.parent / link).exists()] == []
+
+
+def test_code_to_do_stands_in_the_file_that_it_names() -> None:
+    excerpts = [found for text in DOCS.values() for found in EXCERPT.findall(text)]
+    assert len(excerpts) >= 10
+    lost = [
+        (file, line)
+        for file, code in excerpts
+        for line in map(str.strip, code.splitlines())
+        if line not in map(str.strip, (ROOT / file).read_text().splitlines())
+    ]
+    assert lost == []
