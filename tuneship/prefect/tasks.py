@@ -12,15 +12,17 @@ written by hand in the `tasks/` of the project.
 
 import functools
 import inspect
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from prefect import Task
 
 import tuneship.contract.resources  # noqa: F401  # pyright: ignore[reportUnusedImport] - loads every file that declares operations
+from tuneship.client import Client
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.contract.verbs import Pages
 from tuneship.prefect.calls import as_task, call_once
-from tuneship.prefect.connection import api, connected
+from tuneship.prefect.connection import connected
 from tuneship.prefect.credentials import TuneshipCredentials
 
 P = ParamSpec("P")
@@ -36,12 +38,34 @@ def task_of(operation: Operation[P, R]) -> Task[P, R]:
     carried out twice.
     """
 
+    def call(client: Client, *args: P.args, **kwargs: P.kwargs) -> R:
+        return call_once(client, operation, *args, **kwargs)
+
+    return _task_with_credentials(operation, call)
+
+
+def task_of_pages(pages: Pages[P, T]) -> Task[P, list[T]]:
+    """A task that lists every entry, all pages: `task_of_pages(Jobs.iterate)`."""
+    operation = pages.paged.operation
+
+    def call(client: Client, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        given = {"limit": LARGEST_PAGE} | pages.arguments(*args, **kwargs)
+        return list(client.walk(pages.paged, given))
+
+    return _task_with_credentials(operation, call)
+
+
+def _task_with_credentials(
+    operation: Operation[..., Any], work: Callable[Concatenate[Client, P], R]
+) -> Task[P, R]:
+    """The task of an operation whose parameters `work` takes after the client of the credentials."""
+
     @functools.wraps(operation.declaration)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # A parameter specification has no place for one more keyword, so it is taken out of the others.
         given = cast("dict[str, Any]", kwargs)
         with connected(given.pop("credentials", None)) as service:
-            return call_once(service(), operation, *args, **kwargs)
+            return work(service(), *args, **kwargs)
 
     declared = inspect.signature(operation.declaration)
     credentials = inspect.Parameter(
@@ -53,18 +77,6 @@ def task_of(operation: Operation[P, R]) -> Task[P, R]:
     call.__signature__ = declared.replace(  # pyright: ignore[reportAttributeAccessIssue]
         parameters=[*declared.parameters.values(), credentials]
     )
-    return as_task(operation, call)
-
-
-def task_of_pages(pages: Pages[P, T]) -> Task[P, list[T]]:
-    """A task that lists every entry, all pages: `task_of_pages(Jobs.iterate)`."""
-    operation = pages.paged.operation
-
-    @functools.wraps(operation.declaration)
-    def call(*args: P.args, **kwargs: P.kwargs) -> list[T]:
-        given = {"limit": LARGEST_PAGE} | pages.arguments(*args, **kwargs)
-        return list(api().walk(pages.paged, given))
-
     return as_task(operation, call)
 
 

@@ -9,7 +9,7 @@ from prefect.logging import disable_run_logger
 from pydantic import SecretStr
 
 from tests.support.in_process import Service
-from tuneship.contract.jobs import JobCreate
+from tuneship.contract.jobs import JobCreate, Jobs
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.prefect import TuneshipCredentials, tasks
 from tuneship.prefect.waits import JobOverdue, WaitPolicy, wait_for_dataset, wait_for_job
@@ -51,6 +51,8 @@ def test_a_job_is_made_and_waited_for_at_the_service_of_the_credentials(
     with disable_run_logger(), pytest.raises(JobOverdue):
         wait_for_job.fn(job.id, WaitPolicy(deadline_seconds=0.0), credentials)
     assert tasks.get_job.fn(job.id, credentials=credentials).status != "cancelled", "it goes on"
+    pages = tasks.task_of_pages(Jobs.iterate)
+    assert [one.id for one in pages.fn(credentials=credentials)] == [job.id]
     trainer = service.trainer_of(job.id)
     trainer.start_of(1)
     trainer.complete()
