@@ -17,10 +17,10 @@ from jinja2 import TemplateAssertionError, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from tuneship.prompts.bounded_jinja import (
+from tuneship.prompts.bounded_jinja import BoundedEnvironment
+from tuneship.prompts.template_budget import (
     ANYWHERE,
     PLAIN,
-    BoundedEnvironment,
     NotAllowed,
     RenderingTooLong,
     RenderLimits,

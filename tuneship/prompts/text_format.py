@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from tuneship.prompts.bounded_jinja import PLAIN
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
+from tuneship.prompts.template_budget import PLAIN
 from tuneship.prompts.text_tokenizer import (
     TokenizerFault,
     continuation,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tuneship.prompts import bounded_jinja
-from tuneship.prompts.bounded_jinja import ANYWHERE, RenderLimits
+from tuneship.prompts import template_budget
 from tuneship.prompts.template import PromptTemplate, TemplateFailed, TemplateTooSlow
+from tuneship.prompts.template_budget import ANYWHERE, RenderLimits
 
 BOMBS = {
     "nested loops": "{% for a in range(9**5) %}{% for b in range(9**5) %}{% endfor %}{% endfor %}",
@@ -356,7 +356,7 @@ COSTS = {
 @pytest.mark.parametrize(("source", "least"), COSTS.items())
 def test_work_is_counted(source: str, least: int) -> None:
     PromptTemplate(source, {}).render(TALK, add_generation_prompt=True)
-    spent = ANYWHERE.steps - bounded_jinja._budget.steps
+    spent = ANYWHERE.steps - template_budget.budget.steps
     assert least <= spent <= 100 * least
 
 

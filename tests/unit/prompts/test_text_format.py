@@ -15,9 +15,9 @@ from tokenizers import (
     processors,
 )
 
-from tuneship.prompts import bounded_jinja
-from tuneship.prompts.bounded_jinja import PLAIN
+from tuneship.prompts import template_budget
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
+from tuneship.prompts.template_budget import PLAIN
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import (
     TokenizerFault,
@@ -223,4 +223,4 @@ def test_a_template_is_asked_for_functions_within_the_limits_of_a_plain_question
     loops = "{% if tools %}{% for a in range(9**5) %}{% for b in range(99) %}{% endfor %}{% endfor %}{% endif %}"
     template = PromptTemplate(loops + CHATML, {})
     assert template.with_tools is not template
-    assert bounded_jinja._budget.steps <= PLAIN.steps
+    assert template_budget.budget.steps <= PLAIN.steps

@@ -15,8 +15,8 @@ from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.errors import ErrorDetail, ValidationRefused
 from tuneship.contract.generation import Generate
 from tuneship.contract.token_inputs import TextOrIds
-from tuneship.prompts.bounded_jinja import ANYWHERE, RenderLimits
 from tuneship.prompts.template import PromptTemplate, TemplateFailed, TemplateTooSlow
+from tuneship.prompts.template_budget import ANYWHERE, RenderLimits
 from tuneship.prompts.text_format import ModelTextFormat, token_at
 from tuneship.prompts.text_tokenizer import encode, encoding_of
 from tuneship.service.catalogues.base_models import CataloguedModel
