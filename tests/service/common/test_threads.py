@@ -89,6 +89,27 @@ def test_a_caller_that_gives_up_waiting_takes_no_turn() -> None:
     played(run)
 
 
+def test_a_caller_that_gives_up_when_a_thread_becomes_free_costs_nobody_a_thread() -> None:
+    async def run(held: Held) -> None:
+        turns = FairThreads("test", threads=1, each=1)
+        first = asyncio.create_task(turns.run("a", held.work, "first"))
+        await until_async(lambda: held.begun)
+        gone = [asyncio.create_task(turns.run(owner, held.work, "gone")) for owner in "bbc"]
+        last = asyncio.create_task(turns.run("d", held.work, "last"))
+        await asyncio.sleep(0)
+        held.may_end.set()
+        # The thread has done its work and its news is on the way to the loop, which the cancellations reach first.
+        turns._pool.submit(bool).result()
+        for one in gone:
+            one.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await asyncio.gather(first, last) == ["first", "last"]
+        assert held.begun == ["first", "last"]
+        assert turns.is_idle
+
+    played(run)
+
+
 def test_work_whose_request_was_cancelled_keeps_its_thread_until_it_ends() -> None:
     async def run(held: Held) -> None:
         turns = FairThreads("test", threads=1, each=1)

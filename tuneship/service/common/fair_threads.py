@@ -69,11 +69,10 @@ class FairThreads:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if not turn.cancelled():
                 # It was given a thread in the same moment, which the next one may have.
                 self._release(owner)
-            else:
-                queue = self._waiting[owner]
+            elif (queue := self._waiting.get(owner)) is not None and turn in queue:
                 queue.remove(turn)
                 if not queue:
                     del self._waiting[owner]
@@ -87,17 +86,20 @@ class FairThreads:
         self._running[owner] -= 1
         if not self._running[owner]:
             del self._running[owner]
-        next_owner = next((waiting for waiting in self._waiting if self._may_start(waiting)), None)
-        if next_owner is None:
-            return
-        queue = self._waiting[next_owner]
-        turn = queue.popleft()
-        if queue:
-            self._waiting.move_to_end(next_owner)
-        else:
-            del self._waiting[next_owner]
-        self._running[next_owner] += 1
-        turn.set_result(None)
+        while (
+            next_owner := next((one for one in self._waiting if self._may_start(one)), None)
+        ) is not None:
+            queue = self._waiting[next_owner]
+            turn = queue.popleft()
+            if queue:
+                self._waiting.move_to_end(next_owner)
+            else:
+                del self._waiting[next_owner]
+            # A task that was cancelled in this iteration of the event loop has not left the queue yet.
+            if not turn.cancelled():
+                self._running[next_owner] += 1
+                turn.set_result(None)
+                return
 
 
 @dataclass(frozen=True)
