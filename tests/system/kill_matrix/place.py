@@ -269,9 +269,9 @@ class Release:
         )
         self.check_at_rest(serving)
 
-    def check_promoted(self, outcome: str) -> None:
+    def check_promoted(self, outcome: str, reason: str = "") -> None:
         """Check that the release was promoted: its candidate serves, and the previous deployment is retired."""
-        assert outcome == "promoted", self.said
+        assert outcome == "promoted", f"{outcome}, {reason}: {self.said}"
         candidate = next(iter(self.shares))
         model = self.setup.direct.deployments.get(candidate).model_name
         assert model.startswith("ft:"), model

@@ -60,7 +60,8 @@ def flow_is_killed(release: Release, point: Point) -> None:
         script.wait()
         release.setup.proxy.cut()
         release.check_serving()
-    release.check_promoted(release.run_again().outcome)
+    again = release.run_again()
+    release.check_promoted(again.outcome, again.reason)
     assert len(release.run_keys) == 1, "it is the same run"
 
 
@@ -82,7 +83,8 @@ def flow_is_stopped(release: Release, point: Point, number: signal.Signals) -> N
         assert script.wait(STOPPED_WITHIN_S) == 128 + number, release.said
         release.setup.proxy.cut()
         release.check_given_back()
-    release.check_promoted(release.run_again().outcome)
+    again = release.run_again()
+    release.check_promoted(again.outcome, again.reason)
 
 
 def flow_is_terminated(release: Release, point: Point) -> None:
@@ -141,7 +143,8 @@ def flow_in_worker_is_killed(release: Release, point: Point) -> None:
         release.setup.proxy.cut()
         until(lambda: release.outcome == "aborted", PATIENCE_S)
         release.check_given_back()
-    release.check_promoted(release.run_again().outcome)
+    again = release.run_again()
+    release.check_promoted(again.outcome, again.reason)
 
 
 def service_is_killed(release: Release, point: Point) -> None:
@@ -170,11 +173,12 @@ def prefect_is_restarted(release: Release, point: Point) -> None:
 
 def finish(release: Release) -> None:
     """Run the release again unless it was promoted already."""
-    outcome = release.outcome
+    outcome, reason = release.outcome, ""
     if outcome != "promoted":
         release.check_serving()
-        outcome = release.run_again().outcome
-    release.check_promoted(outcome)
+        again = release.run_again()
+        outcome, reason = again.outcome, again.reason
+    release.check_promoted(outcome, reason)
 
 
 VICTIMS: dict[str, Callable[[Release, Point], None]] = {
