@@ -160,6 +160,7 @@ class ServiceSettings(BaseSettings):
     generate_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     maximum_active_jobs: Annotated[int, Field(ge=1)] = 10
     maximum_active_batches: Annotated[int, Field(ge=1)] = 20
+    maximum_active_evaluations: Annotated[int, Field(ge=1)] = 4
     maximum_deployments: Annotated[int, Field(ge=1)] = 50
     maximum_endpoints: Annotated[int, Field(ge=1, description="Canary endpoints included.")] = 500
     maximum_datasets: Annotated[int, Field(ge=1)] = 1000

@@ -1,4 +1,4 @@
-"""Events on the wire (§6): what happened to a job, dataset, deployment, endpoint or batch; pushed and pulled alike.
+"""Events on the wire (§6): what happened to a job, dataset, deployment, endpoint, batch or evaluation; pushed and pulled alike.
 
 The same object is the body of a webhook and an entry of `GET /v1/events`. `id` is the `webhook-id` of every try;
 `data.sequence` counts the events of one resource without gaps, and no order of arrival is promised.
@@ -18,7 +18,8 @@ from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class EventKind(StrEnum):
-    """The 16 kinds of §6, and (additive) a canary split that its lapsed lease reverted, and the ends of batches."""
+    """The 16 kinds of §6, and (additive) a canary split that its lapsed lease reverted, and the ends of batches and
+    evaluations."""
 
     JOB_QUEUED = "fine_tuning.job.queued"
     JOB_STARTED = "fine_tuning.job.started"
@@ -41,6 +42,9 @@ class EventKind(StrEnum):
     BATCH_FAILED = "batch.failed"
     BATCH_EXPIRED = "batch.expired"
     BATCH_CANCELLED = "batch.cancelled"
+    EVALUATION_COMPLETED = "evaluation.completed"
+    EVALUATION_FAILED = "evaluation.failed"
+    EVALUATION_CANCELLED = "evaluation.cancelled"
 
     @property
     def family(self) -> str:

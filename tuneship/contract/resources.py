@@ -11,6 +11,7 @@ from tuneship.contract import (
     deployments,
     embeddings,
     endpoints,
+    evaluations,
     events,
     generation,
     instances,
@@ -35,6 +36,7 @@ SECTIONS = {
     endpoints: "Addresses in front of deployments; canary endpoints split their traffic.",
     generation: "Text from a deployment or through an endpoint.",
     embeddings: "Vectors of texts, from a deployment or through an endpoint.",
+    evaluations: "Verdicts on the answers of deployments, from held-out examples.",
     webhooks: "Receivers of events, and what became of each event there.",
     events: "What happened in the last 30 days.",
     instances: "Where work can run.",
@@ -54,6 +56,7 @@ class Api(Generic[C]):
         self.deployments = deployments.Deployments(client)
         self.endpoints = endpoints.Endpoints(client)
         self.canary_endpoints = endpoints.CanaryEndpoints(client)
+        self.evaluations = evaluations.Evaluations(client)
         self.webhooks = webhooks.Webhooks(client)
         self.events = events.Events(client)
         self.audit = audit.Audit(client)

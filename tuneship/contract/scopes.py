@@ -5,7 +5,7 @@ canary endpoints; `models:content` hands tuned models out.
 Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
 """
 
-RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks")
+RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks", "evaluations")
 SINGLE = (
     "generate",
     "metrics:read",
@@ -32,13 +32,13 @@ def _writing(*resources: str) -> frozenset[str]:
 # Each is the least that its role needs: an operator ships models and does not train them.
 PRESETS = {
     "viewer": _READING,
-    "trainer": _READING | _writing("datasets", "jobs"),
+    "trainer": _READING | _writing("datasets", "jobs", "evaluations"),
     "operator": _READING
-    | _writing("models", "deployments", "endpoints", "webhooks")
+    | _writing("models", "deployments", "endpoints", "webhooks", "evaluations")
     | {"generate"},
     # What the shipped flows call, and so what a Prefect worker needs: it takes no model away and imports none.
     "pipeline": _READING - {"webhooks:read", "logs:read"}
-    | _writing("datasets", "jobs", "deployments", "endpoints")
+    | _writing("datasets", "jobs", "deployments", "endpoints", "evaluations")
     | {"generate"},
     "inference": frozenset({"generate"}),
     "auditor": frozenset({"audit:read"}),

@@ -173,6 +173,61 @@ batch_files = _resource(
 )
 
 
+class EvaluationRow(ResourceRow):
+    """Answers of deployments to held-out examples; `answered` is the number of examples whose scores are stored."""
+
+    name: str
+    dataset_id: str
+    dataset_sha256: str
+    candidate: str
+    # A deployment, an evaluation whose scores are used, or null.
+    baseline: str | None
+    candidate_model: str
+    baseline_model: str | None
+    rules: dict[str, Any]
+    status: str
+    # Who made it: each of its requests is answered as if that caller had sent it.
+    caller: dict[str, Any]
+    # Of everything that its requests have touched so far.
+    security_settings: dict[str, Any]
+    # Null before the dataset was read: the number of selected examples, and the lines of those that have leaked.
+    selected: int | None
+    leaked_lines: list[int] | None
+    leaks_checked: Annotated[bool, FALSE]
+    answered: int
+    # What was found so far; the final report once it has ended.
+    report: dict[str, Any]
+    verdict: str | None
+    reason: str | None
+    stopped_early: Annotated[bool, FALSE]
+    used_before: int
+    prompt_tokens: int
+    completion_tokens: int
+    error: dict[str, Any] | None
+    started_at: datetime | None
+    completed_at: datetime | None
+
+
+evaluations = _resource(
+    "evaluations",
+    EvaluationRow,
+    sa.Index("ix_evaluations_status", "status"),
+    sa.Index("ix_evaluations_client_id_dataset_sha256", "client_id", "dataset_sha256"),
+)
+
+
+class EvaluationScoresRow(TypedDict):
+    """Scores of the next examples of an evaluation, in its random order. No text of a prompt or an answer."""
+
+    evaluation_id: Annotated[str, KEY]
+    # The number of examples before the first of these.
+    position: Annotated[int, KEY]
+    results: list[dict[str, Any]]
+
+
+evaluation_scores = _table("evaluation_scores", EvaluationScoresRow)
+
+
 class JobRow(ResourceRow):
     """A fine-tuning job, with its lease."""
 

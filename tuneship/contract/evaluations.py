@@ -1,0 +1,525 @@
+"""Evaluations on the wire (additive): two deployments answer the same held-out examples, and graders score them.
+
+Only numbers are stored: scores, line numbers and the values of slices. `docs/evaluation.md` explains the verdict.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from tuneship.contract.common import (
+    CreateRequest,
+    DatasetId,
+    Deleted,
+    DeploymentId,
+    DeploymentOrEvaluationId,
+    EvaluationId,
+    Limit,
+    Name,
+    Offset,
+    Pagination,
+    Reply,
+    StrictModel,
+    Tags,
+    Timestamp,
+    absent,
+)
+from tuneship.contract.errors import (
+    DatasetError,
+    DeploymentError,
+    InvalidRequestError,
+    QuotaExceeded,
+    ResourceNotFound,
+    ValidationRefused,
+)
+from tuneship.contract.examples import (
+    BASE,
+    BASELINE,
+    CANDIDATE,
+    DATASET,
+    EVALUATION,
+    LATER,
+    MODEL,
+    NOON,
+    OTHER_EVALUATION,
+    PAGE,
+)
+from tuneship.contract.graders import Grader
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
+
+Verdict = Literal["pass", "reject", "hold"]
+Outcome = Literal["win", "loss", "tie", "scored", "failed", "leaked", "too_long"]
+MetadataField = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][\w.-]*$")]
+
+
+class EvaluationStatus(StrEnum):
+    """States of an evaluation. The verdict is a field of its own: a completed evaluation may reject."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OPEN = (EvaluationStatus.QUEUED, EvaluationStatus.RUNNING)
+
+
+class EvaluationRules(StrictModel):
+    """How answers are scored, and what a candidate must show."""
+
+    graders: Annotated[
+        list[Grader], Field(max_length=8, description="They score each answer, from 0 to 1.")
+    ] = Field(default_factory=list[Grader])
+    gating: Annotated[
+        list[str] | None,
+        Field(
+            min_length=1,
+            max_length=4,
+            description="Names of the graders that decide; their scores are 0 or 1. Default: the first one.",
+        ),
+    ] = None
+    margin: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=0.1,
+            description="Share of the examples by which the candidate may be worse and still pass.",
+        ),
+    ] = 0.03
+    min_score: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="A candidate with a lower score of a gating grader is rejected."),
+    ] = None
+    slice_by: Annotated[
+        list[MetadataField],
+        Field(max_length=4, description="Fields of `metadata` whose values are judged on their own."),
+    ] = Field(default_factory=list[str])
+    slice_margin: Annotated[
+        float,
+        Field(
+            le=0.5,
+            description="A slice may lose more than this share of its examples only by chance.",
+        ),
+    ] = 0.1
+    min_slice: Annotated[
+        int, Field(ge=10, le=100_000, description="Slices with fewer examples are not tested.")
+    ] = 30
+    cluster_by: Annotated[
+        MetadataField | None,
+        Field(description="A field of `metadata`, such as a patient, whose examples are related."),
+    ] = None
+    max_examples: Annotated[
+        int, Field(ge=1, le=100_000, description="Drawn at random from the dataset.")
+    ] = 1000
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="Of the random order.")] = 0
+    stop_early: Annotated[
+        bool, Field(description="End as soon as the candidate is surely worse than the margin.")
+    ] = True
+    max_tokens: Annotated[
+        int, Field(ge=1, le=4096, description="Longest answer; answers are greedy.")
+    ] = 256
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [grader.name for grader in self.graders]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                text, place = "is the name of an earlier grader", f"graders[{number}].name"
+                raise PydanticCustomError("conflict", text, {"param": place})
+        for name in self.deciding:
+            grader = next((one for one in self.graders if one.name == name), None)
+            if grader is None:
+                raise PydanticCustomError("unknown", "must name graders", {"param": "gating"})
+            if not grader.is_binary:
+                text = "must name graders whose scores are 0 or 1: set their pass_threshold"
+                raise PydanticCustomError("graded", text, {"param": "gating"})
+        if len(set(self.deciding)) < len(self.deciding):
+            raise PydanticCustomError("conflict", "must name each grader once", {"param": "gating"})
+        if self.slice_margin < self.margin:
+            text = "must not be below margin"
+            raise PydanticCustomError("out_of_range", text, {"param": "slice_margin"})
+        return self
+
+    @property
+    def deciding(self) -> list[str]:
+        """The names of the gating graders; none where there is no grader."""
+        return [one.name for one in self.graders[:1]] if self.gating is None else self.gating
+
+
+class EvaluationCreate(EvaluationRules, CreateRequest):
+    """An evaluation as a client orders it."""
+
+    name: Name
+    dataset_id: Annotated[
+        DatasetId,
+        Field(description="The last turn of each example is the reference, all before it the prompt."),
+    ]
+    candidate: Annotated[DeploymentId, Field(description="The deployment that is evaluated.")]
+    baseline: Annotated[
+        DeploymentOrEvaluationId | None,
+        Field(
+            description="A deployment to compare with, or an evaluation of the same examples whose stored scores are "
+            "used. Without one there are scores and no comparison."
+        ),
+    ] = None
+    graders: Annotated[list[Grader], Field(min_length=1, max_length=8)]
+    tags: Tags = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _two_deployments(self) -> Self:
+        if self.candidate == self.baseline:
+            text = "must not be the candidate itself"
+            raise PydanticCustomError("conflict", text, {"param": "baseline"})
+        return self
+
+
+class Score(Reply):
+    """A model's mean score with its 95 % interval."""
+
+    score: float
+    low: float
+    high: float
+
+
+class PairedCounts(Reply):
+    """Wins and losses of the candidate, and the 90 % interval of the difference. Null where there is no baseline."""
+
+    wins: int | None = None
+    losses: int | None = None
+    ties: int | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_worse: Annotated[
+        float | None, Field(description="Probability of as many losses by chance alone.")
+    ] = None
+
+
+class GraderReport(PairedCounts):
+    """What one grader found."""
+
+    name: str
+    candidate: Score | None
+    baseline: Score | None = None
+    examples_needed: Annotated[
+        int | None, Field(description="With so many an equal candidate passes in 80 % of cases.")
+    ] = None
+    verdict: Annotated[Verdict | None, Field(description="Null for graders that do not decide.")] = None
+    reason: str | None = None
+
+
+class SliceReport(PairedCounts):
+    """What a gating grader found in one slice. A slice that is not rejected is not proven either."""
+
+    field: str
+    value: str
+    grader: str
+    examples: int
+    verdict: Literal["no_harm_shown", "reject", "not_tested"]
+
+
+class ExampleCounts(Reply):
+    """How many examples were selected, and what became of them."""
+
+    selected: int = 0
+    leaked: Annotated[int, Field(description="Left out: a model was trained on them.")] = 0
+    too_long: Annotated[int, Field(description="Left out: both models refuse them.")] = 0
+    failed: Annotated[int, Field(description="Left out: no answer came.")] = 0
+    scored: int = 0
+
+
+class EvaluationSummary(Reply):
+    """An evaluation in a list."""
+
+    id: str
+    name: str
+    status: str
+    dataset_id: str
+    candidate: str
+    baseline: str | None = None
+    candidate_model: str
+    baseline_model: str | None = None
+    verdict: Verdict | None = None
+    reason: str | None = None
+    examples: ExampleCounts
+    created_at: Timestamp
+    started_at: Timestamp | None = None
+    completed_at: Timestamp | None = None
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class Evaluation(EvaluationSummary):
+    """An evaluation with its rules and its report, which changes while it runs."""
+
+    rules: EvaluationRules
+    graders: list[GraderReport] = Field(default_factory=list[GraderReport])
+    slices: list[SliceReport] = Field(default_factory=list[SliceReport])
+    stopped_early: bool = False
+    leaks_checked: Annotated[
+        bool,
+        Field(description="Whether the training data of both models were known and compared."),
+    ] = False
+    used_before: Annotated[
+        int,
+        Field(description="Earlier verdicts on the same content; after many it is no longer held out."),
+    ] = 0
+    rule_version: int
+    dataset_sha256: str
+    error: Annotated[dict[str, str] | None, Field(exclude_if=absent)] = None
+
+
+class EvaluationPage(Reply):
+    """One page of evaluations, newest first."""
+
+    evaluations: list[EvaluationSummary]
+    pagination: Pagination
+
+
+class EvaluationResult(Reply):
+    """The scores of one example. `outcome` is the candidate's by the first gating grader."""
+
+    line: Annotated[int, Field(description="Of the dataset, from 1.")]
+    outcome: Outcome
+    candidate: dict[str, float] | None = None
+    baseline: dict[str, float] | None = None
+    slices: dict[str, str] = Field(default_factory=dict)
+
+
+class EvaluationResultPage(Reply):
+    """One page of results, in the random order of the evaluation."""
+
+    results: list[EvaluationResult]
+    pagination: Pagination
+
+
+class EvaluationComparison(Reply):
+    """Two evaluations of the same examples, compared by their stored scores."""
+
+    candidate: Annotated[str, Field(description="The evaluation of this path.")]
+    baseline: str
+    examples: int
+    graders: list[GraderReport]
+    slices: list[SliceReport]
+    verdict: Verdict | None
+    reason: str | None = None
+
+
+# Examples of the OpenAPI document.
+EXAMPLE_RULES = {
+    "graders": [{"name": "chapter", "type": "string_check", "operation": "eq"}],
+    "slice_by": ["site"],
+    "margin": 0.03,
+}
+EXAMPLE_COMPARED = {
+    "wins": 58,
+    "losses": 62,
+    "ties": 872,
+    "difference": -0.004,
+    "low": -0.022,
+    "high": 0.014,
+    "p_worse": 0.392,
+}
+EXAMPLE_GRADER = {
+    "name": "chapter",
+    "candidate": {"score": 0.593, "low": 0.562, "high": 0.623},
+    "baseline": {"score": 0.597, "low": 0.566, "high": 0.627},
+    **EXAMPLE_COMPARED,
+    "examples_needed": None,
+    "verdict": "pass",
+    "reason": None,
+}
+EXAMPLE_SLICE = {
+    "field": "site",
+    "value": "A",
+    "grader": "chapter",
+    "examples": 410,
+    "wins": 22,
+    "losses": 25,
+    "ties": 363,
+    "difference": -0.007,
+    "low": -0.035,
+    "high": 0.02,
+    "p_worse": 0.385,
+    "verdict": "no_harm_shown",
+}
+EXAMPLE_SUMMARY = {
+    "id": EVALUATION,
+    "name": "chapters, November",
+    "status": "completed",
+    "dataset_id": DATASET,
+    "candidate": CANDIDATE,
+    "baseline": BASELINE,
+    "candidate_model": MODEL,
+    "baseline_model": BASE,
+    "verdict": "pass",
+    "reason": None,
+    "examples": {"selected": 1000, "leaked": 8, "too_long": 0, "failed": 0, "scored": 992},
+    "created_at": NOON,
+    "started_at": NOON,
+    "completed_at": LATER,
+    "tags": {},
+}
+EXAMPLE_EVALUATION = {
+    **EXAMPLE_SUMMARY,
+    "rules": EXAMPLE_RULES,
+    "graders": [EXAMPLE_GRADER],
+    "slices": [EXAMPLE_SLICE],
+    "stopped_early": False,
+    "leaks_checked": True,
+    "used_before": 3,
+    "rule_version": 1,
+    "dataset_sha256": "0" * 64,
+}
+EXAMPLE_CREATE = {
+    "name": "chapters November",
+    "dataset_id": DATASET,
+    "candidate": CANDIDATE,
+    "baseline": BASELINE,
+    **EXAMPLE_RULES,
+}
+EXAMPLE_RESULTS = {
+    "results": [
+        {
+            "line": 17,
+            "outcome": "win",
+            "candidate": {"chapter": 1.0},
+            "baseline": {"chapter": 0.0},
+            "slices": {"site": "A"},
+        }
+    ],
+    "pagination": PAGE,
+}
+
+
+@operation(
+    "POST",
+    "/v1/evaluations",
+    scope="evaluations:write",
+    status=201,
+    refusals=(
+        ResourceNotFound,
+        (DatasetError, 409),
+        DeploymentError,
+        QuotaExceeded,
+    ),
+    example=Example(
+        {"two deployments": EXAMPLE_CREATE},
+        {**EXAMPLE_EVALUATION, "status": "queued", "graders": [], "slices": [], "verdict": None},
+    ),
+)
+def create_evaluation(evaluation: EvaluationCreate) -> Evaluation:
+    """Let two deployments answer held-out examples, and judge whether the candidate is worse (additive).
+
+    The requests are answered in the background, after everybody else's, and no text of theirs is stored.
+    """
+    raise NotImplementedError
+
+
+@operation(
+    "GET",
+    "/v1/evaluations",
+    scope="evaluations:read",
+    example=Example(reply={"evaluations": [EXAMPLE_SUMMARY], "pagination": PAGE}),
+)
+def list_evaluations(
+    limit: Limit = 20,
+    offset: Offset = 0,
+    status: EvaluationStatus | None = None,
+    dataset_id: DatasetId | None = None,
+    tags: Tags | None = None,
+) -> EvaluationPage:
+    """List evaluations, newest first (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "GET",
+    "/v1/evaluations/{evaluation_id}",
+    scope="evaluations:read",
+    example=Example(reply=EXAMPLE_EVALUATION),
+)
+def get_evaluation(evaluation_id: EvaluationId) -> Evaluation:
+    """Fetch one evaluation with what it has found so far (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "GET",
+    "/v1/evaluations/{evaluation_id}/results",
+    scope="evaluations:read",
+    example=Example(reply=EXAMPLE_RESULTS),
+)
+def list_evaluation_results(
+    evaluation_id: EvaluationId,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    outcome: Outcome | None = None,
+) -> EvaluationResultPage:
+    """List the scores of each example by its line number, without a text (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "GET",
+    "/v1/evaluations/{evaluation_id}/comparison",
+    scope="evaluations:read",
+    refusals=(InvalidRequestError, ResourceNotFound, ValidationRefused),
+    example=Example(
+        reply={
+            "candidate": EVALUATION,
+            "baseline": OTHER_EVALUATION,
+            "examples": 992,
+            "graders": [EXAMPLE_GRADER],
+            "slices": [EXAMPLE_SLICE],
+            "verdict": "pass",
+            "reason": None,
+        }
+    ),
+)
+def compare_evaluations(
+    evaluation_id: EvaluationId, baseline: EvaluationId
+) -> EvaluationComparison:
+    """Compare the candidates of two evaluations of the same examples by their stored scores (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/evaluations/{evaluation_id}/cancel",
+    scope="evaluations:write",
+    refusals=((InvalidRequestError, 409),),
+    example=Example(reply={**EXAMPLE_EVALUATION, "status": "cancelled", "verdict": None}),
+)
+def cancel_evaluation(evaluation_id: EvaluationId) -> Evaluation:
+    """End an evaluation; the scores that are stored stay (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "DELETE",
+    "/v1/evaluations/{evaluation_id}",
+    scope="evaluations:write",
+    refusals=((InvalidRequestError, 409),),
+    example=Example(reply={"id": EVALUATION, "deleted": True}),
+)
+def delete_evaluation(evaluation_id: EvaluationId) -> Deleted:
+    """Remove an ended evaluation with its scores (additive); 409 while it runs."""
+    raise NotImplementedError
+
+
+class Evaluations(Resource[C_co]):
+    """Verdicts on the answers of deployments."""
+
+    create = Verb(create_evaluation)
+    get = Verb(get_evaluation)
+    list = Verb(list_evaluations)
+    iterate = Pages(list_evaluations, lambda page: page.evaluations)
+    results = Verb(list_evaluation_results)
+    iterate_results = Pages(list_evaluation_results, lambda page: page.results)
+    comparison = Verb(compare_evaluations)
+    cancel = Verb(cancel_evaluation)
+    delete = Verb(delete_evaluation)
