@@ -234,7 +234,7 @@ class PlayedReplica(PlayedWorker):
         self.engines.may_answer.wait(120)
         if frame.get("adapter") is None:
             time.sleep(self.engines.base_model_pause_s)
-        answer = frame["tokens"] if self.engines.answers_with_prompt else self.engines.answer
+        answer = self.engines.answer_to(frame)
         tokens = [[name, token] for token in answer[: frame["max_tokens"]]]
         reason = "stop" if len(tokens) == len(answer) else "length"
         first = self.engines.tokens_before_pause
@@ -326,6 +326,10 @@ class PlayedEngines:
         self.trainers: list[PlayedTrainer] = []
         # The modules whose libraries were asked for beforehand.
         self.preloaded: list[str] = []
+
+    def answer_to(self, frame: dict[str, Any]) -> Sequence[int]:
+        """Return the tokens that answer a request; a test may replace it."""
+        return frame["tokens"] if self.answers_with_prompt else self.answer
 
     def preload(self, module: str) -> None:
         self.preloaded.append(module)

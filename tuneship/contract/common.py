@@ -91,7 +91,8 @@ def _of_kind(prefix: str) -> AfterValidator:
     def check(value: str, info: ValidationInfo) -> str:
         # `fullmatch`, since `$` would let a line break at the end pass.
         if info.context == SERVICE and not shape.fullmatch(value):
-            raise ValueError(f"must be an id of the form {prefix}_<id>")
+            forms = " or ".join(f"{one}_<id>" for one in prefix.strip("(?:)").split("|"))
+            raise ValueError(f"must be an id of the form {forms}")
         return value
 
     return AfterValidator(check)

@@ -4,7 +4,7 @@ Only numbers are stored: scores, line numbers and the values of slices. `docs/ev
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, LiteralString, Self, cast
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -46,7 +46,7 @@ from tuneship.contract.examples import (
     OTHER_EVALUATION,
     PAGE,
 )
-from tuneship.contract.graders import Grader
+from tuneship.contract.graders import Graders, gating_names
 from tuneship.contract.operation import Example, operation
 from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
@@ -68,12 +68,10 @@ class EvaluationStatus(StrEnum):
 OPEN = (EvaluationStatus.QUEUED, EvaluationStatus.RUNNING)
 
 
-class EvaluationRules(StrictModel):
+class EvaluationSettings(StrictModel):
     """How answers are scored, and what a candidate must show."""
 
-    graders: Annotated[
-        list[Grader], Field(max_length=8, description="They score each answer, from 0 to 1.")
-    ] = Field(default_factory=list[Grader])
+    graders: Annotated[Graders, Field(description="They score each answer, from 0 to 1.")]
     gating: Annotated[
         list[str] | None,
         Field(
@@ -92,11 +90,15 @@ class EvaluationRules(StrictModel):
     ] = 0.03
     min_score: Annotated[
         float | None,
-        Field(ge=0, le=1, description="A candidate with a lower score of a gating grader is rejected."),
+        Field(
+            ge=0, le=1, description="A candidate with a lower score of a gating grader is rejected."
+        ),
     ] = None
     slice_by: Annotated[
         list[MetadataField],
-        Field(max_length=4, description="Fields of `metadata` whose values are judged on their own."),
+        Field(
+            max_length=4, description="Fields of `metadata` whose values are judged on their own."
+        ),
     ] = Field(default_factory=list[str])
     slice_margin: Annotated[
         float,
@@ -125,38 +127,35 @@ class EvaluationRules(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        names = [grader.name for grader in self.graders]
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                text, place = "is the name of an earlier grader", f"graders[{number}].name"
-                raise PydanticCustomError("conflict", text, {"param": place})
-        for name in self.deciding:
-            grader = next((one for one in self.graders if one.name == name), None)
-            if grader is None:
-                raise PydanticCustomError("unknown", "must name graders", {"param": "gating"})
-            if not grader.is_binary:
-                text = "must name graders whose scores are 0 or 1: set their pass_threshold"
-                raise PydanticCustomError("graded", text, {"param": "gating"})
-        if len(set(self.deciding)) < len(self.deciding):
-            raise PydanticCustomError("conflict", "must name each grader once", {"param": "gating"})
+        try:
+            _ = self.deciding
+        except PydanticCustomError as error:
+            place = {"param": "gating", **(error.context or {})}
+            raise PydanticCustomError(
+                cast("LiteralString", error.type),
+                cast("LiteralString", error.message_template),
+                place,
+            ) from None
         if self.slice_margin < self.margin:
             text = "must not be below margin"
             raise PydanticCustomError("out_of_range", text, {"param": "slice_margin"})
         return self
 
     @property
-    def deciding(self) -> list[str]:
-        """The names of the gating graders; none where there is no grader."""
-        return [one.name for one in self.graders[:1]] if self.gating is None else self.gating
+    def deciding(self) -> tuple[str, ...]:
+        """The names of the gating graders."""
+        return gating_names(self.graders, self.gating)
 
 
-class EvaluationCreate(EvaluationRules, CreateRequest):
+class EvaluationCreate(EvaluationSettings, CreateRequest):
     """An evaluation as a client orders it."""
 
     name: Name
     dataset_id: Annotated[
         DatasetId,
-        Field(description="The last turn of each example is the reference, all before it the prompt."),
+        Field(
+            description="The last turn of each example is the reference, all before it the prompt."
+        ),
     ]
     candidate: Annotated[DeploymentId, Field(description="The deployment that is evaluated.")]
     baseline: Annotated[
@@ -166,7 +165,6 @@ class EvaluationCreate(EvaluationRules, CreateRequest):
             "used. Without one there are scores and no comparison."
         ),
     ] = None
-    graders: Annotated[list[Grader], Field(min_length=1, max_length=8)]
     tags: Tags = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -185,7 +183,7 @@ class Score(Reply):
     high: float
 
 
-class PairedCounts(Reply):
+class PairedReport(Reply):
     """Wins and losses of the candidate, and the 90 % interval of the difference. Null where there is no baseline."""
 
     wins: int | None = None
@@ -199,7 +197,7 @@ class PairedCounts(Reply):
     ] = None
 
 
-class GraderReport(PairedCounts):
+class GraderReport(PairedReport):
     """What one grader found."""
 
     name: str
@@ -208,11 +206,13 @@ class GraderReport(PairedCounts):
     examples_needed: Annotated[
         int | None, Field(description="With so many an equal candidate passes in 80 % of cases.")
     ] = None
-    verdict: Annotated[Verdict | None, Field(description="Null for graders that do not decide.")] = None
+    verdict: Annotated[
+        Verdict | None, Field(description="Null for graders that do not decide.")
+    ] = None
     reason: str | None = None
 
 
-class SliceReport(PairedCounts):
+class SliceReport(PairedReport):
     """What a gating grader found in one slice. A slice that is not rejected is not proven either."""
 
     field: str
@@ -253,11 +253,12 @@ class EvaluationSummary(Reply):
 
 
 class Evaluation(EvaluationSummary):
-    """An evaluation with its rules and its report, which changes while it runs."""
+    """An evaluation with its settings and its report, which changes while it runs."""
 
-    rules: EvaluationRules
+    settings: EvaluationSettings
     graders: list[GraderReport] = Field(default_factory=list[GraderReport])
     slices: list[SliceReport] = Field(default_factory=list[SliceReport])
+    sentence: Annotated[str | None, Field(description="The verdict in words.")] = None
     stopped_early: bool = False
     leaks_checked: Annotated[
         bool,
@@ -265,9 +266,11 @@ class Evaluation(EvaluationSummary):
     ] = False
     used_before: Annotated[
         int,
-        Field(description="Earlier verdicts on the same content; after many it is no longer held out."),
+        Field(
+            description="Earlier verdicts on the same content; after many it is no longer held out."
+        ),
     ] = 0
-    rule_version: int
+    rule_version: str
     dataset_sha256: str
     error: Annotated[dict[str, str] | None, Field(exclude_if=absent)] = None
 
@@ -279,7 +282,7 @@ class EvaluationPage(Reply):
     pagination: Pagination
 
 
-class EvaluationResult(Reply):
+class ExampleScores(Reply):
     """The scores of one example. `outcome` is the candidate's by the first gating grader."""
 
     line: Annotated[int, Field(description="Of the dataset, from 1.")]
@@ -289,10 +292,10 @@ class EvaluationResult(Reply):
     slices: dict[str, str] = Field(default_factory=dict)
 
 
-class EvaluationResultPage(Reply):
+class ExampleScoresPage(Reply):
     """One page of results, in the random order of the evaluation."""
 
-    results: list[EvaluationResult]
+    results: list[ExampleScores]
     pagination: Pagination
 
 
@@ -306,6 +309,7 @@ class EvaluationComparison(Reply):
     slices: list[SliceReport]
     verdict: Verdict | None
     reason: str | None = None
+    sentence: str | None = None
 
 
 # Examples of the OpenAPI document.
@@ -365,13 +369,13 @@ EXAMPLE_SUMMARY = {
 }
 EXAMPLE_EVALUATION = {
     **EXAMPLE_SUMMARY,
-    "rules": EXAMPLE_RULES,
+    "settings": EXAMPLE_RULES,
     "graders": [EXAMPLE_GRADER],
     "slices": [EXAMPLE_SLICE],
     "stopped_early": False,
     "leaks_checked": True,
     "used_before": 3,
-    "rule_version": 1,
+    "rule_version": "1",
     "dataset_sha256": "0" * 64,
 }
 EXAMPLE_CREATE = {
@@ -458,7 +462,7 @@ def list_evaluation_results(
     limit: Limit = 20,
     offset: Offset = 0,
     outcome: Outcome | None = None,
-) -> EvaluationResultPage:
+) -> ExampleScoresPage:
     """List the scores of each example by its line number, without a text (additive)."""
     raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Events on the wire (§6): what happened to a job, dataset, deployment, endpoint, batch or evaluation; pushed and pulled alike.
+"""Events on the wire (§6): what happened to a job, a dataset, a deployment and the like; pushed and pulled alike.
 
 The same object is the body of a webhook and an entry of `GET /v1/events`. `id` is the `webhook-id` of every try;
 `data.sequence` counts the events of one resource without gaps, and no order of arrival is promised.
@@ -19,7 +19,8 @@ from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 class EventKind(StrEnum):
     """The 16 kinds of §6, and (additive) a canary split that its lapsed lease reverted, and the ends of batches and
-    evaluations."""
+    evaluations.
+    """
 
     JOB_QUEUED = "fine_tuning.job.queued"
     JOB_STARTED = "fine_tuning.job.started"

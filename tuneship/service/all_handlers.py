@@ -7,6 +7,7 @@ from tuneship.service.deployments import handlers as deployments
 from tuneship.service.deployments import logs as deployment_logs
 from tuneship.service.deployments import metrics
 from tuneship.service.endpoints import handlers as endpoints
+from tuneship.service.evaluations import handlers as evaluations
 from tuneship.service.events import audit, webhooks
 from tuneship.service.events import handlers as events
 from tuneship.service.generation import embedding_handlers as embeddings
@@ -34,6 +35,7 @@ RESOURCES = (
     deployments,
     embeddings,
     endpoints,
+    evaluations,
     events,
     generation,
     instances,

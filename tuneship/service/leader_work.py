@@ -1,4 +1,5 @@
-"""The work that only one process of an installation does: jobs, datasets, batches, lapsed leases, old records.
+"""The work that only one process of an installation does: jobs, datasets, batches, evaluations, lapsed leases,
+old records.
 
 It runs in the one service on a database, and in a cluster in the leader (`common/leadership.py`), whose database is
 fenced. All state here may be lost: after a restart, or on another machine, the rows and checkpoints are enough. Leases
@@ -15,13 +16,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks, is_early
 from tuneship.processes.worker_protocol import Runtime
-from tuneship.service.background_requests.pace import TakeSpare
-from tuneship.service.batches.keeper import BatchKeeper
+from tuneship.service.background_requests.background_keeper import BackgroundKeeper
+from tuneship.service.background_requests.pace import BackgroundPace, TakeSpare
+from tuneship.service.batches.batch_kind import BatchKind
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments import implicit
 from tuneship.service.endpoints.lease_keeper import LeaseKeeper
+from tuneship.service.evaluations.evaluation_kind import EvaluationKind
 from tuneship.service.jobs.agent_launcher import AgentTrainingLauncher
 from tuneship.service.jobs.launcher import TrainingLauncher
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
@@ -72,7 +75,10 @@ class LeaderWork:
             launcher = AgentTrainingLauncher(parts, agents, folders, self._lease_threads)
         self._trainings = TrainingKeeper(parts, launcher, owner, training_threads)
         self._datasets = DatasetProcessing(parts)
-        self.batches = BatchKeeper(parts, take_spare)
+        # One pace for both: together they give way to everybody who waits.
+        pace = BackgroundPace(parts.in_flight, take_spare)
+        self.batches = BackgroundKeeper(parts, BatchKind(parts), pace)
+        self.evaluations = BackgroundKeeper(parts, EvaluationKind(parts), pace)
         self._leases = LeaseKeeper(parts, self._trainings.held)
         self._forget_at = self._fold_at = parts.clock()
         # Not at a start, when an operator may just have put an older database in place.
@@ -86,6 +92,7 @@ class LeaderWork:
             for work in (
                 self._datasets.run(),
                 self.batches.run(),
+                self.evaluations.run(),
                 self._ticks.repeat(self._trainings.tick),
                 self._timed.repeat(self.forget),
                 self._timed.repeat(self.fold_metrics),
@@ -109,6 +116,7 @@ class LeaderWork:
             self._trainings.threads,
             self._datasets.threads,
             self.batches.threads,
+            self.evaluations.threads,
         )
 
     async def _end(self, loops: list["asyncio.Task[None]"]) -> None:

@@ -24,9 +24,9 @@ from tests.support.in_process import Service
 from tests.support.service_fixtures import DatabaseSettings
 from tuneship.host.disk_space import DiskNearlyFull
 from tuneship.service.background_requests import background_run
+from tuneship.service.background_requests.background_keeper import to_start
 from tuneship.service.background_requests.background_run import BackgroundTiming
 from tuneship.service.batches import stored_answers
-from tuneship.service.batches.keeper import to_start
 from tuneship.store.database import tables
 
 both_databases = pytest.mark.both_databases

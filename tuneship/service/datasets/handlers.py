@@ -45,7 +45,7 @@ from tuneship.store.database.listings import DATASETS
 from tuneship.store.database.rows import Row
 from tuneship.store.database.tables import DatasetRow
 from tuneship.store.files.blobs import DATA_FILE, BlobsAway, StagedFile
-from tuneship.store.records import job_records
+from tuneship.store.records import evaluation_records, job_records
 from tuneship.store.records.outbox import emit
 
 # Columns that a reading fills, and as they are before it.
@@ -285,6 +285,8 @@ def delete_dataset(context: Context, dataset_id: str) -> Deleted:
     row = own_dataset(context, dataset_id)
     if job_records.is_dataset_needed(connection, dataset_id):
         raise DatasetError("a job that has not ended uses the dataset", status=409)
+    if evaluation_records.is_dataset_needed(connection, dataset_id):
+        raise DatasetError("an evaluation that has not ended uses the dataset", status=409)
     rows.remove(connection, tables.datasets, dataset_id)
     context.parts.keyring.destroy(connection, object_of(row))
     context.after_commit.append(lambda: context.parts.blobs.delete(object_of(row)))

@@ -184,7 +184,7 @@ class EvaluationRow(ResourceRow):
     baseline: str | None
     candidate_model: str
     baseline_model: str | None
-    rules: dict[str, Any]
+    settings: dict[str, Any]
     status: str
     # Who made it: each of its requests is answered as if that caller had sent it.
     caller: dict[str, Any]

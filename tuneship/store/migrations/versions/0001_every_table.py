@@ -204,6 +204,48 @@ def upgrade():
     )
     op.create_index('ix_endpoints_client_id_created_at_id', 'endpoints', ['client_id', 'created_at', 'id'])
     op.create_index('ix_endpoints_lease_until', 'endpoints', ['lease_until'])
+    op.create_table('evaluation_scores',
+    sa.Column('evaluation_id', sa.Text(), nullable=False),
+    sa.Column('position', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('results', sa.JSON(), nullable=False),
+    sa.PrimaryKeyConstraint('evaluation_id', 'position', name='pk_evaluation_scores')
+    )
+    op.create_table('evaluations',
+    sa.Column('id', sa.Text(), nullable=False),
+    sa.Column('client_id', sa.Text(), nullable=False),
+    sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('updated_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('tags', sa.JSON(), nullable=False),
+    sa.Column('name', sa.Text(), nullable=False),
+    sa.Column('dataset_id', sa.Text(), nullable=False),
+    sa.Column('dataset_sha256', sa.Text(), nullable=False),
+    sa.Column('candidate', sa.Text(), nullable=False),
+    sa.Column('baseline', sa.Text(), nullable=True),
+    sa.Column('candidate_model', sa.Text(), nullable=False),
+    sa.Column('baseline_model', sa.Text(), nullable=True),
+    sa.Column('settings', sa.JSON(), nullable=False),
+    sa.Column('status', sa.Text(), nullable=False),
+    sa.Column('caller', sa.JSON(), nullable=False),
+    sa.Column('security_settings', sa.JSON(), nullable=False),
+    sa.Column('selected', sa.BigInteger(), nullable=True),
+    sa.Column('leaked_lines', sa.JSON(), nullable=True),
+    sa.Column('leaks_checked', sa.Boolean(), server_default=sa.false(), nullable=False),
+    sa.Column('answered', sa.BigInteger(), nullable=False),
+    sa.Column('report', sa.JSON(), nullable=False),
+    sa.Column('verdict', sa.Text(), nullable=True),
+    sa.Column('reason', sa.Text(), nullable=True),
+    sa.Column('stopped_early', sa.Boolean(), server_default=sa.false(), nullable=False),
+    sa.Column('used_before', sa.BigInteger(), nullable=False),
+    sa.Column('prompt_tokens', sa.BigInteger(), nullable=False),
+    sa.Column('completion_tokens', sa.BigInteger(), nullable=False),
+    sa.Column('error', sa.JSON(), nullable=True),
+    sa.Column('started_at', sa.DateTime(timezone=True), nullable=True),
+    sa.Column('completed_at', sa.DateTime(timezone=True), nullable=True),
+    sa.PrimaryKeyConstraint('id', name='pk_evaluations')
+    )
+    op.create_index('ix_evaluations_client_id_created_at_id', 'evaluations', ['client_id', 'created_at', 'id'])
+    op.create_index('ix_evaluations_client_id_dataset_sha256', 'evaluations', ['client_id', 'dataset_sha256'])
+    op.create_index('ix_evaluations_status', 'evaluations', ['status'])
     op.create_table('events',
     sa.Column('position', sa.BigInteger().with_variant(sa.Integer(), 'sqlite'), nullable=False),
     sa.Column('id', sa.Text(), nullable=False),

@@ -1,0 +1,112 @@
+"""Adds up the scores of examples to the counts that an evaluation is decided by. Pure.
+
+A service and a pipeline that asks the deployments itself count by the same code. Next: `evaluation.py`.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tuneship.gates.evaluation import EvaluationCounts, GraderCounts, SliceCounts
+from tuneship.gates.paired import ClusterSums, PairedCounts
+
+# Numbers of scored examples that are looked at in between are multiples of `evaluation.LOOK_EXAMPLES`.
+Unscored = Literal["failed", "leaked", "too_long"]
+
+
+@dataclass(frozen=True)
+class ScoredExample:
+    """The scores of one example by grader, from 0 to 1, or why it has none."""
+
+    candidate: Mapping[str, float] = field(default_factory=dict[str, float])
+    # Null where there is no baseline.
+    baseline: Mapping[str, float] | None = None
+    slices: Mapping[str, str] = field(default_factory=dict[str, str])
+    cluster: int | None = None
+    # Graders that ran out of time.
+    timed_out: Sequence[str] = ()
+    unscored: Unscored | None = None
+
+
+class _Outcomes:
+    """The outcomes of one grader over some examples, by cluster where there are clusters."""
+
+    def __init__(self) -> None:
+        self.examples = self.wins = self.losses = self.both_right = self.timed_out = 0
+        # Sizes, and wins minus losses.
+        self._clusters: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+
+    def add(self, grader: str, example: ScoredExample) -> None:
+        candidate = example.candidate[grader] == 1.0
+        # Alone, a candidate is counted as if the baseline had the same answers right.
+        baseline = candidate if example.baseline is None else example.baseline[grader] == 1.0
+        self.examples += 1
+        self.wins += candidate and not baseline
+        self.losses += baseline and not candidate
+        self.both_right += candidate and baseline
+        self.timed_out += grader in example.timed_out
+        if example.cluster is not None:
+            sums = self._clusters[example.cluster]
+            sums[0] += 1
+            sums[1] += candidate - baseline
+
+    @property
+    def counts(self) -> PairedCounts:
+        return PairedCounts(self.examples, self.wins, self.losses, self.both_right)
+
+    @property
+    def clusters(self) -> ClusterSums | None:
+        if not self._clusters:
+            return None
+        return ClusterSums.of((size, difference) for size, difference in self._clusters.values())
+
+
+class EvaluationTally:
+    """The counts of the examples that were added so far."""
+
+    def __init__(self, binary: Sequence[str], gating: Sequence[str], graded: Sequence[str]) -> None:
+        """`binary` and `graded` name the graders by their scores: 0 or 1, and from 0 to 1."""
+        self._graders = {name: _Outcomes() for name in binary}
+        self._gating = gating
+        self._slices: dict[tuple[str, str, str], _Outcomes] = {}
+        self._unscored = Counter[str]()
+        # Scores of each model, and their differences, of graders that do not decide.
+        self.graded = {name: (list[float](), list[float]()) for name in graded}
+        self.scored = 0
+
+    def add(self, example: ScoredExample) -> None:
+        """Count one more example."""
+        if example.unscored is not None:
+            self._unscored[example.unscored] += 1
+            return
+        self.scored += 1
+        for name, outcomes in self._graders.items():
+            outcomes.add(name, example)
+        for name, (candidate, baseline) in self.graded.items():
+            candidate.append(example.candidate[name])
+            if example.baseline is not None:
+                baseline.append(example.baseline[name])
+        for slice_field, value in example.slices.items():
+            for name in self._gating:
+                key = (slice_field, value, name)
+                self._slices.setdefault(key, _Outcomes()).add(name, example)
+
+    @property
+    def counts(self) -> EvaluationCounts:
+        """The counts, with the slices in the order of their fields and values."""
+        order = {name: number for number, name in enumerate(self._gating)}
+        keys = sorted(self._slices, key=lambda key: (key[0], key[1], order[key[2]]))
+        return EvaluationCounts(
+            tuple(
+                GraderCounts(name, one.counts, one.timed_out, one.clusters)
+                for name, one in self._graders.items()
+            ),
+            tuple(
+                SliceCounts(*key, self._slices[key].counts, self._slices[key].clusters)
+                for key in keys
+            ),
+            failed=self._unscored["failed"],
+            leaked=self._unscored["leaked"],
+            too_long=self._unscored["too_long"],
+        )

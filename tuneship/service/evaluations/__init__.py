@@ -1,0 +1,1 @@
+"""Evaluations: deployments answer held-out examples in the background, and graders score the answers."""

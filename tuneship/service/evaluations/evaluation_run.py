@@ -1,0 +1,283 @@
+"""One evaluation, from its dataset to its verdict. A restarted service begins it again from its row."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tuneship.contract.evaluations import (
+    OPEN,
+    EvaluationSettings,
+    EvaluationStatus,
+    create_evaluation,
+)
+from tuneship.gates.evaluation import LOOK_EXAMPLES, EvaluationResult, judge, look, record_of
+from tuneship.host.thread_pools import Threads
+from tuneship.service.background_requests.answering import BackgroundAnswer, BackgroundCaller
+from tuneship.service.background_requests.background_run import BackgroundRun, BackgroundTiming
+from tuneship.service.background_requests.pace import BackgroundPace
+from tuneship.service.context.context import Parts
+from tuneship.service.evaluations.example_requests import ExampleRequest, answer_in
+from tuneship.service.evaluations.held_out import HeldOutExample, leaks, read_held_out
+from tuneship.service.evaluations.reports import report_of
+from tuneship.service.evaluations.scoring import (
+    DeploymentGone,
+    Scoring,
+    Stored,
+    example_of,
+    rules_of,
+    unscored,
+)
+from tuneship.store.database import rows, tables
+from tuneship.store.database.tables import EvaluationRow
+from tuneship.store.records import evaluation_records
+from tuneship.store.records.outbox import emit
+
+EVALUATION = "evl_"
+
+
+class EvaluationLost(Exception):
+    """Somebody else has changed the evaluation: whoever worked on it stops and looks at its row again."""
+
+
+class _Decided(Exception):
+    """The evidence suffices before the last example."""
+
+
+class EvaluationRun:
+    """The work on one evaluation."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        row: EvaluationRow,
+        pace: BackgroundPace,
+        threads: Threads,
+        timing: BackgroundTiming,
+    ) -> None:
+        """`row` as it was just read."""
+        self._parts = parts
+        self._row = row
+        self._threads = threads
+        self._settings = EvaluationSettings.model_validate(row["settings"])
+        baseline = row["baseline"]
+        # The deployments that are asked each example, one after the other.
+        self._asked = [row["candidate"]]
+        if baseline is not None and not baseline.startswith(EVALUATION):
+            self._asked.append(baseline)
+        self._rules = rules_of(self._settings, has_baseline=baseline is not None)
+        self._scoring = Scoring(self._settings)
+        self._examples: Sequence[HeldOutExample] = ()
+        # Scores of an earlier evaluation that stands for the baseline, by line.
+        self._known: dict[int, Stored] = {}
+        self._leaked = frozenset[int]()
+        # Answers to examples of which not all deployments have answered.
+        self._pending: list[BackgroundAnswer] = []
+        caller = BackgroundCaller(
+            row["client_id"], row["caller"], create_evaluation.name, row["id"]
+        )
+        self.requests = BackgroundRun(parts, caller, pace, threads, timing)
+
+    async def run(self) -> None:
+        """Work until the evaluation has ended. Raises `EvaluationLost`, `OSError` and SQLAlchemy's errors."""
+        await self._threads.run(self._prepare)
+        try:
+            await self.requests.run(self._requests(), self._store)
+            await self._threads.run(self._store_rest)
+        except _Decided:
+            pass
+        except DeploymentGone as gone:
+            await self._threads.run(
+                end_failed, self._parts, self._row, "deployment_gone", gone.code
+            )
+            return
+        await self._threads.run(self._finish)
+
+    def _prepare(self) -> None:
+        """Read the examples, and find those that leaked, once."""
+        row, parts = self._row, self._parts
+        with parts.database.read() as connection:
+            dataset = rows.fetch(
+                connection, tables.datasets, row["dataset_id"], client_id=row["client_id"]
+            )
+            baseline = row["baseline"]
+            if baseline is not None and baseline.startswith(EVALUATION):
+                stored = evaluation_records.results_of(connection, baseline)
+                self._known = {one["line"]: one for one in stored}
+            self._tally = self._scoring.tally(evaluation_records.results_of(connection, row["id"]))
+        if dataset is None:
+            raise EvaluationLost(row["id"])  # its owner has deleted it, and so ended the evaluation
+        self._examples = read_held_out(parts, dataset, self._settings)
+        if row["leaked_lines"] is None:
+            models = [name for name in (row["candidate_model"], row["baseline_model"]) if name]
+            found, is_complete = leaks(
+                parts, row["client_id"], models, self._examples, self._is_halted
+            )
+            self._change(
+                OPEN,
+                status=EvaluationStatus.RUNNING,
+                started_at=parts.clock(),
+                selected=len(self._examples),
+                leaked_lines=found,
+                leaks_checked=is_complete,
+            )
+        self._leaked = frozenset(self._row["leaked_lines"] or ())
+
+    def _is_halted(self) -> bool:
+        return self._parts.halted.is_set() or bool(self.requests.why_not)
+
+    def _requests(self) -> Iterator[ExampleRequest]:
+        """The requests for the examples behind the stored ones; both models get an example before the next begins."""
+        for example in self._examples[self._row["answered"] :]:
+            if self._unscored_before(example) is None:
+                for deployment_id in self._asked:
+                    yield ExampleRequest(deployment_id, example.item, self._settings.max_tokens)
+
+    def _unscored_before(self, example: HeldOutExample) -> Stored | None:
+        """The row of an example that no deployment is asked; None for others."""
+        if example.line in self._leaked:
+            return unscored(example, "leaked")
+        known = self._known.get(example.line)
+        if self._row["baseline"] in (None, *self._asked) or (known and "candidate" in known):
+            return None
+        return unscored(example, "failed" if known is None else known["outcome"])
+
+    def _store(self, answers: Sequence[BackgroundAnswer]) -> None:
+        """Score and store the examples that have all their answers now; end where the evidence suffices."""
+        waiting = [*self._pending, *answers]
+        results: list[Stored] = []
+        used, is_decided = 0, False
+        for example in self._examples[self._row["answered"] :]:
+            made = self._unscored_before(example)
+            if made is None:
+                mine = waiting[used : used + len(self._asked)]
+                if len(mine) < len(self._asked):
+                    break
+                used += len(mine)
+                given = [answer_in(one.content) for one in mine]
+                known = self._known.get(example.line)
+                made = self._scoring.score(
+                    example,
+                    given[0],
+                    given[1] if len(given) > 1 else None,
+                    known and known["candidate"],
+                )
+            results.append(made)
+            self._tally.add(example_of(made))
+            is_decided = self._is_decided()
+            if is_decided:
+                break
+        self._pending = waiting[used:]
+        self._keep(results, waiting[:used], is_decided=is_decided)
+        if is_decided:
+            raise _Decided
+
+    def _is_decided(self) -> bool:
+        tally = self._tally
+        is_look = tally.scored and tally.scored % LOOK_EXAMPLES == 0
+        return bool(is_look) and look(tally.counts, self._rules) is not None
+
+    def _store_rest(self) -> None:
+        """Store the examples at the end that no deployment was asked."""
+        if self._row["answered"] < len(self._examples):
+            self._store([])
+
+    def _keep(
+        self, results: Sequence[Stored], answers: Sequence[BackgroundAnswer], *, is_decided: bool
+    ) -> None:
+        """Store scores with the numbers of the evaluation, in one transaction."""
+        row, now = self._row, self._parts.clock()
+        safeguards: dict[str, Any] = dict(row["security_settings"])
+        safeguards["audit_logging"] |= any(one.has_audit for one in answers)
+        if any(one.is_hipaa for one in answers):
+            safeguards["compliance_mode"] = "hipaa"
+        found = judge(self._tally.counts, self._rules)
+        with self._parts.database.write(row["client_id"]) as connection:
+            is_stored = evaluation_records.advance(
+                connection,
+                row,
+                results,
+                now,
+                report=report_of(self._tally, found, has_ended=False),
+                stopped_early=is_decided,
+                security_settings=safeguards,
+                prompt_tokens=row["prompt_tokens"] + sum(one.prompt_tokens for one in answers),
+                completion_tokens=row["completion_tokens"]
+                + sum(one.completion_tokens for one in answers),
+            )
+            if not is_stored:
+                raise EvaluationLost(row["id"])
+            self._row = evaluation_row(connection, row["id"])
+
+    def _finish(self) -> None:
+        """Decide, and end the evaluation with an event."""
+        counts = self._tally.counts
+        found: EvaluationResult | None = None
+        if self._row["stopped_early"]:
+            found = look(counts, self._rules)
+        found = found or judge(counts, self._rules)
+        report = report_of(self._tally, found, has_ended=True) | {"record": record_of(found)}
+        self._change(
+            [EvaluationStatus.RUNNING],
+            status=EvaluationStatus.COMPLETED,
+            completed_at=self._parts.clock(),
+            report=report,
+            verdict=found.verdict,
+            reason=found.reason,
+            emits="evaluation.completed",
+        )
+
+    def _change(
+        self, before: Sequence[EvaluationStatus], emits: str | None = None, **values: Any
+    ) -> None:
+        self._row = change_evaluation(self._parts, self._row, before, emits, **values)
+
+
+def change_evaluation(
+    parts: Parts,
+    row: EvaluationRow,
+    before: Sequence[EvaluationStatus],
+    emits: str | None,
+    **values: Any,
+) -> EvaluationRow:
+    """Change an evaluation that is in one of these states, with an event if one is named. Raises `EvaluationLost`."""
+    now = parts.clock()
+    with parts.database.write(row["client_id"]) as connection:
+        if not evaluation_records.move(connection, row["id"], before, now, **values):
+            raise EvaluationLost(row["id"])
+        changed = evaluation_row(connection, row["id"])
+        if emits is not None:
+            announce_end(connection, emits, changed, now)
+        return changed
+
+
+def announce_end(connection: Any, kind: str, row: EvaluationRow, now: Any) -> None:
+    """Emit the event that an evaluation has ended: its verdict, and no text."""
+    emit(
+        connection,
+        kind,
+        row,
+        now,
+        reason=row["reason"] or (row["error"] or {}).get("code"),
+        verdict=row["verdict"],
+        scored=(row["report"].get("examples") or {}).get("scored", 0),
+    )
+
+
+def evaluation_row(connection: Any, evaluation_id: str) -> EvaluationRow:
+    """The row of an evaluation. Raises `EvaluationLost` where it was deleted."""
+    row = rows.fetch(connection, tables.evaluations, evaluation_id, client_id=None)
+    if row is None:
+        raise EvaluationLost(evaluation_id)
+    return row
+
+
+def end_failed(parts: Parts, row: EvaluationRow, code: str, why: str) -> None:
+    """End an evaluation that cannot go on. Raises `EvaluationLost`."""
+    change_evaluation(
+        parts,
+        row,
+        OPEN,
+        "evaluation.failed",
+        status=EvaluationStatus.FAILED,
+        completed_at=parts.clock(),
+        error={"code": code, "message": why},
+    )

@@ -1,0 +1,71 @@
+"""The requests of an evaluation: each asks one deployment for its answer to one example.
+
+An answer is graded right after it was given, and only its scores are stored.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tuneship.contract.errors import ApiError
+from tuneship.contract.generation import Generate
+from tuneship.evaluation.graders import GivenAnswer
+from tuneship.evaluation.items import EvaluationItem
+from tuneship.service.context.context import Context
+from tuneship.service.generation.drills import generation_run
+from tuneship.service.generation.routed_run import RoutedRun
+from tuneship.service.generation.routing import RoutingTarget
+
+
+@dataclass(frozen=True)
+class ExampleRequest:
+    """One example, asked of one deployment."""
+
+    deployment_id: str
+    item: EvaluationItem
+    max_tokens: int
+
+    async def begin(self, context: Context) -> tuple[RoutedRun, Callable[[], bytes]]:
+        """The run that answers, and what keeps its answer until it is graded."""
+        request = Generate.model_validate(
+            {
+                "messages": self.item.messages,
+                "max_tokens": self.max_tokens,
+                "temperature": 0.0,
+                **({"tools": [*self.item.tools]} if self.item.tools else {}),
+            }
+        )
+        target = RoutingTarget(self.deployment_id)
+        run = generation_run(context, target, request, time.perf_counter())
+
+        def content() -> bytes:
+            calls = [call.model_dump() for call in run.generation.tool_calls or ()]
+            return json.dumps({"text": run.generation.completion, "calls": calls}).encode()
+
+        return run, content
+
+    def refused(self, context: Context, error: ApiError) -> tuple[int, bytes]:  # noqa: ARG002
+        """What is kept of an error: its code and its status."""
+        return error.status, json.dumps({"code": error.code, "status": error.status}).encode()
+
+    def unanswered(self, why_not: str) -> bytes:
+        """What is kept where the request is not answered any more."""
+        return json.dumps({"code": why_not, "status": 0}).encode()
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """Why an example has no answer: the code of the error, and its status, 0 where nobody was asked."""
+
+    code: str
+    status: int
+
+
+def answer_in(content: bytes) -> GivenAnswer | NoAnswer:
+    """Read what a request has kept."""
+    kept: dict[str, Any] = json.loads(content)
+    if "code" in kept:
+        return NoAnswer(kept["code"], kept["status"])
+    return GivenAnswer(kept["text"], kept["calls"])

@@ -1,0 +1,281 @@
+"""Handlers of evaluations: they change records and states; `evaluation_run.py` asks the deployments."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tuneship.contract import evaluations as contract
+from tuneship.contract.common import Deleted
+from tuneship.contract.datasets import DatasetStatus
+from tuneship.contract.deployments import GONE
+from tuneship.contract.errors import (
+    DatasetError,
+    DeploymentError,
+    InvalidRequestError,
+    ResourceNotFound,
+)
+from tuneship.contract.evaluations import (
+    OPEN,
+    Evaluation,
+    EvaluationComparison,
+    EvaluationCreate,
+    EvaluationPage,
+    EvaluationSettings,
+    EvaluationStatus,
+    EvaluationSummary,
+    ExampleScores,
+    ExampleScoresPage,
+    Outcome,
+)
+from tuneship.evaluation.graders import GraderRefused, read_graders
+from tuneship.gates.evaluation import RULE_VERSION, judge
+from tuneship.service.background_requests.answering import kept_caller
+from tuneship.service.common.refusals import refused
+from tuneship.service.context.bindings import serves
+from tuneship.service.context.context import Context
+from tuneship.service.context.lists import own_page
+from tuneship.service.context.quotas import check_quota
+from tuneship.service.datasets.handlers import own_dataset
+from tuneship.service.deployments.handlers import own_deployment
+from tuneship.service.evaluations.evaluation_run import (
+    EVALUATION,
+    announce_end,
+    evaluation_row,
+)
+from tuneship.service.evaluations.held_out import read_held_out
+from tuneship.service.evaluations.reports import report_of
+from tuneship.service.evaluations.scoring import Scoring, Stored, example_of, rules_of
+from tuneship.store.database import rows, tables
+from tuneship.store.database.identifiers import new_id
+from tuneship.store.database.listings import EVALUATIONS
+from tuneship.store.database.rows import Page
+from tuneship.store.database.tables import DeploymentRow, EvaluationRow
+from tuneship.store.records import evaluation_records
+
+NO_SAFEGUARDS = {"audit_logging": False, "compliance_mode": "none"}
+# Two evaluations are comparable if these are the same.
+SAME = ("graders", "max_examples", "seed", "max_tokens")
+
+
+@serves(contract.create_evaluation, is_long=True)
+def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluation:
+    """Check everything that can be checked now, and record the evaluation; its requests are answered later."""
+    sent = evaluation.model_dump(by_alias=True)
+    settings = EvaluationSettings.model_validate(
+        {name: sent[name] for name in EvaluationSettings.model_fields}
+    )
+    try:
+        read_graders(settings.graders)
+    except GraderRefused as error:
+        raise refused(error.place, error.message) from None
+    dataset = own_dataset(context, evaluation.dataset_id, "dataset_id")
+    if dataset["status"] != DatasetStatus.PROCESSED:
+        raise DatasetError("the dataset is not processed", param="dataset_id", status=409)
+    candidate = _serving(context, evaluation.candidate, "candidate")
+    baseline_model: str | None = None
+    if evaluation.baseline is not None and evaluation.baseline.startswith(EVALUATION):
+        earlier = own_evaluation(context, evaluation.baseline, "baseline")
+        _check_comparable(earlier, settings, dataset["sha256"])
+        baseline_model = earlier["candidate_model"]
+    elif evaluation.baseline is not None:
+        baseline_model = _serving(context, evaluation.baseline, "baseline")["model_name"]
+    # Reads the file: a slice that no line has must not be found out after hours.
+    read_held_out(context.parts, dataset, settings)
+
+    connection = context.transaction
+    most = context.parts.settings.maximum_active_evaluations
+    is_open = tables.evaluations.c.status.in_(OPEN)
+    check_quota(context, tables.evaluations, most, "evaluations that have not ended", is_open)
+    used_before = evaluation_records.verdicts_on(connection, context.client_id, dataset["sha256"])
+    row = rows.insert(
+        connection,
+        tables.evaluations,
+        {
+            "id": new_id("evl"),
+            "client_id": context.client_id,
+            "created_at": context.now,
+            "updated_at": context.now,
+            "tags": evaluation.tags,
+            "name": evaluation.name,
+            "dataset_id": dataset["id"],
+            "dataset_sha256": dataset["sha256"],
+            "candidate": candidate["id"],
+            "baseline": evaluation.baseline,
+            "candidate_model": candidate["model_name"],
+            "baseline_model": baseline_model,
+            "settings": settings.model_dump(mode="json", by_alias=True),
+            "status": EvaluationStatus.QUEUED,
+            # Requests from a file that was not uploaded safely are not private.
+            "caller": kept_caller(
+                context, is_private=context.caller.is_private and dataset["came_safely"]
+            ),
+            "security_settings": NO_SAFEGUARDS,
+            "answered": 0,
+            "report": {},
+            "used_before": used_before,
+            "prompt_tokens": 0,
+            "completion_tokens": 0,
+        },
+    )
+    context.audit_facts.created_id = row["id"]
+    return _shown(row)
+
+
+def _serving(context: Context, deployment_id: str, param: str) -> DeploymentRow:
+    try:
+        row = own_deployment(context, deployment_id)
+    except ResourceNotFound as error:
+        raise ResourceNotFound(error.message, param=param) from None
+    if row["status"] in GONE or row["status"] == "failed":
+        raise DeploymentError(f"{param} names a deployment that does not serve", param=param)
+    return row
+
+
+def _check_comparable(
+    earlier: EvaluationRow, settings: EvaluationSettings, dataset_sha256: str
+) -> None:
+    """Refuse an evaluation of other data, graders or limits."""
+    other = EvaluationSettings.model_validate(earlier["settings"])
+    different = [name for name in SAME if getattr(other, name) != getattr(settings, name)]
+    if earlier["dataset_sha256"] != dataset_sha256:
+        different.insert(0, "dataset_id")
+    if different:
+        text = f"names an evaluation with another {different[0]}"
+        raise refused("baseline", text, "not_comparable")
+    if earlier["status"] != EvaluationStatus.COMPLETED or earlier["stopped_early"]:
+        text = "names an evaluation that has not scored all its examples"
+        raise refused("baseline", text, "not_comparable")
+
+
+def own_evaluation(context: Context, evaluation_id: str, param: str | None = None) -> EvaluationRow:
+    """The caller's evaluation. Raises `ResourceNotFound`."""
+    with context.read() as connection:
+        row = rows.fetch(connection, tables.evaluations, evaluation_id, client_id=context.client_id)
+    if row is None:
+        raise ResourceNotFound("there is no such evaluation", param=param)
+    context.touch(row)
+    return row
+
+
+@serves(contract.list_evaluations)
+def list_evaluations(
+    context: Context,
+    limit: int = 20,
+    offset: int = 0,
+    status: EvaluationStatus | None = None,
+    dataset_id: str | None = None,
+    tags: dict[str, str] | None = None,
+) -> EvaluationPage:
+    """Return a page of the caller's evaluations."""
+    filters = rows.filters_of(tables.evaluations, tags, status=status, dataset_id=dataset_id)
+    page = own_page(context, EVALUATIONS, filters, limit, offset)
+    context.touch(*page.rows)
+    shown = [EvaluationSummary.model_validate(_fields(row)) for row in page.rows]
+    return EvaluationPage(evaluations=shown, pagination=page.pagination)
+
+
+@serves(contract.get_evaluation)
+def get_evaluation(context: Context, evaluation_id: str) -> Evaluation:
+    """Return the evaluation with what it has found so far."""
+    return _shown(own_evaluation(context, evaluation_id))
+
+
+@serves(contract.list_evaluation_results)
+def list_evaluation_results(
+    context: Context,
+    evaluation_id: str,
+    limit: int = 20,
+    offset: int = 0,
+    outcome: Outcome | None = None,
+) -> ExampleScoresPage:
+    """Return the stored scores of one page of examples."""
+    row = own_evaluation(context, evaluation_id)
+    found = [one for one in _results(context, row) if outcome is None or one["outcome"] == outcome]
+    limit = context.page_size(limit)
+    page = Page[Stored](found[offset : offset + limit], len(found), limit, offset)
+    results = [ExampleScores.model_validate(one) for one in page.rows]
+    return ExampleScoresPage(results=results, pagination=page.pagination)
+
+
+def _results(context: Context, row: EvaluationRow) -> Sequence[Stored]:
+    with context.read() as connection:
+        return list(evaluation_records.results_of(connection, row["id"]))
+
+
+@serves(contract.compare_evaluations)
+def compare_evaluations(
+    context: Context, evaluation_id: str, baseline: str
+) -> EvaluationComparison:
+    """Judge the stored scores of one evaluation's candidate beside those of another's."""
+    row, other = (
+        own_evaluation(context, evaluation_id),
+        own_evaluation(context, baseline, "baseline"),
+    )
+    settings = EvaluationSettings.model_validate(row["settings"])
+    _check_comparable(other, settings, row["dataset_sha256"])
+    if row["status"] != EvaluationStatus.COMPLETED or row["stopped_early"]:
+        raise InvalidRequestError("the evaluation has not scored all its examples", status=409)
+    known = {one["line"]: one for one in _results(context, other)}
+    scoring = Scoring(settings)
+    tally = scoring.tally()
+    for one in _results(context, row):
+        beside = known.get(one["line"], one)
+        pair: dict[str, Any] = {name: value for name, value in one.items() if name != "baseline"}
+        if "candidate" not in beside:
+            pair["outcome"] = beside["outcome"]
+        else:
+            pair["baseline"] = beside["candidate"]
+        tally.add(example_of(pair))
+    found = judge(tally.counts, rules_of(settings, has_baseline=True))
+    report = report_of(tally, found, has_ended=True)
+    return EvaluationComparison.model_validate(
+        {
+            "candidate": row["id"],
+            "baseline": other["id"],
+            "examples": tally.scored,
+            "graders": report["graders"],
+            "slices": report["slices"],
+            "sentence": report["sentence"],
+            "verdict": found.verdict,
+            "reason": found.reason,
+        }
+    )
+
+
+@serves(contract.cancel_evaluation)
+def cancel_evaluation(context: Context, evaluation_id: str) -> Evaluation:
+    """End it; its requests in flight are cancelled within a second."""
+    connection = context.transaction
+    row = own_evaluation(context, evaluation_id)
+    if row["status"] == EvaluationStatus.CANCELLED:
+        return _shown(row)
+    ended = {"status": EvaluationStatus.CANCELLED, "completed_at": context.now}
+    if not evaluation_records.move(connection, row["id"], OPEN, context.now, **ended):
+        text = f"an evaluation with status {row['status']} cannot be cancelled"
+        raise InvalidRequestError(text, status=409)
+    changed = evaluation_row(connection, row["id"])
+    announce_end(connection, "evaluation.cancelled", changed, context.now)
+    return _shown(changed)
+
+
+@serves(contract.delete_evaluation)
+def delete_evaluation(context: Context, evaluation_id: str) -> Deleted:
+    """Remove the row and its scores."""
+    connection = context.transaction
+    row = own_evaluation(context, evaluation_id)
+    if row["status"] in OPEN:
+        raise InvalidRequestError("the evaluation runs: cancel it first", status=409)
+    evaluation_records.remove_results(connection, row["id"])
+    rows.remove(connection, tables.evaluations, row["id"])
+    return Deleted(id=row["id"])
+
+
+def _fields(row: EvaluationRow) -> dict[str, Any]:
+    """The row with the fields of its report, as answers have them."""
+    examples = row["report"].get("examples") or {}
+    return {**row, "examples": {**examples, "selected": row["selected"] or 0}}
+
+
+def _shown(row: EvaluationRow) -> Evaluation:
+    report = {name: row["report"].get(name) for name in ("graders", "slices", "sentence")}
+    fields = {name: value for name, value in report.items() if value is not None}
+    return Evaluation.model_validate({**_fields(row), **fields, "rule_version": RULE_VERSION})

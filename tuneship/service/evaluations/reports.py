@@ -1,0 +1,92 @@
+"""The report of an evaluation as it is shown: scores, intervals, verdicts, and one sentence."""
+
+from typing import Any
+
+from tuneship.gates.evaluation import EvaluationResult, GraderResult, SliceResult
+from tuneship.gates.evaluation_tally import EvaluationTally
+from tuneship.gates.evaluation_words import sentence
+from tuneship.gates.paired import Estimate, PairedCounts, mean_interval
+
+# Tails of the intervals: 95 % for a score, 90 % for a difference.
+OF_SCORES, OF_DIFFERENCES = 0.025, 0.05
+
+
+def report_of(
+    tally: EvaluationTally, found: EvaluationResult, *, has_ended: bool
+) -> dict[str, Any]:
+    """The report as JSON. While the evaluation runs, it has counts and scores and no verdict."""
+    examples = tally.counts
+    graders = [_grader(one) for one in found.graders]
+    graders += [_graded(name, *scores) for name, scores in tally.graded.items()]
+    slices = [_slice(one) for one in found.slices]
+    if not has_ended:
+        for one in graders:
+            one["verdict"] = None
+        slices = []
+    return {
+        "examples": {
+            "leaked": examples.leaked,
+            "too_long": examples.too_long,
+            "failed": examples.failed,
+            "scored": examples.scored,
+        },
+        "graders": graders,
+        "slices": slices,
+        "sentence": sentence(found) if has_ended and found.verdict is not None else None,
+    }
+
+
+def _grader(one: GraderResult) -> dict[str, Any]:
+    return {
+        "name": one.grader,
+        "candidate": _score(one.candidate),
+        "baseline": None if one.baseline is None else _score(one.baseline),
+        **_paired(one.counts if one.baseline is not None else None, one.difference, one.p_worse),
+        "examples_needed": one.examples_needed,
+        "verdict": one.verdict,
+    }
+
+
+def _graded(name: str, candidate: list[float], baseline: list[float]) -> dict[str, Any]:
+    """The report of a grader of shares, which decides nothing: means with the interval of Student's t."""
+    made: dict[str, Any] = {"name": name, "verdict": None}
+    made["candidate"] = _score(mean_interval(candidate, OF_SCORES, 0.0, 1.0))
+    if not baseline:
+        return made | {"baseline": None}
+    differences = [one - other for one, other in zip(candidate, baseline, strict=True)]
+    difference = mean_interval(differences, OF_DIFFERENCES, -1.0, 1.0)
+    wins, losses = sum(one > 0 for one in differences), sum(one < 0 for one in differences)
+    counts = PairedCounts(len(differences), wins, losses)
+    made["baseline"] = _score(mean_interval(baseline, OF_SCORES, 0.0, 1.0))
+    return made | _paired(counts, difference, None)
+
+
+def _slice(one: SliceResult) -> dict[str, Any]:
+    return {
+        "field": one.field,
+        "value": one.value,
+        "grader": one.grader,
+        "examples": one.counts.examples,
+        **_paired(one.counts, one.difference, one.p_worse),
+        "verdict": one.verdict,
+    }
+
+
+def _score(one: Estimate) -> dict[str, float]:
+    return {"score": one.value, "low": one.low, "high": one.high}
+
+
+def _paired(
+    counts: PairedCounts | None, difference: Estimate | None, p_worse: float | None
+) -> dict[str, Any]:
+    if counts is None:
+        return {}
+    made: dict[str, Any] = {"wins": counts.wins, "losses": counts.losses, "ties": counts.ties}
+    if difference is not None:
+        made |= {
+            "difference": difference.value,
+            "low": difference.low,
+            "high": difference.high,
+            "p_worse": p_worse,
+        }
+    return made
