@@ -212,7 +212,7 @@ class EndpointChoice(StrictModel):
         return self
 
 
-class Evaluation(StrictModel):
+class ReleaseEvaluation(StrictModel):
     """Exact match on validation rows by greedy generation, before and after. It decides nothing."""
 
     max_rows: int = Field(
@@ -337,8 +337,8 @@ class ReleaseParameters(StrictModel):
     canary: CanaryRules = Field(
         default_factory=CanaryRules, description="How the traffic moves, and when it returns."
     )
-    evaluation: Evaluation = Field(
-        default_factory=Evaluation, description="Accuracy before and after, for people."
+    evaluation: ReleaseEvaluation = Field(
+        default_factory=ReleaseEvaluation, description="Accuracy before and after, for people."
     )
     tracking: Tracking = Field(
         default_factory=Tracking,

@@ -24,6 +24,15 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
+def evaluated(service: Service, dataset_id: str, deployment_id: str) -> str:
+    """Evaluate a deployment alone, and return the id when that has ended."""
+    body = {"name": "alone", "dataset_id": dataset_id, "candidate": deployment_id}
+    made = service.call("POST", "/v1/evaluations", json=body | {"graders": GRADERS}).json()["id"]
+    path = f"/v1/evaluations/{made}"
+    service.until(lambda: service.call("GET", path).json()["status"] in ENDS)
+    return made
+
+
 def right(number: int) -> str:
     return f"chapter {number % 4}"
 

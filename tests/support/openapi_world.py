@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from itertools import count
 from typing import Any
 
+from tests.support.evaluations import evaluated
 from tests.support.in_process import Service
 from tuneship.contract import examples
 from tuneship.contract.openapi import document
@@ -17,7 +18,7 @@ ABSENT = "0" * 24
 ID_PATTERN = re.compile(r"\^(c?\??ep|[a-z]+)_\[0-9a-z\]\{20,32\}\$")
 MODEL_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$"
 # Operations that, like every DELETE, can be done only once to a resource.
-ENDING = {"cancel_job"}
+ENDING = {"cancel_job", "cancel_evaluation"}
 
 
 class Watch:
@@ -62,6 +63,8 @@ def resources(service: Service) -> tuple[Ids, Ids]:
     models = [service.model() for _ in range(3)]
     webhooks = [_webhook(service) for _ in range(6)]
     event = service.call("POST", f"/v1/webhooks/{webhooks[0]}/test", json={}).json()["event_id"]
+    held_out = service.dataset()
+    evaluations = [evaluated(service, held_out, deployments[0]) for _ in range(6)]
     ended = service.call("GET", "/v1/fine-tuning/jobs?status=completed")
     kept = {
         "dep": deployments,
@@ -73,6 +76,7 @@ def resources(service: Service) -> tuple[Ids, Ids]:
         "ep": [service.endpoint("own plain", deployments[0])],
         "wh": webhooks[:1],
         "evt": [event],
+        "evl": evaluations[:2],
         "model": ["tuneship-tiny", models[0]],
     }
     lost = {
@@ -82,6 +86,7 @@ def resources(service: Service) -> tuple[Ids, Ids]:
         "cep": [service.canary(f"lost {n}", {deployments[0]: 100}) for n in range(4)],
         "ep": [service.endpoint(f"lost plain {n}", deployments[0]) for n in range(4)],
         "wh": webhooks[1:],
+        "evl": evaluations[2:],
         "model": models[1:],
     }
     return kept, lost
@@ -105,6 +110,8 @@ def document_of(service: Service, kept: Ids, lost: Ids) -> Json:
         examples.CANARY: kept["cep"][0],
         examples.WEBHOOK: kept["wh"][0],
         examples.EVENT: kept["evt"][0],
+        examples.EVALUATION: kept["evl"][0],
+        examples.OTHER_EVALUATION: kept["evl"][1],
     }
     text = json.dumps(document(service.url))
     for example, real in real_values.items():

@@ -28,6 +28,8 @@ PREFIXES = {
     "endpoint_id": "ep",
     "webhook_id": "wh",
     "event_id": "evt",
+    "evaluation_id": "evl",
+    "baseline_id": "evl",
     "model_id": "model",
 }
 
@@ -73,6 +75,12 @@ BODIES: dict[str, Callable[[Own], dict[str, Any]]] = {
     "generate_by_endpoint": lambda _: {"prompt": "a"},
     "embed": lambda _: {"input": "a"},
     "embed_by_endpoint": lambda _: {"input": ["a", "b"]},
+    "create_evaluation": lambda own: {
+        "name": own.name,
+        "dataset_id": own.dataset,
+        "candidate": own.deployment,
+        "graders": [{"name": "same", "type": "string_check"}],
+    },
     "create_webhook": lambda _: {"url": "https://93.184.215.14/hook", "events": ["*"]},
     "update_webhook": lambda own: {"description": own.name},
     "rotate_webhook_secret": lambda _: {"overlap_hours": 1},
@@ -118,7 +126,7 @@ def path_of(operation: Operation[..., Any], ids: Mapping[str, str]) -> str:
 
 def missing_ids() -> dict[str, str]:
     """Make well-formed ids to which no resource belongs."""
-    kinds = ("ft", "ds", "dep", "ep", "cep", "wh", "evt")
+    kinds = ("ft", "ds", "dep", "ep", "cep", "wh", "evt", "evl")
     made = {kind: new_id(kind) for kind in kinds}
     return {**made, "model": f"ft:tuneship-tiny:m:{made['ft'][3:11]}"}
 

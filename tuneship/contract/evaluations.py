@@ -52,7 +52,7 @@ from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 Verdict = Literal["pass", "reject", "hold"]
 Outcome = Literal["win", "loss", "tie", "scored", "failed", "leaked", "too_long"]
-MetadataField = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][\w.-]*$")]
+MetadataField = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
 
 
 class EvaluationStatus(StrEnum):
@@ -198,7 +198,7 @@ class PairedReport(Reply):
 
 
 class GraderReport(PairedReport):
-    """What one grader found."""
+    """The findings of one grader."""
 
     name: str
     candidate: Score | None
@@ -213,7 +213,7 @@ class GraderReport(PairedReport):
 
 
 class SliceReport(PairedReport):
-    """What a gating grader found in one slice. A slice that is not rejected is not proven either."""
+    """The finding of a gating grader in one slice. A slice that is not rejected is not proven either."""
 
     field: str
     value: str
@@ -469,7 +469,7 @@ def list_evaluation_results(
 
 @operation(
     "GET",
-    "/v1/evaluations/{evaluation_id}/comparison",
+    "/v1/evaluations/{evaluation_id}/comparison/{baseline_id}",
     scope="evaluations:read",
     refusals=(InvalidRequestError, ResourceNotFound, ValidationRefused),
     example=Example(
@@ -485,7 +485,7 @@ def list_evaluation_results(
     ),
 )
 def compare_evaluations(
-    evaluation_id: EvaluationId, baseline: EvaluationId
+    evaluation_id: EvaluationId, baseline_id: EvaluationId
 ) -> EvaluationComparison:
     """Compare the candidates of two evaluations of the same examples by their stored scores (additive)."""
     raise NotImplementedError
@@ -524,6 +524,6 @@ class Evaluations(Resource[C_co]):
     iterate = Pages(list_evaluations, lambda page: page.evaluations)
     results = Verb(list_evaluation_results)
     iterate_results = Pages(list_evaluation_results, lambda page: page.results)
-    comparison = Verb(compare_evaluations)
+    compare = Verb(compare_evaluations)
     cancel = Verb(cancel_evaluation)
     delete = Verb(delete_evaluation)

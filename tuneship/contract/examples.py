@@ -32,6 +32,7 @@ PATH_VALUES = {
     "endpoint_id": CANARY,
     "webhook_id": WEBHOOK,
     "evaluation_id": EVALUATION,
+    "baseline_id": OTHER_EVALUATION,
     "event_id": EVENT,
 }
 

@@ -225,6 +225,12 @@ Grader = Annotated[
 ]
 
 
+def _without_unknown(schema: dict[str, Any]) -> None:
+    """Leave the branch that is always refused out of the document: whatever fits another one fits it, too."""
+    branches = cast("list[dict[str, Any]]", schema["items"]["oneOf"])
+    branches[:] = [one for one in branches if not one["$ref"].endswith(UnknownGrader.__name__)]
+
+
 def _different_names(graders: list[Grader]) -> list[Grader]:
     names = [one.name for one in graders if not isinstance(one, UnknownGrader)]
     for number, name in enumerate(names):
@@ -235,7 +241,7 @@ def _different_names(graders: list[Grader]) -> list[Grader]:
 
 Graders = Annotated[
     list[Grader],
-    Field(min_length=1, max_length=MAXIMUM_GRADERS),
+    Field(min_length=1, max_length=MAXIMUM_GRADERS, json_schema_extra=_without_unknown),
     AfterValidator(_different_names),
 ]
 

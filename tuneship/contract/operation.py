@@ -200,9 +200,9 @@ class Operation(Generic[P, R]):
         taken = {*self.path_parameters, "return", self.file_parameter}
         if self.body_parameter:
             taken.add(self.body_parameter[0])
-        defaults, empty = inspect.signature(self.declaration).parameters, inspect.Parameter.empty
+        defaults = inspect.signature(self.declaration).parameters
         fields = {
-            name: (hint, ... if (default := defaults[name].default) is empty else default)
+            name: (hint, defaults[name].default)
             for name, hint in self.hints.items()
             if name not in taken
         }

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import regex
-
 from tuneship.contract.graders import (
     Grader,
     JsonGrader,
@@ -24,24 +22,24 @@ from tuneship.contract.tools import arguments_of
 from tuneship.evaluation import similarity
 from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.json_values import (
-    SECONDS,
     SchemaUnusable,
     TimedSchema,
     canonical,
     is_json,
-    is_pattern,
     parsed,
 )
 from tuneship.evaluation.numbers_in_text import are_close, last_number
+from tuneship.evaluation.patterns import SECONDS, PatternUnusable, compiled
 from tuneship.evaluation.templates import TextTemplate
 from tuneship.evaluation.texts import said, spaced
 
 _NORMALISED: Mapping[str, Callable[[str], str]] = {"none": str, "space": spaced, "text": said}
+_OfTextGrader = StringCheckGrader | TextSimilarityGrader | RegexGrader | NumberGrader | JsonGrader
 # Takes the text to grade and the right one.
 _OfTexts = Callable[[str, str], float]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class GraderRefused(Exception):
     """A grader cannot be used: its place, such as `graders[1].pattern`, and a message that quotes nothing."""
 
@@ -108,7 +106,7 @@ def _ready(grader: Grader, place: str) -> ReadyGrader:
     return ReadyGrader(grader.name, taken.fields | wanted.fields, of_texts)
 
 
-def _score(grader: Grader, place: str) -> _OfTexts:
+def _score(grader: _OfTextGrader, place: str) -> _OfTexts:
     match grader:
         case StringCheckGrader():
             return _string_check(grader)
@@ -120,8 +118,6 @@ def _score(grader: Grader, place: str) -> _OfTexts:
             return _number(grader)
         case JsonGrader():
             return _json(grader, place)
-        case _:
-            raise TypeError(grader.type)
 
 
 def _string_check(grader: StringCheckGrader) -> _OfTexts:
@@ -162,12 +158,12 @@ def _from_threshold(score: _OfTexts, threshold: float | None) -> _OfTexts:
 
 
 def _regex(grader: RegexGrader, place: str) -> _OfTexts:
-    if not is_pattern(grader.pattern):
-        raise GraderRefused(f"{place}.pattern", "is no regular expression")
-    pattern = regex.compile(grader.pattern)
+    try:
+        pattern = compiled(grader.pattern)
+    except PatternUnusable as error:
+        raise GraderRefused(f"{place}.pattern", str(error)) from None
 
     def score(text: str, reference: str) -> float:
-        # `re` knows no limit of time.
         found = pattern.search(text, timeout=SECONDS)
         if found is None or not pattern.groups:
             return float(found is not None)

@@ -15,9 +15,14 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from tuneship.contract import strict_json
+from tuneship.evaluation.patterns import (
+    MAXIMUM_ELEMENTS,
+    SECONDS,
+    PatternUnusable,
+    compiled,
+    elements_of,
+)
 
-# A grader's time for one answer.
-SECONDS = 0.1
 MAXIMUM_SCHEMA_BYTES = 65_536
 _NO_JSON = object()
 
@@ -106,15 +111,23 @@ class TimedSchema:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         """Raise `SchemaUnusable` for a schema that is none, is too large, or refers to elsewhere."""
-        if len(json.dumps(schema)) > MAXIMUM_SCHEMA_BYTES:
+        try:
+            size = len(json.dumps(schema))
+        except (ValueError, RecursionError):  # too many digits or levels
+            raise SchemaUnusable("is no JSON") from None
+        if size > MAXIMUM_SCHEMA_BYTES:
             raise SchemaUnusable(f"must have at most {MAXIMUM_SCHEMA_BYTES} bytes")
+        elements = 0
         for name, value in _members(schema):
             if name in _REFUSED:
                 raise SchemaUnusable(f"must not have {name}")
             if name == "$ref" and isinstance(value, str) and not _has_part(schema, value):
                 raise SchemaUnusable("must refer to parts of itself only, as #/$defs/name")
-            if name == "pattern" and isinstance(value, str) and not is_pattern(value):
-                raise SchemaUnusable("has a pattern that is none")
+            if name == "pattern" and isinstance(value, str):
+                elements += elements_of(value)
+                _check_pattern(value)
+        if elements > MAXIMUM_ELEMENTS:
+            raise SchemaUnusable(f"has patterns of more than {MAXIMUM_ELEMENTS} elements together")
         try:
             Draft202012Validator.check_schema(schema)
         except (SchemaError, RecursionError):
@@ -128,10 +141,18 @@ class TimedSchema:
         token = _deadline.set(time.monotonic() + SECONDS)
         try:
             return bool(self._validator.is_valid(value))
-        except (RecursionError, Unresolvable):
+        except (RecursionError, ArithmeticError, Unresolvable):
+            # A schema that refers to itself for ever, or a multiple of what no number can hold.
             return False
         finally:
             _deadline.reset(token)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        compiled(pattern)
+    except PatternUnusable as error:
+        raise SchemaUnusable(f"has a pattern that {error}") from None
 
 
 def _has_part(schema: object, reference: str) -> bool:
@@ -165,12 +186,3 @@ def _members(value: object) -> Iterator[tuple[str, object]]:
             left.extend(members.values())
         elif isinstance(one, list):
             left.extend(cast("list[object]", one))
-
-
-def is_pattern(pattern: str) -> bool:
-    """Whether a text is a regular expression."""
-    try:
-        regex.compile(pattern)
-    except (regex.error, RecursionError, OverflowError):
-        return False
-    return True

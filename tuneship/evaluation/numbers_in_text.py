@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 # Spaces that do not break, thin spaces and apostrophes separate thousands; a usual space separates numbers.
 _NUMBER = re.compile(
-    r"(?:(?<![\w.,])[-+\u2212])?\d+(?:[.,'\u2019\u00a0\u2009\u202f]\d+)*(?:[eE][-+]?\d{1,3}(?!\w))?(?:\s?%)?",
+    r"(?:(?<![\w.,])[-+\u2212])?\d+(?:[.,'\u2019\u00a0\u2009\u202f]\d+)*(?:[eE][-+]?\d{1,3}(?!\w))?(?:[\s\u00a0\u202f]?%)?",
     re.ASCII,
 )
 _NO_SEPARATOR = str.maketrans("", "", "'\u2019\u00a0\u2009\u202f")
@@ -31,7 +31,7 @@ def last_number(text: str) -> TextNumber | None:
         return None
     written = found[0].replace("\u2212", "-")
     is_percent = written.endswith("%")
-    return TextNumber(float(_plain(written.rstrip("% \t\n\r\f\v"))), is_percent)
+    return TextNumber(float(_plain(written.rstrip("%").strip())), is_percent)
 
 
 def _plain(written: str) -> str:
@@ -43,6 +43,9 @@ def _plain(written: str) -> str:
         return written
     mark, whole, rest = digits[decimal], digits[:decimal], digits[decimal + 1 :]
     is_repeated = digits.count(mark) > 1
+    groups = re.split("[.,]", digits)[1:]
+    if is_repeated and any(len(group) != 3 for group in groups):
+        return groups[-1] + exponent  # of a date, a version or a list
     # 1,234 has a thousand; 0,234 and 12345,678 have decimals.
     is_group = mark == "," and len(rest) == 3 and re.fullmatch(r"[-+]?[1-9]\d{0,2}", whole)
     whole = whole.replace(".", "").replace(",", "")

@@ -13,7 +13,7 @@ NO_VALUE = "(none)"
 _VALUE = re.compile(r"[A-Za-z0-9 ._/-]{1,64}\Z")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SliceRefused(Exception):
     """The metadata make no slices: a code, the field's place in the request, a message without content, the example."""
 

@@ -26,5 +26,5 @@ def said(text: str) -> str:
 
 
 def squeezed(text: str) -> str:
-    """The folded text without punctuation and white space; the text itself where nothing is left."""
-    return _NOT_SAID.sub("", folded(text)) or text
+    """The folded text without punctuation and white space; spaced, where nothing is left."""
+    return _NOT_SAID.sub("", folded(text)) or spaced(text)

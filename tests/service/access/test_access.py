@@ -83,15 +83,20 @@ def test_presets_hold_what_their_role_needs() -> None:
         "deployments",
         "endpoints",
         "webhooks",
+        "evaluations",
         "metrics",
         "logs",
     }
     assert PRESETS["viewer"] == {f"{one}:read" for one in looking}
-    assert PRESETS["trainer"] - PRESETS["viewer"] == {"datasets:write", "jobs:write"}
-    shipped = {f"{one}:write" for one in ("models", "deployments", "endpoints", "webhooks")}
+    assert PRESETS["trainer"] - PRESETS["viewer"] == {
+        f"{one}:write" for one in ("datasets", "jobs", "evaluations")
+    }
+    shipped = {
+        f"{one}:write" for one in ("models", "deployments", "endpoints", "webhooks", "evaluations")
+    }
     assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate"}
     assert (PRESETS["inference"], PRESETS["auditor"]) == ({"generate"}, {"audit:read"})
-    moved = {"datasets", "jobs", "deployments", "endpoints"}
+    moved = {"datasets", "jobs", "deployments", "endpoints", "evaluations"}
     called = {f"{one}:{verb}" for one in moved for verb in ("read", "write")}
     assert PRESETS["pipeline"] == called | {"models:read", "metrics:read", "generate"}
     assert PRESETS["monitoring"] == {"metrics:read", "machine:read"}

@@ -292,7 +292,7 @@ def test_bodies_are_checked_once_and_not_on_the_event_loop(
     service.engines.error = None
     assert ended(service, made)["request_counts"]["completed"] == len(NAMES)
     assert len(threads) == len(NAMES)
-    assert all(name.startswith("batches") for name in threads)
+    assert all(name.startswith("batch work") for name in threads)
 
 
 @pytest.mark.parametrize("setting", ["maximum_datasets", "maximum_dataset_bytes"])

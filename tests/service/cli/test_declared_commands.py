@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.conversion import ADAPTER
+from tests.support.evaluations import evaluated
 from tests.support.in_process import ANSWER, LINES, Service, jsonl
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.whole_api import BODIES, Own
@@ -56,6 +57,10 @@ class Place:
             "deployment_id": self.deployment,
             "webhook_id": webhook,
             "event_id": event,
+            **dict.fromkeys(
+                ("evaluation_id", "baseline_id"),
+                evaluated(service, service.dataset(), self.deployment),
+            ),
             "endpoint_id": service.endpoint("plain", self.deployment),
         }
         self.canary = service.canary("split", {self.deployment: 100})

@@ -119,8 +119,8 @@ def test_two_evaluations_are_compared_by_their_stored_scores(played: PlayedAnswe
     second = played.ended(played.create(**alone))
     asked = len(played.asked)
 
-    path = f"/v1/evaluations/{second['id']}/comparison"
-    answer = played.service.call("GET", path, params={"baseline": first["id"]})
+    path = f"/v1/evaluations/{second['id']}/comparison/{first['id']}"
+    answer = played.service.call("GET", path)
 
     assert answer.status_code == 200, answer.text
     grader = answer.json()["graders"][0]
@@ -222,7 +222,7 @@ def test_bad_orders_are_refused_by_their_place(
 
 def test_other_tenants_see_nothing(played: PlayedAnswers) -> None:
     made = played.create(max_examples=100)
-    for path in ("", "/results", "/comparison?baseline=" + made):
+    for path in ("", "/results", "/comparison/" + made):
         answer = played.service.call("GET", f"/v1/evaluations/{made}{path}", "bob")
         assert answer.status_code == 404, answer.text
     assert played.service.call("POST", f"/v1/evaluations/{made}/cancel", "bob").status_code == 404

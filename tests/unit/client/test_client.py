@@ -21,7 +21,15 @@ from tuneship.client.core import (
     converse,
     retry_after_seconds,
 )
-from tuneship.contract import datasets, deployments, endpoints, jobs, models, webhooks
+from tuneship.contract import (
+    datasets,
+    deployments,
+    endpoints,
+    evaluations,
+    jobs,
+    models,
+    webhooks,
+)
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.errors import (
     ApiError,
@@ -281,6 +289,9 @@ CREATES: dict[str, Callable[[Any], Any]] = {
         endpoints.CanaryEndpointCreate(
             name="e", deployments=[endpoints.Member(id="dep_1", traffic_percentage=100)]
         )
+    ),
+    "create_evaluation": lambda client: client.evaluations.create(
+        evaluations.EvaluationCreate.model_validate(evaluations.EXAMPLE_CREATE)
     ),
     "create_webhook": lambda client: client.webhooks.create(
         webhooks.WebhookCreate(url="https://x.test", events=["*"])

@@ -47,11 +47,11 @@ class ExampleRequest:
         return run, content
 
     def refused(self, context: Context, error: ApiError) -> tuple[int, bytes]:  # noqa: ARG002
-        """What is kept of an error: its code and its status."""
+        """Keep the code of an error and its status."""
         return error.status, json.dumps({"code": error.code, "status": error.status}).encode()
 
     def unanswered(self, why_not: str) -> bytes:
-        """What is kept where the request is not answered any more."""
+        """Keep the reason why the request is not answered any more."""
         return json.dumps({"code": why_not, "status": 0}).encode()
 
 

@@ -203,12 +203,12 @@ def _results(context: Context, row: EvaluationRow) -> Sequence[Stored]:
 
 @serves(contract.compare_evaluations)
 def compare_evaluations(
-    context: Context, evaluation_id: str, baseline: str
+    context: Context, evaluation_id: str, baseline_id: str
 ) -> EvaluationComparison:
     """Judge the stored scores of one evaluation's candidate beside those of another's."""
     row, other = (
         own_evaluation(context, evaluation_id),
-        own_evaluation(context, baseline, "baseline"),
+        own_evaluation(context, baseline_id),
     )
     settings = EvaluationSettings.model_validate(row["settings"])
     _check_comparable(other, settings, row["dataset_sha256"])
