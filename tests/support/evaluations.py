@@ -26,11 +26,25 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 def evaluated(service: Service, dataset_id: str, deployment_id: str) -> str:
     """Evaluate a deployment alone, and return the id when that has ended."""
-    body = {"name": "alone", "dataset_id": dataset_id, "candidate": deployment_id}
-    made = service.call("POST", "/v1/evaluations", json=body | {"graders": GRADERS}).json()["id"]
+    made = _begun(service, dataset_id, deployment_id)
     path = f"/v1/evaluations/{made}"
     service.until(lambda: service.call("GET", path).json()["status"] in ENDS)
     return made
+
+
+def cancelled(service: Service, dataset_id: str, deployment_id: str) -> str:
+    """Cancel an evaluation whose answers do not come, and return its id."""
+    service.engines.may_answer.clear()
+    made = _begun(service, dataset_id, deployment_id)
+    answer = service.call("POST", f"/v1/evaluations/{made}/cancel")
+    service.engines.may_answer.set()
+    assert answer.status_code == 200, answer.text
+    return made
+
+
+def _begun(service: Service, dataset_id: str, deployment_id: str) -> str:
+    body = {"name": "alone", "dataset_id": dataset_id, "candidate": deployment_id}
+    return service.call("POST", "/v1/evaluations", json=body | {"graders": GRADERS}).json()["id"]
 
 
 def right(number: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from itertools import count
 from typing import Any
 
-from tests.support.evaluations import evaluated
+from tests.support.evaluations import cancelled, evaluated
 from tests.support.in_process import Service
 from tuneship.contract import examples
 from tuneship.contract.openapi import document
@@ -64,7 +64,8 @@ def resources(service: Service) -> tuple[Ids, Ids]:
     webhooks = [_webhook(service) for _ in range(6)]
     event = service.call("POST", f"/v1/webhooks/{webhooks[0]}/test", json={}).json()["event_id"]
     held_out = service.dataset()
-    evaluations = [evaluated(service, held_out, deployments[0]) for _ in range(6)]
+    evaluations = [evaluated(service, held_out, deployments[0]) for _ in range(2)]
+    evaluations += [cancelled(service, held_out, deployments[0]) for _ in range(4)]
     ended = service.call("GET", "/v1/fine-tuning/jobs?status=completed")
     kept = {
         "dep": deployments,

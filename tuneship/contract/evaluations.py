@@ -318,6 +318,29 @@ EXAMPLE_RULES = {
     "slice_by": ["site"],
     "margin": 0.03,
 }
+EXAMPLE_SETTINGS = {
+    "graders": [
+        {
+            "name": "chapter",
+            "type": "string_check",
+            "operation": "eq",
+            "normalize": "space",
+            "input": "{{sample.output_text}}",
+            "reference": "{{item.reference}}",
+        }
+    ],
+    "gating": None,
+    "margin": 0.03,
+    "min_score": None,
+    "slice_by": ["site"],
+    "slice_margin": 0.1,
+    "min_slice": 30,
+    "cluster_by": None,
+    "max_examples": 1000,
+    "seed": 0,
+    "stop_early": True,
+    "max_tokens": 256,
+}
 EXAMPLE_COMPARED = {
     "wins": 58,
     "losses": 62,
@@ -369,9 +392,10 @@ EXAMPLE_SUMMARY = {
 }
 EXAMPLE_EVALUATION = {
     **EXAMPLE_SUMMARY,
-    "settings": EXAMPLE_RULES,
+    "settings": EXAMPLE_SETTINGS,
     "graders": [EXAMPLE_GRADER],
     "slices": [EXAMPLE_SLICE],
+    "sentence": "not worse on 992 examples: 58 wins, 62 losses; 90 % interval -2.2 to +1.4 points, margin 3 points",
     "stopped_early": False,
     "leaks_checked": True,
     "used_before": 3,
@@ -481,6 +505,7 @@ def list_evaluation_results(
             "slices": [EXAMPLE_SLICE],
             "verdict": "pass",
             "reason": None,
+            "sentence": EXAMPLE_EVALUATION["sentence"],
         }
     ),
 )

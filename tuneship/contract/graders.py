@@ -13,10 +13,12 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetJsonSchemaHandler,
     Tag,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from tuneship.contract.common import CreateRequest
 
@@ -212,6 +214,18 @@ def _kind(sent: Any) -> str:
     return f"~{kind}" if kind in KINDS else "~unknown"
 
 
+class _WithoutUnknown:
+    """Leaves the branch that is always refused out of the document: whatever fits another one would fit it, too."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        branches = cast("list[dict[str, str]]", schema["oneOf"])
+        schema["oneOf"] = [one for one in branches if UnknownGrader.__name__ not in one["$ref"]]
+        return schema
+
+
 # The kind is chosen before a grader is read; names of branches that begin so are left out of the places in refusals.
 Grader = Annotated[
     Annotated[StringCheckGrader, Tag("~string_check")]
@@ -222,13 +236,8 @@ Grader = Annotated[
     | Annotated[ToolCallsGrader, Tag("~tool_calls")]
     | Annotated[UnknownGrader, Tag("~unknown")],
     Discriminator(_kind),
+    _WithoutUnknown(),
 ]
-
-
-def _without_unknown(schema: dict[str, Any]) -> None:
-    """Leave the branch that is always refused out of the document: whatever fits another one fits it, too."""
-    branches = cast("list[dict[str, Any]]", schema["items"]["oneOf"])
-    branches[:] = [one for one in branches if not one["$ref"].endswith(UnknownGrader.__name__)]
 
 
 def _different_names(graders: list[Grader]) -> list[Grader]:
@@ -241,7 +250,7 @@ def _different_names(graders: list[Grader]) -> list[Grader]:
 
 Graders = Annotated[
     list[Grader],
-    Field(min_length=1, max_length=MAXIMUM_GRADERS, json_schema_extra=_without_unknown),
+    Field(min_length=1, max_length=MAXIMUM_GRADERS),
     AfterValidator(_different_names),
 ]
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.conversion import ADAPTER
-from tests.support.evaluations import evaluated
+from tests.support.evaluations import cancelled, evaluated
 from tests.support.in_process import ANSWER, LINES, Service, jsonl
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.whole_api import BODIES, Own
@@ -63,6 +63,7 @@ class Place:
             ),
             "endpoint_id": service.endpoint("plain", self.deployment),
         }
+        self.cancelled = cancelled(service, service.dataset(), self.deployment)
         self.canary = service.canary("split", {self.deployment: 100})
         service.listen()
         key = service.headers["alice"]["Authorization"].removeprefix("Bearer ")
@@ -85,6 +86,8 @@ class Place:
 
     def words(self, verb: DeclaredVerb, body: Mapping[str, Any] | None = None) -> list[str]:
         ids = self.ids | ({"endpoint_id": self.canary} if verb.group == "canary" else {})
+        if verb.operation.name == "cancel_evaluation":
+            ids |= {"evaluation_id": self.cancelled}
         made = BODIES[verb.operation.name](self.own) if verb.operation.body_parameter else {}
         operation, file = verb.operation, self.file
         if operation.is_download:
