@@ -1,0 +1,261 @@
+"""Graders of an evaluation: how an answer gets a score, in the spelling of OpenAI's where OpenAI has one. Pure.
+
+Patterns and schemas are checked where they are compiled, in `tuneship/evaluation/graders.py`.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, LiteralString, Self, cast
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from tuneship.contract.common import CreateRequest
+
+MAXIMUM_GRADERS = 8
+MAXIMUM_GATING = 4
+MAXIMUM_FIELDS = 64
+ANSWER = "{{sample.output_text}}"
+REFERENCE = "{{item.reference}}"
+# OpenAI's graders and measures that are not built, with the reason.
+UNBUILT_TYPES = ("label_model", "score_model", "multi", "python")
+UNBUILT_METRICS = {
+    "bleu": "means little for one answer",
+    "gleu": "means little for one answer",
+    "meteor": "needs word lists of one language",
+    "cosine": "needs vectors that are made for it",
+    **dict.fromkeys([f"rouge_{n}" for n in range(1, 6)], "is not built; rouge_l is"),
+}
+KINDS = ("string_check", "text_similarity", "regex", "number", "json", "tool_calls")
+_METADATA = re.compile(r"item\.metadata\.([A-Za-z0-9_-]{1,64})\Z")
+_NAMES = ("sample.output_text", "item.reference")
+
+
+def template_parts(template: str) -> Iterator[tuple[str, str | None]]:
+    """Yield each text of a template with the name behind it, None behind the last. Raises ValueError."""
+    start, *rest = template.split("{{")
+    for piece in rest:
+        name, closing, text = piece.partition("}}")
+        name = name.strip()
+        if not closing:
+            raise ValueError("opens {{ without closing it")
+        if name not in _NAMES and not _METADATA.match(name):
+            raise ValueError(
+                "holds an unknown name; known are sample.output_text, item.reference and item.metadata.<field>"
+            )
+        yield start, name
+        start = text
+    yield start, None
+
+
+def metadata_field(name: str) -> str | None:
+    """The field of an example's metadata that a name of a template stands for, if it does."""
+    found = _METADATA.match(name)
+    return found and found[1]
+
+
+def _template(text: str) -> str:
+    for _ in template_parts(text):
+        pass
+    return text
+
+
+def _known(known: Sequence[str], unbuilt: Callable[[str], str | None]) -> BeforeValidator:
+    def check(value: object) -> object:
+        if value in known:
+            return value
+        why = unbuilt(value) if isinstance(value, str) else None
+        text = f"cannot be {value}, which {why}" if why else f"must be one of {', '.join(known)}"
+        raise PydanticCustomError(
+            "unsupported_value" if why else "invalid_value", cast("LiteralString", text)
+        )
+
+    return BeforeValidator(check)
+
+
+Template = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(_template)]
+Input = Annotated[
+    Template, Field(description="Template of the graded text; by default the answer.")
+]
+Reference = Annotated[
+    Template,
+    Field(
+        description="Template of the right text; by default the last assistant turn of the line."
+    ),
+]
+GraderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Share = Annotated[float, Field(ge=0, le=1)]
+PassThreshold = Annotated[
+    Share | None,
+    Field(
+        description="A score from here on counts 1 and any other 0; a grader that decides needs it."
+    ),
+]
+Metrics = Literal["rouge_l", "fuzzy_match", "token_f1", "chrf"]
+Operation = Literal["eq", "ne", "like", "ilike"]
+
+
+class _Grader(CreateRequest):
+    name: GraderName
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether scores between 0 and 1 come out."""
+        return False
+
+
+class StringCheckGrader(_Grader):
+    """1 if the answer equals the reference (`eq`), does not (`ne`), or contains it (`like`; `ilike` in any case)."""
+
+    type: Literal["string_check"]
+    operation: Operation = "eq"
+    normalize: Annotated[
+        Literal["none", "space", "text"],
+        Field(
+            description="`space` takes white space as one space and none at the ends; `text` also leaves out case, "
+            "punctuation and forms of the same character (NFKC)."
+        ),
+    ] = "space"
+    input: Input = ANSWER
+    reference: Reference = REFERENCE
+
+
+class TextSimilarityGrader(_Grader):
+    """How similar the answer is to the reference, from 0 to 1."""
+
+    type: Literal["text_similarity"]
+    evaluation_metric: Annotated[
+        Metrics, _known(("rouge_l", "fuzzy_match", "token_f1", "chrf"), UNBUILT_METRICS.get)
+    ]
+    pass_threshold: PassThreshold = None
+    input: Input = ANSWER
+    reference: Reference = REFERENCE
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether no threshold makes 0 or 1 of the similarity."""
+        return self.pass_threshold is None
+
+
+class RegexGrader(_Grader):
+    """1 if the pattern is found in the answer; of a pattern with groups, if the first equals the reference."""
+
+    type: Literal["regex"]
+    pattern: Annotated[str, Field(min_length=1, max_length=1_000)]
+    input: Input = ANSWER
+    reference: Reference = REFERENCE
+
+
+class NumberGrader(_Grader):
+    """1 if the last number of the answer is that of the reference, within `tolerance` or a share `relative` of it."""
+
+    type: Literal["number"]
+    tolerance: Annotated[float, Field(ge=0)] = 0.0
+    relative: Annotated[float, Field(ge=0, le=1)] = 0.0
+    input: Input = ANSWER
+    reference: Reference = REFERENCE
+
+
+class JsonGrader(_Grader):
+    """1 if the answer is JSON and fits the schema; with `fields`, the share of them that equal the reference's."""
+
+    type: Literal["json"]
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    fields: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=128)]] | None,
+        Field(min_length=1, max_length=MAXIMUM_FIELDS),
+    ] = None
+    pass_threshold: PassThreshold = None
+    input: Input = ANSWER
+    reference: Reference = REFERENCE
+
+    @model_validator(mode="after")
+    def _threshold_of_shares(self) -> Self:
+        if self.pass_threshold is not None and self.fields is None:
+            raise PydanticCustomError("conflict", "needs fields", {"below": ".pass_threshold"})
+        return self
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether the share of equal fields is the score, without a threshold."""
+        return self.fields is not None and self.pass_threshold is None
+
+
+class ToolCallsGrader(_Grader):
+    """1 if the answer calls the same functions as the reference with equal arguments, in any order."""
+
+    type: Literal["tool_calls"]
+
+
+class UnknownGrader(CreateRequest):
+    """Stands for every type that is not built: it is refused, by its name if OpenAI has it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[
+        str, _known(KINDS, lambda name: "is not built" if name in UNBUILT_TYPES else None)
+    ]
+
+
+def _kind(sent: Any) -> str:
+    fields = cast("dict[str, Any]", sent) if isinstance(sent, dict) else {}
+    # A grader that was read before is one already.
+    kind: object = fields.get("type", getattr(cast("object", sent), "type", None))
+    return f"~{kind}" if kind in KINDS else "~unknown"
+
+
+# The kind is chosen before a grader is read; names of branches that begin so are left out of the places in refusals.
+Grader = Annotated[
+    Annotated[StringCheckGrader, Tag("~string_check")]
+    | Annotated[TextSimilarityGrader, Tag("~text_similarity")]
+    | Annotated[RegexGrader, Tag("~regex")]
+    | Annotated[NumberGrader, Tag("~number")]
+    | Annotated[JsonGrader, Tag("~json")]
+    | Annotated[ToolCallsGrader, Tag("~tool_calls")]
+    | Annotated[UnknownGrader, Tag("~unknown")],
+    Discriminator(_kind),
+]
+
+
+def _different_names(graders: list[Grader]) -> list[Grader]:
+    names = [one.name for one in graders if not isinstance(one, UnknownGrader)]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise _refusal("is the name of an earlier grader", f"[{number}].name")
+    return graders
+
+
+Graders = Annotated[
+    list[Grader],
+    Field(min_length=1, max_length=MAXIMUM_GRADERS),
+    AfterValidator(_different_names),
+]
+
+
+def gating_names(graders: Sequence[Grader], gating: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the graders that decide, by default the first. Raises pydantic's error, with the place below gating.
+
+    Their scores must be 0 or 1: of rare large losses among small gains, a test of graded scores keeps no level.
+    """
+    by_name = {one.name: one for one in graders if not isinstance(one, UnknownGrader)}
+    names = tuple(list(by_name)[:1] if gating is None else gating)
+    if not 1 <= len(names) <= MAXIMUM_GATING or len(set(names)) < len(names):
+        raise _refusal(f"must have 1 to {MAXIMUM_GATING} different names")
+    for number, name in enumerate(names):
+        if name not in by_name:
+            raise _refusal("is the name of no grader", f"[{number}]")
+        if by_name[name].is_graded:
+            raise _refusal("is a grader of shares, and needs pass_threshold", f"[{number}]")
+    return names
+
+
+def _refusal(message: str, below: str = "") -> PydanticCustomError:
+    return PydanticCustomError("invalid_value", cast("LiteralString", message), {"below": below})
