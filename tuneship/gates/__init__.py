@@ -12,6 +12,7 @@ record again.
 
 A training job: `divergence.watch_training` at every poll, `training_gates.judge_training` once it ended,
 `smoke_test.judge_smoke` on the deployed model at 0 % traffic.
+An evaluation: `evaluation.look` after every 25 examples, `evaluation.judge` at the end.
 Before the first shift, `forecast.forecast` says how long a plan will take at today's traffic. A record names the
 formula that judges it, and one that this release does not know is refused (`formula.py`).
 Where to read on: `evidence.py` is the statistics, `series.py` what a metrics answer may hold.

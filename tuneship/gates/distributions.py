@@ -54,10 +54,8 @@ def student_quantile(tail: float, freedom: int) -> float:
 
 def _incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
     """The regularised incomplete beta function of x; `rest` is 1 - x, given because x may be almost 1."""
-    if x <= 0.0:
-        return 0.0
-    if rest <= 0.0:
-        return 1.0
+    if x <= 0.0 or rest <= 0.0:
+        return float(rest <= 0.0)
     if x > (a + 1.0) / (a + b + 2.0):
         return 1.0 - _incomplete_beta(rest, x, b, a)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)

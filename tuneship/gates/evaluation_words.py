@@ -77,7 +77,8 @@ def _more(result: EvaluationResult, one: GraderResult) -> str:
     if one.p_worse is not None and one.p_worse <= WORSE / len(result.rules.gating):
         return "; worse, and not surely by more than the margin"
     words = f"; about {one.examples_needed:,} examples would do" if one.examples_needed else ""
-    if one.counts.examples < FEW_EXAMPLES:
+    # Of clusters, the number of examples alone says too little.
+    if one.counts.examples < FEW_EXAMPLES and one.log_e is not None:
         words += f"; so few can prove a margin of {_points(provable_margin(one.counts), 0)}"
     return words
 

@@ -411,6 +411,8 @@ def test_sentences_of_rarer_verdicts_say_why() -> None:
     alone = judge(EQUAL, replace(RULES, has_baseline=False))
     assert sentence(alone) == "score 49.8 % (95 % interval 46.7 to 52.9) on 1,000 examples"
     assert sentence(judge(clustered(49, 15), RULES)) == "not decided: fewer than 50 clusters"
+    few = replace(RULES, margin=0.01)
+    assert sentence(judge(clustered(50, 15, size=7), few)).endswith("examples would do")
     slow = EvaluationCounts((replace(EQUAL.graders[0], timed_out=30),))
     assert (
         sentence(judge(slow, RULES)) == "not decided: grader chapter ran out of time on 30 examples"

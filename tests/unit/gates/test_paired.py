@@ -126,7 +126,7 @@ def test_student_has_the_tail_of_scipy(t: float, freedom: int) -> None:
 
 
 def test_nothing_lies_beyond_infinity() -> None:
-    assert student_tail(math.inf, 7) == 0.0
+    assert student_tail(math.inf, 7) == student_tail(1e200, 7) == 0.0
     assert student_tail(-math.inf, 7) == 1.0
 
 
@@ -311,31 +311,6 @@ def test_clusters_that_all_agree_prove_no_more_than_as_many_examples() -> None:
 def test_clusters_that_all_lose_alike_are_surely_worse() -> None:
     counts, sums = counted([[-1, 0]] * 50)
     assert compare(counts, 0.03, sums).p_worse == 0.0
-
-
-@pytest.mark.parametrize(
-    ("differing", "correlation"), [(0.03, 1.0), (0.05, 1.0), (0.10, 0.3), (0.16, 0.0)]
-)
-@pytest.mark.parametrize("number", [50, 100])
-def test_candidates_on_the_margin_seldom_pass_by_clusters(
-    number: int, differing: float, correlation: float
-) -> None:
-    dice, passed, worse = np.random.default_rng(7), 0, 0
-    for run in range(600):
-        better = -0.03 if run % 2 else 0.0
-        win, loss = (differing + better) / 2, (differing - better) / 2
-        chance = dice.random((number, 10))
-        alike = dice.random(number) < correlation
-        chance[alike] = dice.random((int(alike.sum()), 1))
-        outcomes = np.where(chance < win, 1, np.where(chance < win + loss, -1, 0))
-        counts, sums = counted(outcomes.tolist())
-        test = compare(counts, 0.03, sums)
-        if better:
-            passed += test.is_within_margin
-        else:
-            worse += test.p_worse <= 0.02
-    assert passed <= 300 * 0.05 + 3 * math.sqrt(300 * 0.05) + 6
-    assert worse <= 300 * 0.02 + 3 * math.sqrt(300 * 0.02)
 
 
 @given(st.integers(2, 60), st.integers(0, 2**32))
