@@ -7,8 +7,8 @@ from collections.abc import MutableMapping
 from itertools import count
 from typing import Any
 
-from tests.support.evaluations import cancelled, evaluated
-from tests.support.in_process import Service
+from tests.support.evaluations import cancelled, evaluated, rows
+from tests.support.in_process import Service, jsonl
 from tuneship.contract import examples
 from tuneship.contract.openapi import document
 
@@ -69,7 +69,7 @@ def resources(service: Service) -> tuple[Ids, Ids]:
     ended = service.call("GET", "/v1/fine-tuning/jobs?status=completed")
     kept = {
         "dep": deployments,
-        "ds": [service.dataset() for _ in range(2)],
+        "ds": [service.dataset(content=jsonl(*rows(20))), service.dataset()],
         "ft": [
             one["id"] for one in ended.json()["jobs"]
         ],  # because the stream of an ended job ends

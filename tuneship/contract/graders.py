@@ -10,15 +10,12 @@ from typing import Annotated, Any, Literal, LiteralString, Self, cast
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
-    GetJsonSchemaHandler,
     Tag,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import CreateRequest
 
@@ -197,33 +194,28 @@ class ToolCallsGrader(_Grader):
     type: Literal["tool_calls"]
 
 
-class UnknownGrader(CreateRequest):
-    """Stands for every type that is not built: it is refused, by its name if OpenAI has it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Annotated[
-        str, _known(KINDS, lambda name: "is not built" if name in UNBUILT_TYPES else None)
-    ]
+def _built(sent: Any) -> Any:
+    """Refuse a type that is not built, by its name if OpenAI has it."""
+    fields = cast("dict[str, Any]", sent) if isinstance(sent, dict) else {}
+    kind: object = fields.get("type")
+    if not isinstance(sent, dict) or kind in KINDS:
+        return cast("Any", sent)
+    if "type" not in fields:
+        raise PydanticCustomError("missing", "Field required", {"below": ".type"})
+    is_known = kind in UNBUILT_TYPES
+    text = (
+        f"cannot be {kind}, which is not built"
+        if is_known
+        else f"must be one of {', '.join(KINDS)}"
+    )
+    code = "unsupported_value" if is_known else "invalid_value"
+    raise PydanticCustomError(code, cast("LiteralString", text), {"below": ".type"})
 
 
 def _kind(sent: Any) -> str:
+    # A grader that was read before is an object; anything else is refused as no object.
     fields = cast("dict[str, Any]", sent) if isinstance(sent, dict) else {}
-    # A grader that was read before is one already.
-    kind: object = fields.get("type", getattr(cast("object", sent), "type", None))
-    return f"~{kind}" if kind in KINDS else "~unknown"
-
-
-class _WithoutUnknown:
-    """Leaves the branch that is always refused out of the document: whatever fits another one would fit it, too."""
-
-    def __get_pydantic_json_schema__(
-        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        schema = handler(core_schema)
-        branches = cast("list[dict[str, str]]", schema["oneOf"])
-        schema["oneOf"] = [one for one in branches if UnknownGrader.__name__ not in one["$ref"]]
-        return schema
+    return f"~{fields.get('type', getattr(sent, 'type', KINDS[0]))}"
 
 
 # The kind is chosen before a grader is read; names of branches that begin so are left out of the places in refusals.
@@ -233,15 +225,14 @@ Grader = Annotated[
     | Annotated[RegexGrader, Tag("~regex")]
     | Annotated[NumberGrader, Tag("~number")]
     | Annotated[JsonGrader, Tag("~json")]
-    | Annotated[ToolCallsGrader, Tag("~tool_calls")]
-    | Annotated[UnknownGrader, Tag("~unknown")],
+    | Annotated[ToolCallsGrader, Tag("~tool_calls")],
     Discriminator(_kind),
-    _WithoutUnknown(),
+    BeforeValidator(_built),
 ]
 
 
 def _different_names(graders: list[Grader]) -> list[Grader]:
-    names = [one.name for one in graders if not isinstance(one, UnknownGrader)]
+    names = [one.name for one in graders]
     for number, name in enumerate(names):
         if name in names[:number]:
             raise _refusal("is the name of an earlier grader", f"[{number}].name")
@@ -260,7 +251,7 @@ def gating_names(graders: Sequence[Grader], gating: Sequence[str] | None) -> tup
 
     Their scores must be 0 or 1: of rare large losses among small gains, a test of graded scores keeps no level.
     """
-    by_name = {one.name: one for one in graders if not isinstance(one, UnknownGrader)}
+    by_name = {one.name: one for one in graders}
     names = tuple(list(by_name)[:1] if gating is None else gating)
     if not 1 <= len(names) <= MAXIMUM_GATING or len(set(names)) < len(names):
         raise _refusal(f"must have 1 to {MAXIMUM_GATING} different names")

@@ -16,7 +16,6 @@ from tuneship.contract.graders import (
     StringCheckGrader,
     TextSimilarityGrader,
     ToolCallsGrader,
-    UnknownGrader,
 )
 from tuneship.contract.tools import arguments_of
 from tuneship.evaluation import similarity
@@ -88,8 +87,6 @@ def read_graders(graders: Sequence[Grader]) -> list[ReadyGrader]:
 
 
 def _ready(grader: Grader, place: str) -> ReadyGrader:
-    if isinstance(grader, UnknownGrader):
-        raise GraderRefused(f"{place}.type", "is not built")
     if isinstance(grader, ToolCallsGrader):
         return ReadyGrader(grader.name, frozenset(), _calls_are_equal)
     score, taken, wanted = (

@@ -11,7 +11,6 @@ from tuneship.contract.graders import (
     Grader,
     GraderName,
     Graders,
-    UnknownGrader,
     gating_names,
     metadata_field,
     template_parts,
@@ -170,12 +169,6 @@ def test_names_that_cannot_decide_are_refused(gating: list[str], below: str) -> 
 def test_a_share_does_not_decide_even_by_default() -> None:
     with pytest.raises(PydanticCustomError):
         gating_names(read(SIMILAR, string_check()), None)
-
-
-def test_only_an_unknown_grader_has_no_name() -> None:
-    """It never leaves the check: no value of its type is known."""
-    with pytest.raises(ValidationError):
-        UnknownGrader(type="label_model")
 
 
 # Templates.
