@@ -4,11 +4,17 @@ A service and a pipeline that asks the deployments itself count by the same code
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from tuneship.gates.evaluation import EvaluationCounts, GraderCounts, SliceCounts
+from tuneship.contract.evaluations import EvaluationSettings
+from tuneship.gates.evaluation import (
+    EvaluationCounts,
+    EvaluationRules,
+    GraderCounts,
+    SliceCounts,
+)
 from tuneship.gates.paired import ClusterSums, PairedCounts
 
 # Numbers of scored examples that are looked at in between are multiples of `evaluation.LOOK_EXAMPLES`.
@@ -110,3 +116,40 @@ class EvaluationTally:
             leaked=self._unscored["leaked"],
             too_long=self._unscored["too_long"],
         )
+
+
+def rules_of(settings: EvaluationSettings, *, has_baseline: bool) -> EvaluationRules:
+    """The part of the settings that the verdict depends on."""
+    return EvaluationRules(
+        settings.deciding,
+        settings.margin,
+        settings.min_score,
+        settings.slice_margin,
+        settings.min_slice,
+        settings.stop_early,
+        has_baseline,
+    )
+
+
+def tally_of(settings: EvaluationSettings, stored: Iterable[Mapping[str, Any]]) -> EvaluationTally:
+    """A tally of the examples that are stored already."""
+    graded = [one.name for one in settings.graders if one.is_graded]
+    binary = [one.name for one in settings.graders if not one.is_graded]
+    made = EvaluationTally(binary, settings.deciding, graded)
+    for one in stored:
+        made.add(example_of(one))
+    return made
+
+
+def example_of(stored: Mapping[str, Any]) -> ScoredExample:
+    """A stored example as it is counted."""
+    outcome = stored["outcome"]
+    if outcome in ("failed", "leaked", "too_long"):
+        return ScoredExample(unscored=outcome)
+    return ScoredExample(
+        stored["candidate"],
+        stored.get("baseline"),
+        stored["slices"],
+        stored.get("cluster"),
+        stored.get("timed_out", ()),
+    )

@@ -9,23 +9,23 @@ from tuneship.contract.evaluations import (
     EvaluationStatus,
     create_evaluation,
 )
+from tuneship.evaluation.scoring import (
+    DeploymentGone,
+    HeldOutExample,
+    Scoring,
+    Stored,
+    unscored,
+)
 from tuneship.gates.evaluation import LOOK_EXAMPLES, EvaluationResult, judge, look, record_of
+from tuneship.gates.evaluation_report import report_of
+from tuneship.gates.evaluation_tally import example_of, rules_of, tally_of
 from tuneship.host.thread_pools import Threads
 from tuneship.service.background_requests.answering import BackgroundAnswer, BackgroundCaller
 from tuneship.service.background_requests.background_run import BackgroundRun, BackgroundTiming
 from tuneship.service.background_requests.pace import BackgroundPace
 from tuneship.service.context.context import Parts
 from tuneship.service.evaluations.example_requests import ExampleRequest, answer_in
-from tuneship.service.evaluations.held_out import HeldOutExample, leaks, read_held_out
-from tuneship.service.evaluations.reports import report_of
-from tuneship.service.evaluations.scoring import (
-    DeploymentGone,
-    Scoring,
-    Stored,
-    example_of,
-    rules_of,
-    unscored,
-)
+from tuneship.service.evaluations.held_out import leaks, read_held_out
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import EvaluationRow
 from tuneship.store.records import evaluation_records
@@ -102,7 +102,9 @@ class EvaluationRun:
             if baseline is not None and baseline.startswith(EVALUATION):
                 stored = evaluation_records.results_of(connection, baseline)
                 self._known = {one["line"]: one for one in stored}
-            self._tally = self._scoring.tally(evaluation_records.results_of(connection, row["id"]))
+            self._tally = tally_of(
+                self._settings, evaluation_records.results_of(connection, row["id"])
+            )
         if dataset is None:
             raise EvaluationLost(row["id"])  # its owner has deleted it, and so ended the evaluation
         self._examples = read_held_out(parts, dataset, self._settings)

@@ -13,6 +13,7 @@ from tuneship.contract.errors import ApiError
 from tuneship.contract.generation import Generate
 from tuneship.evaluation.graders import GivenAnswer
 from tuneship.evaluation.items import EvaluationItem
+from tuneship.evaluation.scoring import NoAnswer
 from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run
 from tuneship.service.generation.routed_run import RoutedRun
@@ -53,14 +54,6 @@ class ExampleRequest:
     def unanswered(self, why_not: str) -> bytes:
         """Keep the reason why the request is not answered any more."""
         return json.dumps({"code": why_not, "status": 0}).encode()
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    """Why an example has no answer: the code of the error, and its status, 0 where nobody was asked."""
-
-    code: str
-    status: int
 
 
 def answer_in(content: bytes) -> GivenAnswer | NoAnswer:

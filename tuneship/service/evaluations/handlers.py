@@ -27,7 +27,10 @@ from tuneship.contract.evaluations import (
     Outcome,
 )
 from tuneship.evaluation.graders import GraderRefused, read_graders
+from tuneship.evaluation.scoring import Stored
 from tuneship.gates.evaluation import RULE_VERSION, judge
+from tuneship.gates.evaluation_report import report_of
+from tuneship.gates.evaluation_tally import example_of, rules_of, tally_of
 from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
@@ -42,8 +45,6 @@ from tuneship.service.evaluations.evaluation_run import (
     evaluation_row,
 )
 from tuneship.service.evaluations.held_out import read_held_out
-from tuneship.service.evaluations.reports import report_of
-from tuneship.service.evaluations.scoring import Scoring, Stored, example_of, rules_of
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import EVALUATIONS
@@ -215,8 +216,7 @@ def compare_evaluations(
     if row["status"] != EvaluationStatus.COMPLETED or row["stopped_early"]:
         raise InvalidRequestError("the evaluation has not scored all its examples", status=409)
     known = {one["line"]: one for one in _results(context, other)}
-    scoring = Scoring(settings)
-    tally = scoring.tally()
+    tally = tally_of(settings, ())
     for one in _results(context, row):
         beside = known.get(one["line"], one)
         pair: dict[str, Any] = {name: value for name, value in one.items() if name != "baseline"}

@@ -1,8 +1,7 @@
 """Reads the examples of an evaluation out of its dataset, and finds those that a model was trained on."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import BinaryIO
 
 from tuneship.contract.dataset_lines import (
@@ -17,6 +16,7 @@ from tuneship.contract.evaluations import EvaluationSettings
 from tuneship.contract.example_problem import ExampleProblem
 from tuneship.evaluation.items import EvaluationItem, read_item
 from tuneship.evaluation.leaks import leaked_lines
+from tuneship.evaluation.scoring import HeldOutExample
 from tuneship.evaluation.selection import select
 from tuneship.evaluation.slices import SliceRefused, read_clusters, read_slices
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
@@ -30,16 +30,6 @@ from tuneship.store.files.stored_files import dataset_file
 
 # The selected examples are in memory while they are evaluated.
 MAXIMUM_CHARACTERS = 256 << 20
-
-
-@dataclass(frozen=True)
-class HeldOutExample:
-    """A selected example, with its line in the dataset, from 1."""
-
-    line: int
-    item: EvaluationItem
-    slices: Mapping[str, str]
-    cluster: int | None
 
 
 def read_held_out(

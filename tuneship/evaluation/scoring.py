@@ -1,15 +1,31 @@
 """Grades the answers to examples, and makes the rows that are stored: numbers, and the values of slices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuneship.contract.evaluations import EvaluationSettings
 from tuneship.evaluation.graders import GivenAnswer, ReadyGrader, read_graders
-from tuneship.gates.evaluation import EvaluationRules
-from tuneship.gates.evaluation_tally import EvaluationTally, ScoredExample
-from tuneship.service.evaluations.example_requests import NoAnswer
-from tuneship.service.evaluations.held_out import HeldOutExample
+from tuneship.evaluation.items import EvaluationItem
+
+
+@dataclass(frozen=True)
+class HeldOutExample:
+    """A selected example, with its line in the dataset, from 1."""
+
+    line: int
+    item: EvaluationItem
+    slices: Mapping[str, str]
+    cluster: int | None = None
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """Why an example has no answer: the code of the error, and its status, 0 where nobody was asked."""
+
+    code: str
+    status: int
+
 
 Answer = GivenAnswer | NoAnswer
 # Scores of one example, as they are stored.
@@ -27,19 +43,6 @@ class DeploymentGone(Exception):
     code: str
 
 
-def rules_of(settings: EvaluationSettings, *, has_baseline: bool) -> EvaluationRules:
-    """The part of the settings that the verdict depends on."""
-    return EvaluationRules(
-        settings.deciding,
-        settings.margin,
-        settings.min_score,
-        settings.slice_margin,
-        settings.min_slice,
-        settings.stop_early,
-        has_baseline,
-    )
-
-
 class Scoring:
     """The graders of an evaluation, ready to score answers."""
 
@@ -47,15 +50,6 @@ class Scoring:
         """Compile the graders. Raises `GraderRefused`."""
         self._graders: Sequence[ReadyGrader] = read_graders(settings.graders)
         self._deciding = settings.deciding
-        self._graded = [one.name for one in settings.graders if one.is_graded]
-
-    def tally(self, stored: Iterable[Stored] = ()) -> EvaluationTally:
-        """A tally of the scores that are stored already."""
-        binary = [one.name for one in self._graders if one.name not in self._graded]
-        made = EvaluationTally(binary, self._deciding, self._graded)
-        for one in stored:
-            made.add(example_of(one))
-        return made
 
     def score(
         self,
@@ -109,17 +103,3 @@ def unscored(example: HeldOutExample, why: Literal["failed", "leaked", "too_long
 def _about(example: HeldOutExample) -> Stored:
     made: Stored = {"line": example.line, "slices": dict(example.slices)}
     return made if example.cluster is None else made | {"cluster": example.cluster}
-
-
-def example_of(stored: Stored) -> ScoredExample:
-    """A stored row as it is counted."""
-    outcome = stored["outcome"]
-    if outcome in ("failed", "leaked", "too_long"):
-        return ScoredExample(unscored=outcome)
-    return ScoredExample(
-        stored["candidate"],
-        stored.get("baseline"),
-        stored["slices"],
-        stored.get("cluster"),
-        stored.get("timed_out", ()),
-    )

@@ -1,4 +1,4 @@
-"""The report of an evaluation as it is shown: scores, intervals, verdicts, and one sentence."""
+"""The report of an evaluation as it is shown: scores, intervals, verdicts, and one sentence. Pure."""
 
 from typing import Any
 
