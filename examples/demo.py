@@ -56,7 +56,7 @@ CANARY: dict[str, Any] = {
         "max_tokens": 48,
     },
 }
-EVALUATION = {"evaluation": {"max_rows": 300, "max_tokens": 32}}
+EVALUATION = {"evaluation": {"max_examples": 300, "max_tokens": 32}}
 COMMON: dict[str, Any] = {"model_name": ENDPOINT, "endpoint": {"name": ENDPOINT}}
 
 

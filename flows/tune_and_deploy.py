@@ -1,6 +1,6 @@
 """A release, from JSON Lines files to promoted traffic; `_release` is the whole story on one screen.
 
-validate -> upload -> merge -> fine-tune -> training gates -> deploy -> smoke test -> canary -> report
+validate -> upload -> merge -> fine-tune -> training gates -> deploy -> smoke test -> evaluation -> canary -> report
 
 Requires a service (`TUNESHIP_URL`, or the script's own). Run it from the Prefect UI, on a schedule, or as
 `python flows/tune_and_deploy.py --params release.yaml [--result out.json]`. Parameters: `flows/forms/release_form.py`.
@@ -26,6 +26,7 @@ from flows.release.clean_up import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
 from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
+from flows.release.held_out import evaluate
 from flows.release.release_run import ReleaseRun, begin, finish, result_when_stopped
 from flows.release.result import ReleaseResult
 from flows.release.tracked import chosen_trackers
@@ -81,9 +82,8 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
         get_run_logger().info("first release: %s is the baseline", release.base_model)
         baseline_id = run.deploy("baseline", release.base_model, {})
     candidate_id = run.deploy("candidate", run.model, release.deployment.tags)
-    if refused := run.check_smoke_test(smoke_test(baseline_id, candidate_id, release)):
+    if refused := _compare_answers(release, run, baseline_id, candidate_id):
         return refused
-    run.set_accuracy(measure_accuracy(baseline_id, candidate_id, release))
 
     plan = release.plan(champion.endpoint_id if champion else None, baseline_id, candidate_id)
     if champion is None or champion.measured is None:
@@ -113,6 +113,16 @@ def _tune(
     verdict = judge(release, prepared, job, metrics, champion)
     record_model(prepared, job, verdict)
     return run.check_training(verdict)
+
+
+def _compare_answers(
+    release: ReleaseParameters, run: ReleaseRun, baseline_id: str, candidate_id: str
+) -> ReleaseResult | None:
+    """Compare both deployments' answers while the candidate has no traffic; return the result when it is refused."""
+    if refused := run.check_smoke_test(smoke_test(baseline_id, candidate_id, release)):
+        return refused
+    run.set_accuracy(measure_accuracy(baseline_id, candidate_id, release))
+    return run.check_evaluation(evaluate(baseline_id, candidate_id, release, run.key))
 
 
 if __name__ == "__main__":

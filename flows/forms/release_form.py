@@ -34,6 +34,8 @@ from tuneship.contract.common import (
 )
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
+from tuneship.contract.evaluations import EvaluationCreate, EvaluationSettings
+from tuneship.contract.graders import MAXIMUM_GRADERS, Grader
 from tuneship.contract.jobs import (
     Comparison,
     ComputeConfig,
@@ -47,6 +49,8 @@ from tuneship.settings import TrackingSettings
 from tuneship.tracking.targets import server_url
 
 MAX_HYPERPARAMETER_SETS = 10
+# Rows on which exact matches are counted, unless the release says how many.
+EXACT_MATCH_ROWS = 200
 # Key of the validation context: the folder at which relative paths start, that of a script's params file.
 DIRECTORY = "directory"
 
@@ -212,13 +216,65 @@ class EndpointChoice(StrictModel):
         return self
 
 
-class ReleaseEvaluation(StrictModel):
-    """Exact match on validation rows by greedy generation, before and after. It decides nothing."""
+class ReleaseEvaluation(EvaluationSettings):
+    """Held-out examples that both models answer before any traffic moves, and what the new model must show.
 
-    max_rows: int = Field(
-        default=200, ge=0, le=100_000, description="Rows of the validation file; 0: off."
+    Without graders, exact matches on validation rows are reported and decide nothing.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra=_in_order("file", "dataset_id", "graders", "slice_by", "margin")
     )
-    max_tokens: int = Field(default=64, ge=1, le=4096, description="Longest answer.")
+
+    file: LocalFile | None = Field(
+        default=None,
+        description="JSON Lines file of held-out examples; default: the validation data of the release.",
+    )
+    dataset_id: str | None = Field(
+        default=None, description="The same as a dataset of the service (`ds_...`)."
+    )
+    graders: Annotated[list[Grader], Field(max_length=MAXIMUM_GRADERS)] = Field(
+        default_factory=list[Grader],
+        description="How answers are scored, each with a name and a type such as string_check.",
+    )
+    max_examples: int = Field(
+        default=1000, ge=0, le=100_000, description="Examples at most, in a random order; 0: off."
+    )
+    on_inconclusive: Literal["continue", "hold"] = Field(
+        default="continue",
+        description="Where the examples cannot decide: go on with a note, or hold as a training gate does.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.file and self.dataset_id:
+            raise ValueError("only one of file and dataset_id may be given")
+        return self
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The names of the gating graders; none where nothing is graded."""
+        return super().deciding if self.graders else ()
+
+    @property
+    def exact_match_rows(self) -> int:
+        """Validation rows on which exact matches are counted where no grader decides."""
+        if self.graders:
+            return 0
+        is_chosen = "max_examples" in self.model_fields_set
+        return self.max_examples if is_chosen else EXACT_MATCH_ROWS
+
+    @property
+    def decides(self) -> bool:
+        """Whether the release depends on the answers."""
+        return bool(self.graders) and self.max_examples > 0
+
+    def order(self, name: str, dataset_id: str, candidate: str, baseline: str) -> EvaluationCreate:
+        """The create request of the evaluation."""
+        own = {"file", "dataset_id", "on_inconclusive"}
+        settings = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=own)
+        about = {"name": name, "dataset_id": dataset_id, "candidate": candidate}
+        return EvaluationCreate.model_validate({**settings, **about, "baseline": baseline})
 
 
 class Tracking(StrictModel):
@@ -273,7 +329,7 @@ class ReleaseParameters(StrictModel):
         "training_gates": "When a training is good enough: training_gates",
         "deployment": "How the model is served: deployment",
         "canary": "How the traffic moves, and when it returns: canary",
-        "evaluation": "Accuracy before and after: evaluation",
+        "evaluation": "Whether its answers are right: evaluation",
         "security_settings": "Safeguards: security_settings",
         "tracking": "Where it is written too: tracking",
     }
@@ -338,7 +394,8 @@ class ReleaseParameters(StrictModel):
         default_factory=CanaryRules, description="How the traffic moves, and when it returns."
     )
     evaluation: ReleaseEvaluation = Field(
-        default_factory=ReleaseEvaluation, description="Accuracy before and after, for people."
+        default_factory=ReleaseEvaluation,
+        description="Whether the answers to held-out examples are still right.",
     )
     tracking: Tracking = Field(
         default_factory=Tracking,
@@ -369,6 +426,15 @@ class ReleaseParameters(StrictModel):
     def _has_something_to_release(self) -> Self:
         if (self.data is None) == (self.model is None):
             raise ValueError("exactly one of data and model is needed")
+        return self
+
+    @model_validator(mode="after")
+    def _has_examples_to_evaluate(self) -> Self:
+        sources = [self.evaluation.file, self.evaluation.dataset_id]
+        if self.data is not None:
+            sources += [self.data.validation_file, self.data.validation_dataset_id]
+        if self.evaluation.decides and not any(sources):
+            raise ValueError("evaluation.graders need evaluation.file or evaluation.dataset_id")
         return self
 
     @model_validator(mode="after")

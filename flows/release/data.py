@@ -110,7 +110,8 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     files = [Path(file) for file in data.files]
     digests = {file: content_sha256(file) for file in files}
     uploaded = {
-        _dataset_of(file, digest, data.format, run_key): digest for file, digest in digests.items()
+        uploaded_dataset(file, digest, data.format, run_key): digest
+        for file, digest in digests.items()
     }
     parts = uploaded | {
         dataset_id: get_dataset(dataset_id).tags.get(CONTENT_TAG, dataset_id)
@@ -121,7 +122,7 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     validation_id = data.validation_dataset_id
     if validation is not None:
         digest = content_sha256(validation)
-        validation_id = _dataset_of(validation, digest, data.format, run_key)
+        validation_id = uploaded_dataset(validation, digest, data.format, run_key)
     examples = (
         get_dataset(validation_id).num_examples
         if validation_id
@@ -138,7 +139,7 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     )
 
 
-def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key: str) -> str:
+def uploaded_dataset(file: Path, digest: str, dataset_format: DatasetFormat, run_key: str) -> str:
     """The dataset with this file's content: one that the service has, or a new one."""
     for known in list_datasets(format=dataset_format, tags={CONTENT_TAG: digest}):
         if known.status == DatasetStatus.PROCESSED:

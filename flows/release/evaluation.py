@@ -72,9 +72,10 @@ def measure_accuracy(
 ) -> Accuracy | None:
     """Count exact matches of both deployments on the same rows; None without rows. No gate reads it."""
     wanted = release.evaluation
-    if not wanted.max_rows or release.data is None or release.validation_file is None:
+    most = wanted.exact_match_rows
+    if not most or release.data is None or release.validation_file is None:
         return None
-    rows = questions(release.validation_file, release.data.format, wanted.max_rows)
+    rows = questions(release.validation_file, release.data.format, most)
     if not rows:
         return None
     prompts = [row.prompt for row in rows]

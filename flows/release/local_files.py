@@ -15,9 +15,11 @@ from tuneship.contract.dataset_lines import (
     DatasetFormat,
     ExampleProblem,
     Message,
+    decode_line,
     parse_line,
     text_of,
 )
+from tuneship.contract.line_fields import format_of
 
 BLOCK_BYTES = 1 << 20
 
@@ -40,6 +42,18 @@ def content_sha256(file: Path) -> str:
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
     return digest.hexdigest()
+
+
+def format_of_file(file: Path) -> DatasetFormat:
+    """The format of a file by the fields of its first line. Raises `BadInput` for a file that has none."""
+    try:
+        with file.open("rb") as stream:
+            first = next((line for line in stream if line.strip()), b"")
+        return format_of(decode_line(first.removeprefix(BYTE_ORDER_MARK)))
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
+    except ExampleProblem as problem:
+        raise BadInput(f"{file}: its first line {problem.message}") from None
 
 
 def questions(file: Path, dataset_format: DatasetFormat, limit: int) -> list[EvaluationExample]:

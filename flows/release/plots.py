@@ -18,7 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
+from flows.forms.release_form import ReleaseEvaluation
 from flows.release.loss_limits import Limit
+from flows.release.result import EvaluationFindings
+from tuneship.contract.evaluations import PairedReport
 from tuneship.contract.job_reports import JobMetrics
 from tuneship.gates.curves import arm_curve, evaluations, smoothed
 from tuneship.gates.series import ARMS, Arm, RolloutSeries
@@ -111,6 +114,50 @@ def plot_rollout(
             if axes.has_data():
                 axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderpad=0)
                 _mark_steps(axes, shares, end)
+        figure.savefig(file)
+    return True
+
+
+def plot_evaluation(found: EvaluationFindings, settings: ReleaseEvaluation, file: Path) -> bool:
+    """Draw the differences with their intervals, the whole first and then the slices, worst first.
+
+    Zero and both margins are lines; slices that were not tested are grey. False where nothing was compared.
+    """
+    whole = [one for one in found.graders if one.difference is not None]
+    if not whole:
+        return False
+    slices = sorted(found.slices, key=lambda one: (one.difference is None, one.difference or 0.0))
+    rows: list[tuple[str, PairedReport, str]] = [
+        (one.name, one, COLOURS["candidate"]) for one in whole
+    ]
+    for one in slices:
+        label = f"{one.field} {one.value} (n {one.examples})"
+        rows.append((label, one, "#999999" if one.difference is None else COLOURS["baseline"]))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 1.6 + 0.35 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        labels: list[str] = []
+        for place, (label, one, colour) in enumerate(rows):
+            labels.append(label)
+            if one.difference is None or one.low is None or one.high is None:
+                axes.text(0.0, place, " not tested", color=colour, va="center", fontsize=8)
+                continue
+            middle, low, high = 100 * one.difference, 100 * one.low, 100 * one.high
+            axes.plot([low, high], [place, place], color=colour, linewidth=2)
+            axes.plot([middle], [place], "o", color=colour)
+            wins = f" {one.wins} : {one.losses}"
+            axes.text(high, place, wins, color=colour, va="center", fontsize=8)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.axvline(-100 * settings.margin, color=LIMIT, linestyle="--", label="margin")
+        if slices:
+            limit = -100 * settings.slice_margin
+            axes.axvline(limit, color=LIMIT, linestyle=":", label="margin of slices")
+        axes.set_yticks(range(len(rows)), labels)
+        axes.invert_yaxis()
+        _label(
+            axes, "Candidate minus baseline, wins : losses", "points of score, 90 % interval", ""
+        )
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderpad=0)
         figure.savefig(file)
     return True
 

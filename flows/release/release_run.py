@@ -22,6 +22,7 @@ from flows.release.assets import record_deployment
 from flows.release.champion import Champion
 from flows.release.clean_up import discard_deployments, is_gone
 from flows.release.gate_approval import ask_about
+from flows.release.held_out import HeldOutGate
 from flows.release.record_file import (
     REFUSED_FOR,
     DamagedRecord,
@@ -133,26 +134,50 @@ class ReleaseRun:
         refusing = next(gate for gate in verdict.gates if gate.name == verdict.reason)
         if verdict.decision == "reject" or self.release.canary.approval != "required":
             return self.refused_by(refusing)
-        held = [gate for gate in verdict.gates if gate.state == "hold"]
-        limit = self.release.canary.approval_timeout_seconds
-        answer = ask_about(held, self.model, self.key, limit)
-        said = f"{answer.decision} by {answer.approver}" if answer.approver else answer.decision
-        self.record.add("held_gates", datetime.now(UTC), said=said, comment=answer.comment)
-        if answer.decision == "promote":
-            self.notes.append(f"gates that hold, a person decided: {said}")
-            return None
-        return self.refused_by(refusing, said)
+        said = self._ask_about([gate for gate in verdict.gates if gate.state == "hold"])
+        return None if said is None else self.refused_by(refusing, said)
 
     def check_smoke_test(self, gate: GateResult) -> ReleaseResult | None:
         """Note the smoke test's gate. Returns the result where it refuses."""
         self.gates.append(gate)
         return None if gate.state == "pass" else self.refused_by(gate)
 
-    def refused_by(self, gate: GateResult, said: str = "") -> ReleaseResult:
+    def check_evaluation(self, found: HeldOutGate | None) -> ReleaseResult | None:
+        """Note the gate on held-out examples. Returns the result where it refuses."""
+        if found is None:
+            return None
+        gate = found.result
+        self.gates.append(gate)
+        self.notes += found.notes
+        self.known["evaluation"] = found.findings
+        if gate.state == "pass":
+            return None
+        if gate.state == "hold" and self.release.evaluation.on_inconclusive == "continue":
+            self.notes.append(f"gate {gate.name} holds, and the release goes on: {gate.note}")
+            return None
+        if gate.state == "hold" and self.release.canary.approval == "required":
+            said = self._ask_about([gate])
+            return None if said is None else self.refused_by(gate, said, "evaluation")
+        return self.refused_by(gate, reason="evaluation")
+
+    def _ask_about(self, held: Sequence[GateResult]) -> str | None:
+        """Ask a person about gates that hold; None where the release goes on, else what was decided."""
+        limit = self.release.canary.approval_timeout_seconds
+        answer = ask_about(held, self.model, self.key, limit)
+        said = f"{answer.decision} by {answer.approver}" if answer.approver else answer.decision
+        self.record.add("held_gates", datetime.now(UTC), said=said, comment=answer.comment)
+        if answer.decision != "promote":
+            return said
+        self.notes.append(f"gates that hold, a person decided: {said}")
+        return None
+
+    def refused_by(
+        self, gate: GateResult, said: str = "", reason: str = "training_gate"
+    ) -> ReleaseResult:
         """The result of a gate that fails, or that holds and no person overruled."""
         self.known["gate"] = gate.name
         why = "; ".join(part for part in (described(gate), said) if part)
-        return self.rejected("training_gate", f"gate {gate.name}: {gate.state}, {why}")
+        return self.rejected(reason, f"gate {gate.name}: {gate.state}, {why}")
 
     def rejected(self, reason: str, note: str) -> ReleaseResult:
         """The result of a release that is refused before any traffic moved."""

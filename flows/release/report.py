@@ -20,6 +20,8 @@ from flows.shared.private_files import make_private
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import TuneshipError
+from tuneship.contract.evaluations import PairedReport
+from tuneship.gates.evaluation_words import SLICE_WORDS
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.record import Phase
 from tuneship.gates.series import RolloutSeries, Unusable
@@ -65,6 +67,11 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
             ]
             plot_losses(losses, limits, folder / "loss.png")
             pictures.append("loss.png")
+    if result.evaluation is not None:
+        from flows.release.plots import plot_evaluation  # noqa: PLC0415 - starts slowly
+
+        if plot_evaluation(result.evaluation, release.evaluation, folder / "evaluation.png"):
+            pictures.append("evaluation.png")
     if result.history and result.candidate_deployment_id:
         from flows.release.plots import plot_rollout  # noqa: PLC0415 - starts slowly
 
@@ -128,6 +135,7 @@ def report(
         ),
         *_training(result),
     ]
+    lines += _evaluation(result, pictures)
     if "loss.png" in pictures:
         lines += ["![Loss curves](loss.png)", ""]
     if result.forecast:
@@ -199,6 +207,61 @@ def _training(result: ReleaseResult) -> list[str]:
         titles = ["job", "set", "status", "lowest validation loss", "model", ""]
         lines += ["## Hyperparameter sets", "", *_table(titles, contenders)]
     return lines
+
+
+def _evaluation(result: ReleaseResult, pictures: Sequence[str]) -> list[str]:
+    """The findings on held-out examples: the sentence, the graders, the slices, and the lines that were lost."""
+    found = result.evaluation
+    if found is None:
+        return []
+    graders = [
+        [
+            one.name,
+            _percent(one.candidate.score if one.candidate else None),
+            _percent(one.baseline.score if one.baseline else None),
+            one.wins,
+            one.losses,
+            _interval(one),
+            one.verdict or "reported",
+        ]
+        for one in found.graders
+    ]
+    lines = ["## Held-out examples", "", plain(found.sentence), ""]
+    lines += _table(
+        ["grader", "candidate", "baseline", "wins", "losses", "difference [90 %]", "verdict"],
+        graders,
+    )
+    if found.slices:
+        slices = [
+            [
+                f"{one.field} {one.value}",
+                one.grader,
+                one.examples,
+                one.wins,
+                one.losses,
+                _interval(one),
+                SLICE_WORDS[one.verdict],
+            ]
+            for one in found.slices
+        ]
+        titles = ["slice", "grader", "examples", "wins", "losses", "difference [90 %]", ""]
+        lines += _table(titles, slices)
+    if "evaluation.png" in pictures:
+        lines += ["![Differences with intervals](evaluation.png)", ""]
+    if found.lost_lines:
+        listed = ", ".join(map(str, found.lost_lines))
+        lines += [f"Lines that only the baseline answered rightly, at most 20: {listed}.", ""]
+    return lines
+
+
+def _interval(one: PairedReport) -> str:
+    if one.difference is None or one.low is None or one.high is None:
+        return "-"
+    return f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
+
+
+def _percent(score: float | None) -> str:
+    return "-" if score is None else f"{100 * score:.1f} %"
 
 
 def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries | None:

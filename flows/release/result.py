@@ -8,7 +8,11 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from flows.rollout.result import RolloutResult
+from tuneship.contract.evaluations import GraderReport, SliceReport
 from tuneship.tracking.tracked_run import TrackingReport
+
+# Line numbers of lost examples that a report lists.
+LOSSES_SHOWN = 20
 
 
 class Accuracy(BaseModel):
@@ -17,6 +21,18 @@ class Accuracy(BaseModel):
     rows: int
     before: int = Field(description="Rows that the baseline answered exactly.")
     after: int = Field(description="Rows that the candidate answered exactly.")
+
+
+class EvaluationFindings(BaseModel):
+    """The answers of both deployments to held-out examples, in counts."""
+
+    evaluation_id: str | None = Field(description="Null where the pipeline asked the deployments.")
+    sentence: str
+    graders: list[GraderReport]
+    slices: list[SliceReport]
+    lost_lines: list[int] = Field(
+        description="Lines of the file, at most 20, that only the baseline answered rightly."
+    )
 
 
 class Contender(BaseModel):
@@ -52,6 +68,7 @@ class ReleaseResult(RolloutResult):
     candidate_deployment_id: str | None = None
     candidate_deleted: bool = False
     accuracy: Accuracy | None = None
+    evaluation: EvaluationFindings | None = None
     report: str | None = Field(default=None, description="The Markdown report.")
     tracking: list[TrackingReport] = Field(
         default_factory=list[TrackingReport],

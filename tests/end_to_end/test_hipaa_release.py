@@ -32,7 +32,7 @@ def release(folder: Path) -> dict[str, Any]:
         "hyperparameters": {"epochs": 1, "batch_size": 8, "learning_rate": 0.001},
         "validation_frequency": 2,
         "training_gates": {"min_gain": 0.0, "min_validation_examples": 1},
-        "evaluation": {"max_rows": 0},
+        "evaluation": {"max_examples": 0},
         "canary": {
             "steps": [50, 100],
             "interval": "1s",

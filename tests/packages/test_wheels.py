@@ -237,7 +237,7 @@ def test_the_first_command_of_the_project_releases_a_model(whole: Installed, sho
     # The files are the user's own now: less to train on, and no limits on latency where a machine is busy with tests.
     chosen: Any = yaml.safe_load(parameters.read_text())
     chosen["canary"] |= {"latency_gates": None, "steps": [50, 100], "bake_looks": 3}
-    chosen["evaluation"]["max_rows"] = 20
+    chosen["evaluation"]["max_examples"] = 20
     parameters.write_text(yaml.safe_dump(chosen))
     for file in chosen["data"]["files"]:
         lines = (parameters.parent / file).read_text().splitlines(keepends=True)

@@ -119,7 +119,7 @@ class PlayedInstallation:
                 "validation_file": self.rows("validation.jsonl", 60),
             },
             "endpoint": {"name": "skin"},
-            "evaluation": {"max_rows": 5, "max_tokens": 4},
+            "evaluation": {"max_examples": 5, "max_tokens": 4},
             "deployment": {"max_replicas": 1},
             "canary": QUICK | {"traffic": self.traffic()},
         }

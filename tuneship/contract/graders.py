@@ -209,13 +209,14 @@ def _built(sent: Any) -> Any:
         else f"must be one of {', '.join(KINDS)}"
     )
     code = "unsupported_value" if is_known else "invalid_value"
-    raise PydanticCustomError(code, cast("LiteralString", text), {"below": ".type"})
+    raise PydanticCustomError(code, text, {"below": ".type"})
 
 
 def _kind(sent: Any) -> str:
     # A grader that was read before is an object; anything else is refused as no object.
-    fields = cast("dict[str, Any]", sent) if isinstance(sent, dict) else {}
-    return f"~{fields.get('type', getattr(sent, 'type', KINDS[0]))}"
+    if isinstance(sent, dict):
+        return f"~{cast('dict[str, Any]', sent).get('type')}"
+    return f"~{getattr(sent, 'type', KINDS[0])}"
 
 
 # The kind is chosen before a grader is read; names of branches that begin so are left out of the places in refusals.

@@ -1,4 +1,5 @@
-"""Waits for what the service does after its answer: a dataset is processed, a job ends, a deployment runs.
+"""Waits for what the service does after its answer: a dataset is processed, a job or an evaluation ends, a
+deployment runs.
 
 A wait is one task with one loop: a task per poll would be thousands of nodes in six hours of training.
 """
@@ -17,6 +18,8 @@ from prefect.logging import get_logger
 from tuneship.client import ApiError, Client, ServiceUnreachable, TuneshipError
 from tuneship.contract.datasets import Dataset, DatasetStatus
 from tuneship.contract.deployments import Deployment, DeploymentStatus
+from tuneship.contract.evaluations import OPEN as OPEN_EVALUATIONS
+from tuneship.contract.evaluations import Evaluation
 from tuneship.contract.jobs import ENDED, Job, JobMetrics
 from tuneship.prefect.calls import POLL_TRIES
 from tuneship.prefect.connection import connected
@@ -41,6 +44,10 @@ class DatasetNotProcessed(Exception):
 
 class DeploymentNotRunning(Exception):
     """A deployment failed, was deleted, or did not serve before the deadline."""
+
+
+class EvaluationOverdue(Exception):
+    """The evaluation did not end before the deadline of the wait."""
 
 
 class JobOverdue(Exception):
@@ -101,6 +108,30 @@ def wait_for_deployment(
                 raise DeploymentNotRunning(f"deployment {deployment_id} is still {status}")
             polls += 1
             time.sleep(min(LONGEST_POLL_SECONDS, DEPLOYMENT_POLL_SECONDS * (1 + polls // 20)))
+
+
+@task(cache_policy=NO_CACHE, task_run_name="wait-for-{evaluation_id}")
+def wait_for_evaluation(
+    evaluation_id: str,
+    deadline_seconds: float = 86400.0,
+    credentials: TuneshipCredentials | None = None,
+) -> Evaluation:
+    """Wait until an evaluation has ended, whatever its end. Raises `EvaluationOverdue` past the deadline."""
+    deadline = time.monotonic() + deadline_seconds
+    polls = 0
+    with connected(credentials) as service:
+        while True:
+            client = service().with_options(tries=POLL_TRIES)
+            evaluation = client.evaluations.get(evaluation_id)
+            counts = evaluation.examples
+            done = counts.scored + counts.leaked + counts.too_long + counts.failed
+            report("evaluation", done, counts.selected)
+            if evaluation.status not in OPEN_EVALUATIONS:
+                return evaluation
+            if time.monotonic() > deadline:
+                raise EvaluationOverdue(f"evaluation {evaluation_id} is {evaluation.status}")
+            polls += 1
+            time.sleep(min(LONGEST_POLL_SECONDS, JOB_POLL_SECONDS * (1 + polls // 60)))
 
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-{job_id}")

@@ -33,7 +33,7 @@ def release(folder: Path, **data: Any) -> ReleaseParameters:
             "model_name": "m",
             "data": {"validation_file": str(held_out), **data},
             "endpoint": {"name": "shop"},
-            "evaluation": {"max_rows": 0},
+            "evaluation": {"max_examples": 0},
             "canary": {
                 "steps": [50, 100],
                 "look_every_seconds": 0.05,

@@ -55,7 +55,7 @@ def release(stage: Stage, folder: Path) -> ReleaseParameters:
             "data": {"files": [str(folder / "a.jsonl"), str(folder / "b.jsonl")]},
             "training_gates": {"min_validation_examples": 1},
             "endpoint": {"id": stage.endpoint},
-            "evaluation": {"max_rows": 0, "max_tokens": 8},
+            "evaluation": {"max_examples": 0, "max_tokens": 8},
             "canary": {name: value for name, value in plan.items() if name not in pair},
         }
     )

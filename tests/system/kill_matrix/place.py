@@ -130,7 +130,7 @@ class Release:
             "hyperparameters": {"epochs": 1, "batch_size": 8, "learning_rate": 0.001},
             "validation_frequency": 2,
             "training_gates": {"min_gain": 0.0, "min_validation_examples": 1},
-            "evaluation": {"max_rows": 0, "max_tokens": 4},
+            "evaluation": {"max_examples": 0, "max_tokens": 4},
             "canary": dict(CANARY) | {"traffic": traffic},
         }
         # Id of the deployment that served before; None for a first release.

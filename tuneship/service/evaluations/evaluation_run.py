@@ -1,7 +1,10 @@
 """One evaluation, from its dataset to its verdict. A restarted service begins it again from its row."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
+
+import sqlalchemy as sa
 
 from tuneship.contract.evaluations import (
     OPEN,
@@ -251,7 +254,7 @@ def change_evaluation(
         return changed
 
 
-def announce_end(connection: Any, kind: str, row: EvaluationRow, now: Any) -> None:
+def announce_end(connection: sa.Connection, kind: str, row: EvaluationRow, now: datetime) -> None:
     """Emit the event that an evaluation has ended: its verdict, and no text."""
     emit(
         connection,
@@ -260,11 +263,11 @@ def announce_end(connection: Any, kind: str, row: EvaluationRow, now: Any) -> No
         now,
         reason=row["reason"] or (row["error"] or {}).get("code"),
         verdict=row["verdict"],
-        scored=(row["report"].get("examples") or {}).get("scored", 0),
+        scored=row["report"]["examples"]["scored"] if row["report"] else 0,
     )
 
 
-def evaluation_row(connection: Any, evaluation_id: str) -> EvaluationRow:
+def evaluation_row(connection: sa.Connection, evaluation_id: str) -> EvaluationRow:
     """The row of an evaluation. Raises `EvaluationLost` where it was deleted."""
     row = rows.fetch(connection, tables.evaluations, evaluation_id, client_id=None)
     if row is None:

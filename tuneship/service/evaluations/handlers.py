@@ -271,7 +271,7 @@ def delete_evaluation(context: Context, evaluation_id: str) -> Deleted:
 
 def _fields(row: EvaluationRow) -> dict[str, Any]:
     """The row with the fields of its report, as answers have them."""
-    examples = row["report"].get("examples") or {}
+    examples: dict[str, int] = row["report"].get("examples", {})
     return {**row, "examples": {**examples, "selected": row["selected"] or 0}}
 
 

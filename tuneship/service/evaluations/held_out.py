@@ -1,6 +1,6 @@
 """Reads the examples of an evaluation out of its dataset, and finds those that a model was trained on."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -65,7 +65,7 @@ def read_held_out(
 
 
 @contextmanager
-def opened(parts: Parts, dataset: DatasetRow) -> Iterator[BinaryIO]:
+def opened(parts: Parts, dataset: DatasetRow) -> Generator[BinaryIO]:
     """Open the plain bytes of a dataset. Raises `DatasetError` for one that is gone or damaged, and `BlobsAway`."""
     with parts.database.read() as connection:
         key = parts.keyring.find(connection, dataset["client_id"], object_of(dataset))

@@ -1,0 +1,91 @@
+"""Gate T11: both deployments answer held-out examples before any traffic moves, and graders compare the answers.
+
+The service evaluates; where it does not offer that, `bare_evaluation.py` asks the deployments itself and judges by the
+same code. Only counts and line numbers leave this module.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import get_run_logger
+
+from flows.forms.release_form import ReleaseParameters
+from flows.release.bare_evaluation import evaluate_here
+from flows.release.data import uploaded_dataset
+from flows.release.local_files import content_sha256, format_of_file
+from flows.release.result import LOSSES_SHOWN, EvaluationFindings
+from tasks.evaluations import create_evaluation, list_evaluation_results
+from tuneship.client import ApiError
+from tuneship.contract.evaluations import EvaluationStatus
+from tuneship.gates.gate_result import GateResult
+from tuneship.prefect.waits import wait_for_evaluation
+
+NAME = "T11 evaluation"
+# Statuses of a server that does not know the operation.
+NOT_OFFERED = (404, 405, 501)
+HERE = "evaluated by the pipeline: the service offers no evaluations, and leaked examples were not looked for"
+LEAKS_UNKNOWN = "not all training data are known: leaked examples may be among the held-out ones"
+ON_VALIDATION = "evaluated on the validation data, on which the checkpoint was chosen, too"
+
+
+@dataclass(frozen=True)
+class HeldOutGate:
+    """The gate's result, what it rests on, and notes for people."""
+
+    result: GateResult
+    findings: EvaluationFindings | None
+    notes: tuple[str, ...] = ()
+
+
+def evaluate(
+    baseline_id: str, candidate_id: str, release: ReleaseParameters, run_key: str
+) -> HeldOutGate | None:
+    """Evaluate the candidate beside the baseline; None where the release names no graders."""
+    wanted = release.evaluation
+    if not wanted.decides:
+        return None
+    notes: list[str] = []
+    file, dataset_id = wanted.file, wanted.dataset_id
+    if not file and not dataset_id and release.data is not None:
+        file, dataset_id = release.data.validation_file, release.data.validation_dataset_id
+        notes.append(ON_VALIDATION)
+    if file:
+        path = Path(file)
+        dataset_id = uploaded_dataset(path, content_sha256(path), format_of_file(path), run_key)
+    name = re.sub(r"[^A-Za-z0-9 ._-]+", "-", f"release of {release.model_name}")[:128]
+    order = wanted.order(name, str(dataset_id), candidate_id, baseline_id)
+    try:
+        made = create_evaluation(order, run_key)
+    except ApiError as error:
+        if error.status not in NOT_OFFERED or error.param is not None:
+            raise
+        get_run_logger().warning("the service offers no evaluations: the pipeline asks itself")
+        verdict, findings = evaluate_here(baseline_id, candidate_id, wanted, file)
+        gate = _gate(verdict, findings, order.margin)
+        return HeldOutGate(gate, findings, (*notes, HERE))
+    found = wait_for_evaluation(made.id)
+    if found.status != EvaluationStatus.COMPLETED:
+        why = found.error["code"] if found.error else found.status
+        gate = GateResult(NAME, "hold", note=f"the evaluation {made.id} has not ended: {why}")
+        return HeldOutGate(gate, None, tuple(notes))
+    if not found.leaks_checked:
+        notes.append(LEAKS_UNKNOWN)
+    losses = list_evaluation_results(made.id, outcome="loss")
+    findings = EvaluationFindings(
+        evaluation_id=made.id,
+        sentence=found.sentence or "",
+        graders=found.graders,
+        slices=found.slices,
+        lost_lines=sorted(one.line for one in losses)[:LOSSES_SHOWN],
+    )
+    return HeldOutGate(_gate(found.verdict, findings, order.margin), findings, tuple(notes))
+
+
+def _gate(verdict: str | None, findings: EvaluationFindings, margin: float) -> GateResult:
+    """The difference of the first grader that decides, beside the margin."""
+    deciding = next((one for one in findings.graders if one.verdict is not None), None)
+    difference = None if deciding is None else deciding.difference
+    get_run_logger().info("gate %s: %s: %s", NAME, verdict, findings.sentence)
+    state = "pass" if verdict == "pass" else "reject" if verdict == "reject" else "hold"
+    return GateResult(NAME, state, difference, -margin, findings.sentence)
