@@ -10,13 +10,15 @@ TOKENIZER: Any = CATALOGUE.default.tokenizer
 ENDS = ("completed", "failed", "cancelled")
 GRADERS = [{"name": "chapter", "type": "string_check"}]
 SITES = ("A", "B")
+# Begins every prompt, and must be found nowhere but in the dataset.
+PLANTED = "zq planted text"
 
 
 def rows(count: int) -> list[dict[str, Any]]:
     """Examples of two sites; the right answer follows from the number of the case."""
     return [
         {
-            "instruction": f"zq planted text: case {number}?",
+            "instruction": f"{PLANTED}: case {number}?",
             "response": right(number),
             "metadata": {"site": SITES[number % 2], "patient": number // 2},
         }

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.evaluations import GRADERS, PlayedAnswers, right
+from tests.support.evaluations import GRADERS, PLANTED, PlayedAnswers, right
 from tests.support.in_process import Service, jsonl
 from tuneship.service.background_requests.background_run import BackgroundTiming
-
-PLANTED = "zq planted text"
 
 
 @pytest.fixture

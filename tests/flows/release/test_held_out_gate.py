@@ -1,0 +1,115 @@
+"""Gate T11: answers to held-out examples decide a release before any traffic moves, on the real service."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.forms.release_form import ReleaseParameters
+from flows.release.result import ReleaseResult
+from flows.tune_and_deploy import tune_and_deploy
+from tests.support.evaluations import PLANTED, PlayedAnswers, rows
+from tests.support.fakes.proxy import refused
+from tests.support.in_process import jsonl
+from tests.system.faults.stage import Stage
+
+pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+
+
+class Releases(Stage):
+    """A stage whose baseline is the base model; a tuned model exists and is released by its name."""
+
+    def set_up_alone(self) -> None:
+        self.played = PlayedAnswers(self.service)
+        self.baseline = self.played.baseline
+        self.model = self.service.call("GET", f"/v1/deployments/{self.played.candidate}").json()[
+            "model_name"
+        ]
+        self._open({self.baseline: 100})
+
+    def release(self, folder: Path, **evaluation: Any) -> ReleaseResult:
+        file = folder / "held-out.jsonl"
+        file.write_bytes(jsonl(*rows(400)))
+        plan = self.plan(candidate_deployment_id="none").model_dump(exclude_unset=True)
+        pair = ("endpoint_id", "baseline_deployment_id", "candidate_deployment_id")
+        wanted = {"file": str(file), "graders": [{"name": "chapter", "type": "string_check"}]}
+        parameters = {
+            "model_name": "m",
+            "model": self.model,
+            "endpoint": {"id": self.endpoint},
+            "evaluation": wanted | {"slice_by": ["site"], "margin": 0.08} | evaluation,
+            "canary": {name: value for name, value in plan.items() if name not in pair},
+        }
+        return tune_and_deploy(ReleaseParameters.model_validate(parameters))
+
+
+@pytest.fixture
+def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Releases]:
+    with Releases(tmp_path) as created:
+        created.set_up_alone()
+        yield created
+
+
+def gate_of(result: ReleaseResult) -> dict[str, Any]:
+    return next(one for one in result.training_gates if one["name"] == "T11 evaluation")
+
+
+def test_a_worse_model_is_rejected_before_any_traffic(stage: Releases, tmp_path: Path) -> None:
+    stage.played.tuned_fails = range(0, 400, 2)
+
+    result = stage.release(tmp_path)
+
+    assert (result.outcome, result.reason, result.gate) == (
+        "rejected",
+        "evaluation",
+        "T11 evaluation",
+    )
+    assert result.candidate_deleted
+    assert stage.shares() == {stage.baseline: 100}
+    assert gate_of(result)["state"] == "reject"
+    assert gate_of(result)["limit"] == -0.08
+    assert result.evaluation is not None
+    assert 0 < len(result.evaluation.lost_lines) <= 20
+    assert all(line % 2 for line in result.evaluation.lost_lines)
+    report = Path(str(result.report))
+    text = report.read_text()
+    assert result.evaluation.sentence in text
+    assert (report.parent / "evaluation.png").stat().st_size > 5_000
+    assert PLANTED not in text + json.dumps(result.model_dump(mode="json"))
+
+
+def test_an_equal_model_is_promoted_with_its_numbers(stage: Releases, tmp_path: Path) -> None:
+    stage.played.base_fails, stage.played.tuned_fails = range(40), range(36, 76)
+
+    result = stage.release(tmp_path)
+
+    assert result.outcome == "promoted"
+    assert gate_of(result)["state"] == "pass"
+    assert result.evaluation is not None
+    assert {one.verdict for one in result.evaluation.slices} == {"no_harm_shown"}
+
+
+@pytest.mark.parametrize(("choice", "outcome"), [("continue", "promoted"), ("hold", "rejected")])
+def test_examples_that_cannot_decide_hold_as_the_release_says(
+    stage: Releases, tmp_path: Path, choice: str, outcome: str
+) -> None:
+    result = stage.release(tmp_path, max_examples=50, on_inconclusive=choice)
+    assert result.outcome == outcome
+    assert gate_of(result)["state"] == "hold"
+    assert any("too few" in note or "not decided" in note for note in result.notes)
+
+
+def test_a_server_without_evaluations_is_asked_by_the_pipeline(
+    stage: Releases, tmp_path: Path
+) -> None:
+    stage.proxy.play("POST", "/v1/evaluations", [refused(404, "resource_not_found")], for_ever=True)
+    stage.played.tuned_fails = range(0, 400, 2)
+
+    result = stage.release(tmp_path)
+
+    assert (result.outcome, result.reason) == ("rejected", "evaluation")
+    assert result.evaluation is not None
+    assert result.evaluation.evaluation_id is None
+    assert any("offers no evaluations" in note for note in result.notes)
