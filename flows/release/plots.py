@@ -134,7 +134,7 @@ def plot_evaluation(found: EvaluationFindings, settings: ReleaseEvaluation, file
         label = f"{one.field} {one.value} (n {one.examples})"
         rows.append((label, one, "#999999" if one.difference is None else COLOURS["baseline"]))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8, 1.6 + 0.35 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(8, 1.8 + 0.35 * len(rows)), layout="constrained")
         axes = figure.subplots()
         labels: list[str] = []
         for place, (label, one, colour) in enumerate(rows):
@@ -153,11 +153,12 @@ def plot_evaluation(found: EvaluationFindings, settings: ReleaseEvaluation, file
             limit = -100 * settings.slice_margin
             axes.axvline(limit, color=LIMIT, linestyle=":", label="margin of slices")
         axes.set_yticks(range(len(rows)), labels)
-        axes.invert_yaxis()
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.margins(x=0.12)  # room for the numbers
         _label(
             axes, "Candidate minus baseline, wins : losses", "points of score, 90 % interval", ""
         )
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderpad=0)
+        figure.legend(loc="outside lower center", ncols=2)
         figure.savefig(file)
     return True
 
