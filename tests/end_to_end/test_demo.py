@@ -1,4 +1,4 @@
-"""The demo's three acts run with fewer rows, and without latency gates because test machines are busy."""
+"""The demo's four acts run with fewer rows, and without latency gates because test machines are busy."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.essential, pytest.mark.long]
 
 
-def test_a_release_is_promoted_bad_data_is_refused_bad_behaviour_is_rolled_back(
+def test_a_release_is_promoted_and_bad_data_behaviour_and_answers_are_stopped(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "demo"
@@ -28,17 +28,20 @@ def test_a_release_is_promoted_bad_data_is_refused_bad_behaviour_is_rolled_back(
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    good, data, behaviour = (
-        json.loads((folder / f"act{number}-result.json").read_text()) for number in (1, 2, 3)
+    good, data, behaviour, answers = (
+        json.loads((folder / f"act{number}-result.json").read_text()) for number in (1, 2, 3, 4)
     )
     assert good["outcome"] == "promoted"
-    assert good["accuracy"]["after"] > good["accuracy"]["before"]
+    grader = good["evaluation"]["graders"][0]
+    assert grader["candidate"]["score"] > grader["baseline"]["score"]
     assert (data["outcome"], data["gate"]) == ("rejected", "T4 champion")
     assert data["candidate_deployment_id"] is None
     assert (behaviour["outcome"], behaviour["reason"]) == ("rolled_back", "error_rate")
     assert behaviour["candidate_deleted"]
+    assert (answers["reason"], answers["gate"]) == ("evaluation", "T11 evaluation")
+    assert answers["candidate_deleted"]
     _check_weights(good["history"], good["candidate_deployment_id"])
-    for result in (good, data, behaviour):
+    for result in (good, data, behaviour, answers):
         assert Path(result["report"]).is_file()
     _replay(folder, [good, behaviour])
     until(lambda: not _left_running(folder))
