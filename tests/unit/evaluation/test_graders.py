@@ -113,6 +113,7 @@ def score(made: ReadyGrader, answer: str, reference: str) -> float:
         ("fields", '{"a": 1.0, "b": "x"}', '{"a": 1, "b": "y"}', 0.5),
         ("fields", '{"a": true}', '{"a": 1}', 0.5),
         ("fields", '{"b": {"d": 2, "c": [1]}}', '{"b": {"c": [1.0], "d": 2}}', 1),
+        ("fields", '{"a": null, "b": 1}', '{"b": 1}', 0.5),
         ("fields", "[1]", '{"a": 1}', 0),
         ("fields", "{}", "no JSON", 0),
         ("schema", '{"a": null}', "", 1),

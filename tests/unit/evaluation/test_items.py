@@ -180,8 +180,8 @@ def test_the_fields_have_at_most_fifty_slices_together() -> None:
 
 
 def test_clusters_have_numbers_and_examples_without_one_stand_alone() -> None:
-    metadata = [{"p": "x"}, {}, {"p": 1}, {"p": "x"}, {}, {"p": "1"}]
-    assert read_clusters(metadata, "p") == [0, 1, 2, 0, 3, 4]
+    metadata = [{"p": "x"}, {}, {"p": 1}, {"p": "x"}, {}, {"p": "1"}, {"p": True}]
+    assert read_clusters(metadata, "p") == [0, 1, 2, 0, 3, 4, 5]
     with pytest.raises(SliceRefused) as refused:
         read_clusters([{"p": [1]}], "p")
     assert (refused.value.code, refused.value.example) == ("invalid_slice", 0)

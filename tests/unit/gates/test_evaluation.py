@@ -75,6 +75,20 @@ def test_a_worked_example_is_rejected_at_a_look_and_the_equal_one_goes_on() -> N
     assert look(counts(5, 40, 150), replace(RULES, stop_early=False)) is None
 
 
+@pytest.mark.parametrize(
+    ("graders", "losses", "is_stopped"),
+    # Of 15 to 19 losses among 150 examples, E is 58, 107, 201, 379 and 721.
+    [(1, 15, False), (1, 16, True), (2, 16, False), (2, 17, True), (4, 18, False), (4, 19, True)],
+)
+def test_a_look_needs_evidence_of_100_for_each_grader(
+    graders: int, losses: int, is_stopped: bool
+) -> None:
+    names = ("a", "b", "c", "d")[:graders]
+    fine = [GraderCounts(name, PairedCounts(150, 9, 9, 99)) for name in names[1:]]
+    examples = EvaluationCounts((GraderCounts("a", PairedCounts(150, 0, losses, 99)), *fine))
+    assert (look(examples, EvaluationRules(names)) is not None) == is_stopped
+
+
 def test_evidence_of_a_look_counts_at_the_end_as_well() -> None:
     # With 22 examples that differ, no exact test would be as sure.
     few = counts(0, 22, 125)
@@ -104,6 +118,28 @@ def test_two_graders_share_the_level_and_both_must_pass() -> None:
     assert (held.verdict, held.grader) == ("hold", "code")
     worse = judged(40, 95)
     assert (worse.verdict, worse.reason, worse.grader) == ("reject", "worse", "code")
+
+
+def test_a_chance_of_more_than_two_percent_is_not_enough() -> None:
+    rules = replace(RULES, margin=0.01)
+    assert judge(counts(100, 133, 1000), rules).verdict == "reject"  # p = .0179
+    assert judge(counts(100, 132, 1000), rules).verdict == "hold"  # p = .0208
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "n", "needed"),
+    [
+        (50, 50, 300, 2297),
+        # More would not decide about what is surely worse, and an equal candidate would have passed.
+        (15, 30, 500, None),
+        (40, 58, 1000, None),
+        (58, 62, 1000, None),
+    ],
+)
+def test_needed_examples_are_named_while_more_would_decide(
+    wins: int, losses: int, n: int, needed: int | None
+) -> None:
+    assert judge(counts(wins, losses, n), RULES).graders[0].examples_needed == needed
 
 
 def test_a_chance_that_is_enough_for_one_grader_is_not_for_one_of_two() -> None:
@@ -144,6 +180,18 @@ def test_a_slice_that_loses_less_than_its_margin_shows_no_harm() -> None:
     assert (
         judge(with_slice(EQUAL, 20, 58, 400), replace(RULES, slice_margin=0.05)).verdict == "reject"
     )
+
+
+def test_the_level_of_slices_is_shared_by_graders() -> None:
+    for names, verdict in ((("chapter",), "reject"), (("chapter", "code"), "no_harm_shown")):
+        graders = tuple(GraderCounts(name, EQUAL.graders[0].counts) for name in names)
+        examples = with_slice(EvaluationCounts(graders), 1, 9, 60)  # p = .0107
+        assert judge(examples, EvaluationRules(names)).slices[0].verdict == verdict
+
+
+def test_a_slice_of_thirty_examples_is_tested() -> None:
+    for n, verdict in ((29, "not_tested"), (30, "reject")):
+        assert judge(with_slice(EQUAL, 0, 12, n), RULES).slices[0].verdict == verdict
 
 
 def test_a_small_slice_is_not_tested_and_takes_no_level_from_the_others() -> None:

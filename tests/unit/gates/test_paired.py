@@ -151,6 +151,7 @@ def test_a_score_of_no_example_may_be_anything() -> None:
 
 def test_holm_has_the_limits_of_the_worked_example() -> None:
     assert holm([0.0004, 0.004, 0.011, 0.3], 0.02) == [True, True, False, False]
+    assert holm([0.02, 0.01], 0.02) == [True, True]
     p = p_mcnemar(PairedCounts(60, 1, 12))
     refused = [number for number in range(1, 20) if holm([p] + [1.0] * (number - 1), 0.02)[0]]
     assert refused == list(range(1, 12))
