@@ -57,7 +57,7 @@ def kernels(*, may_dot: bool = True) -> "Kernels | None":
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
-    from tuneship.serving.kernel_code import (  # noqa: PLC0415 - loads LLVM: half a second
+    from tuneship.serving.kernels.kernel_code import (  # noqa: PLC0415 - loads LLVM: half a second
         compiled_kernels,
         host_has,
     )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from tuneship.serving.integer_kernels import (
+from tuneship.serving.kernels.integer_kernels import (
     GROUP,
     ZEROS,
     Kernels,
