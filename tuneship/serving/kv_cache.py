@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.kernels.integer_kernels import GROUP
+from tuneship.serving.kernels.layout import GROUP
 from tuneship.serving.kv_slots import Copy
 from tuneship.serving.models.attention import (
     AttentionPlan,

@@ -18,8 +18,8 @@ from tuneship.prompts.parity import Parity, Probe
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.kernels.integer_kernels import MIN_SHARED_NUMBERS, Kernels, kernels
+from tuneship.serving.kernels.layout import GROUP
 from tuneship.serving.kernels.quantised import (
-    GROUP,
     Int4Product,
     Int8Product,
     round_to_int4,

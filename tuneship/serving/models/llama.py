@@ -20,7 +20,8 @@ from torch import Tensor
 from tuneship.host.weight_files import WeightsFault, weight_files
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kernels.integer_kernels import kernels
-from tuneship.serving.kernels.quantised import GROUP, ConstantProduct, Int4Product, Int8Product
+from tuneship.serving.kernels.layout import GROUP
+from tuneship.serving.kernels.quantised import ConstantProduct, Int4Product, Int8Product
 from tuneship.serving.kv_cache import CacheShape, SlotCache
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.models.attention import AttentionPlan
