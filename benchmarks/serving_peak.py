@@ -26,7 +26,7 @@ from measuring.replicas import linear_layers, random_base
 from transformers import AutoModelForCausalLM
 
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.linear import Product
+from tuneship.serving.models.linear import Product
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 

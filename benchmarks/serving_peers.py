@@ -39,7 +39,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tuneship.client import Client
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
-from tuneship.serving.model import choose_dtype
+from tuneship.serving.models.model import choose_dtype
 
 CLIENTS = (1, 8, 32)
 NEW_TOKENS = 48

@@ -30,7 +30,7 @@ from measuring.running import deploy, example_questions, running
 from tokenizers import Tokenizer
 
 from tuneship.client import Client
-from tuneship.serving.llama import LlamaModel
+from tuneship.serving.models.llama import LlamaModel
 from tuneship.serving.replica import load_model
 from tuneship.serving.weights_choice import losses_of_engine, text_tokens
 

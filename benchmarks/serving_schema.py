@@ -29,8 +29,8 @@ from measuring.running import cpu_seconds
 from tuneship.contract.answer_schemas import read_schema
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.generation.prompts import rendered_prompt
-from tuneship.serving.grammar import grammar_of
 from tuneship.serving.replica_client import GenerateRequest, SocketLink
+from tuneship.serving.sampling.grammar import grammar_of
 
 PROMPT_TOKENS, NEW_TOKENS, CLIENTS = 57, 64, 32
 # Guided answers of a round.

@@ -14,9 +14,9 @@ from tuneship.conversion.order import ProcessMessage
 from tuneship.processes.worker_protocol import Worker, WorkerSpec
 from tuneship.service.common.conversion import A_DAY, MODULES, ConversionLimits
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.guides import GrammarCompiler
-from tuneship.serving.model import ModelRefused
+from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.replica import Frames, ReplicaServer, load_model
+from tuneship.serving.sampling.guides import GrammarCompiler
 from tuneship.training.__main__ import failure_of
 from tuneship.training.progress_file import ProgressFile, StopRequest, TrainingCancelled
 from tuneship.training.spec import CANCEL_FILE, PROGRESS_FILE, SPEC_FILE, Order, TrainingSpec

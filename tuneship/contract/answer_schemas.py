@@ -2,7 +2,8 @@
 
 Whatever is not known is refused by its place, so that no keyword is silently without effect. A place names keywords and
 numbers: `properties[2]` is the third property, whose name is the caller's own word. The limits keep the compiler of the
-grammar (`tuneship/serving/grammar.py`) within its stack and some tenths of a second. Next: `schema_keywords.py`.
+grammar (`tuneship/serving/sampling/grammar.py`) within its stack and some tenths of a second.
+Next: `schema_keywords.py`.
 """
 
 import json

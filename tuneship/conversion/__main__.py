@@ -17,7 +17,7 @@ from tuneship.conversion import gguf_model, losses
 from tuneship.conversion.base_format import base_format
 from tuneship.conversion.failure_reasons import refusal_of, versions
 from tuneship.conversion.order import ReadingOrder, ReadingReport
-from tuneship.serving.model import ModelRefused
+from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.weights import AUTO
 from tuneship.serving.weights_choice import (

@@ -16,7 +16,7 @@ from tuneship.prompts.template import (
 )
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import TOKENIZER_FILE, check_kind, load_tokenizer
-from tuneship.serving.model import ModelRefused
+from tuneship.serving.models.model import ModelRefused
 from tuneship.training.tokenizer_check import (
     difference_from,
     load_as_transformers,

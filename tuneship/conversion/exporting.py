@@ -31,7 +31,7 @@ from tuneship.host.priority import lower_priority
 from tuneship.host.weight_files import ADAPTER_CONFIG
 from tuneship.prompts.parity import Probe
 from tuneship.prompts.template import PromptTemplate
-from tuneship.serving.model import ModelRefused
+from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.parity_check import differing_choice
 
 LIBRARIES = ("transformers", "peft", "torch", "safetensors", "tokenizers")

@@ -13,7 +13,7 @@ from tuneship.conversion.gguf_header import GgufRefused
 from tuneship.prompts.template import TemplateFailed
 from tuneship.prompts.text_tokenizer import TokenizerFault
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.serving.model import ModelRefused
+from tuneship.serving.models.model import ModelRefused
 from tuneship.training.progress_file import TrainingFailed
 
 # The library that reads and writes tensors has the number of an error in its text alone.

@@ -14,7 +14,7 @@ from tuneship.prompts.parity import Probe, greedy_count, prompts
 from tuneship.prompts.template import PromptTemplate
 from tuneship.prompts.text_tokenizer import encode, load_tokenizer
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.model import ModelRefused
+from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.parity_check import answer_logits
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest

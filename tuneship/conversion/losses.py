@@ -8,7 +8,7 @@ from tuneship.conversion.order import QUESTION
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import continuation, encode
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.model import CausalModel
+from tuneship.serving.models.model import CausalModel
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights_choice import token_losses
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # The modules whose workers are forked, and what is loaded before.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "tuneship.serving": ("torch", "tuneship.serving.replica", "tuneship.serving.guides"),
+    "tuneship.serving": ("torch", "tuneship.serving.replica", "tuneship.serving.sampling.guides"),
     # In several parts: a request that comes meanwhile waits for one of them only.
     "tuneship.training": (
         "torch",

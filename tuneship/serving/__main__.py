@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.guides import GrammarCompiler
-from tuneship.serving.integer_kernels import Kernels
+from tuneship.serving.kernels.integer_kernels import Kernels
 from tuneship.serving.malloc import release_free_memory
-from tuneship.serving.model import SMALL_MODEL_PARAMETERS, ModelRefused
+from tuneship.serving.models.model import SMALL_MODEL_PARAMETERS, ModelRefused
 from tuneship.serving.replica import Frames, ReplicaServer, load_model
+from tuneship.serving.sampling.guides import GrammarCompiler
 from tuneship.serving.weights import AUTO, WEIGHTS
 from tuneship.serving.weights_choice import fastest, measured_weights
 

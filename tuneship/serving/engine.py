@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tuneship.serving import sampler
 from tuneship.serving.adapters import AdapterRefused, read_adapter
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.guides import Guide
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.kv_slots import KvSlots
 from tuneship.serving.lora import Lora
 from tuneship.serving.merged_weights import MERGED_BYTES
-from tuneship.serving.model import CausalModel
+from tuneship.serving.models.model import CausalModel
 from tuneship.serving.parity_check import check_parity
+from tuneship.serving.sampling import sampler
+from tuneship.serving.sampling.guides import Guide
+from tuneship.serving.sampling.scores import PROMPT_LOGITS, scores_of
 from tuneship.serving.scheduler import Scheduler
-from tuneship.serving.scores import PROMPT_LOGITS, scores_of
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence, TokenScore
 
 

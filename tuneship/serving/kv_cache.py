@@ -11,11 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tuneship.serving.attention import AttentionPlan, DecodeIndices, attend_decode, attend_prefill
-from tuneship.serving.attention_masks import AttentionMasks
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.integer_kernels import GROUP
+from tuneship.serving.kernels.layout import GROUP
 from tuneship.serving.kv_slots import Copy
+from tuneship.serving.models.attention import (
+    AttentionPlan,
+    DecodeIndices,
+    attend_decode,
+    attend_prefill,
+)
+from tuneship.serving.models.attention_masks import AttentionMasks
 
 
 @dataclass(frozen=True, slots=True)

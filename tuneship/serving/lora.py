@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tuneship.host.memory import free_memory
 from tuneship.serving.adapters import AdapterRefused, Matrices
-from tuneship.serving.gather_sum import weighted_sums
-from tuneship.serving.linear import Product
+from tuneship.serving.kernels.quantised import ConstantProduct
 from tuneship.serving.merged_weights import MERGED_BYTES, Merged
-from tuneship.serving.quantised import ConstantProduct
+from tuneship.serving.models.gather_sum import weighted_sums
+from tuneship.serving.models.linear import Product
 
 # Matrix products beat sums of matrix rows from this many numbers (tokens times inputs) on: for a
 # run of tokens that is the only one of its batch, and for one beside others.

@@ -10,8 +10,8 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
-from tuneship.serving.linear import Product
-from tuneship.serving.quantised import ConstantProduct
+from tuneship.serving.kernels.quantised import ConstantProduct
+from tuneship.serving.models.linear import Product
 
 # Consecutive steps with one adapter only before it is merged: two adapters that alternate are
 # never merged.

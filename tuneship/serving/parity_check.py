@@ -18,7 +18,7 @@ from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.lora import Lora
-from tuneship.serving.model import CausalModel
+from tuneship.serving.models.model import CausalModel
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 

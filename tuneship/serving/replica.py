@@ -14,17 +14,17 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from tuneship.serving import llama
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.embed_request import EmbedRequest, Pooling, texts_of
 from tuneship.serving.embeddings import Embedder
 from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
-from tuneship.serving.grammar_turns import GrammarTurns
-from tuneship.serving.guides import GrammarCompiler, GrammarRefused
-from tuneship.serving.linear import AS_MEASURED, Packing
 from tuneship.serving.malloc import release_free_memory
-from tuneship.serving.model import CausalModel, ModelRefused, read_config
+from tuneship.serving.models import llama
+from tuneship.serving.models.linear import AS_MEASURED, Packing
+from tuneship.serving.models.model import CausalModel, ModelRefused, read_config
 from tuneship.serving.replica_client import PROMPT_SCORES_PER_FRAME
+from tuneship.serving.sampling.grammar_turns import GrammarTurns
+from tuneship.serving.sampling.guides import GrammarCompiler, GrammarRefused
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights import QUANTISED
 
@@ -292,6 +292,6 @@ def load_model(
         raise ModelRefused(
             f"weights in {weights} are served for {kinds} models with usual settings only"
         )
-    from tuneship.serving.generic import GenericModel  # noqa: PLC0415 (transformers takes seconds to import)
+    from tuneship.serving.models.generic import GenericModel  # noqa: PLC0415 (transformers takes seconds to import)
 
     return GenericModel(directory, weights, packing)

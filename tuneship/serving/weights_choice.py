@@ -15,7 +15,7 @@ from tuneship.serving.batch import FlatBatch
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.lora import Lora, Routes
-from tuneship.serving.model import CausalModel, ModelRefused
+from tuneship.serving.models.model import CausalModel, ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest, Sequence
 from tuneship.serving.weights import FLOATS, QUANTISED

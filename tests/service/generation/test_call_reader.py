@@ -11,7 +11,7 @@ from tests.unit.prompts.test_tool_syntax import HERMES
 from tuneship.contract.tools import WrittenCall
 from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.service.generation.call_reader import CallReader
-from tuneship.serving.grammar import accepts, grammar_of_calls
+from tuneship.serving.sampling.grammar import accepts, grammar_of_calls
 
 BARE = CallSyntax('{"name": "', '", "parameters": ', None, "}")
 VALUES = st.recursive(

@@ -8,7 +8,7 @@ import pytest
 from tests.service.generation.test_generation import counts, path_of
 from tests.service.generation.test_generation_streams import events_of
 from tests.support.in_process import CATALOGUE, Service
-from tuneship.serving.grammar import accepts
+from tuneship.serving.sampling.grammar import accepts
 
 PLANTED = "zq planted text 7731"
 INTEGER = {"type": "json_schema", "schema": {"type": "integer"}}

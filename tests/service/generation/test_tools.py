@@ -10,7 +10,7 @@ from tests.service.generation.test_generation_streams import events_of
 from tests.service.generation.test_structured import encoded
 from tests.support.in_process import ANSWER, Service
 from tuneship.prompts.template import PromptTemplate
-from tuneship.serving.grammar import accepts
+from tuneship.serving.sampling.grammar import accepts
 
 PLANTED = "zq planted text 7731"
 PARAMETERS = {

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from tests.service.openai.conftest import ENDPOINT
 from tests.support.in_process import CATALOGUE, Service
 from tests.support.openai_clients import blocking
-from tuneship.serving.grammar import accepts
+from tuneship.serving.sampling.grammar import accepts
 
 SECRET = "zq planted text 7731"
 MESSAGES: Any = [{"role": "user", "content": "senile cataract"}]

@@ -11,7 +11,7 @@ from tests.service.generation.test_structured import encoded
 from tests.service.openai.conftest import ENDPOINT
 from tests.support.in_process import ANSWER, Service
 from tests.support.openai_clients import blocking
-from tuneship.serving.grammar import accepts
+from tuneship.serving.sampling.grammar import accepts
 
 SECRET = "zq planted text 7731"
 MESSAGES: Any = [{"role": "user", "content": "Is H25 valid?"}]

@@ -12,7 +12,7 @@ from typing import Any
 
 from tuneship.contract.answer_schemas import MAX_SUBSCHEMAS, read_schema
 from tuneship.contract.schema_keywords import SchemaRefused
-from tuneship.serving.grammar import grammar_of, is_usable
+from tuneship.serving.sampling.grammar import grammar_of, is_usable
 
 Link = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -16,10 +16,10 @@ from tests.unit.serving.conftest import make_adapter, quiet_peft
 from tests.unit.serving.test_engine import build, expected, run
 from tests.unit.serving.test_generic import QWEN_WINDOW, TURNS, WINDOW, save
 from tuneship.serving.engine import Engine
-from tuneship.serving.generic import GenericModel
-from tuneship.serving.llama import LlamaModel
 from tuneship.serving.lora import Lora, Routes
-from tuneship.serving.model import CausalModel, ModelRefused
+from tuneship.serving.models.generic import GenericModel
+from tuneship.serving.models.llama import LlamaModel
+from tuneship.serving.models.model import CausalModel, ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest, TokenScore
 from tuneship.serving.weights_choice import logits_of_engine

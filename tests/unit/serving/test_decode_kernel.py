@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tuneship.serving import integer_kernels
-from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.integer_kernels import Kernels, kernels
+from tuneship.serving.kernels import integer_kernels
+from tuneship.serving.kernels.integer_kernels import Kernels, kernels
+from tuneship.serving.kernels.quantised import Int4Product
 from tuneship.serving.kv_cache import CacheShape, SlotCache
-from tuneship.serving.quantised import Int4Product
+from tuneship.serving.models.attention import AttentionPlan
 
 # Query heads, heads of keys and values, their width, and the positions of the tokens.
 SHAPES = [

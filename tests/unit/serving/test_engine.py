@@ -12,9 +12,9 @@ import tuneship
 from tests.unit.serving.conftest import exploding
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, SequenceTooLarge
-from tuneship.serving.linear import AS_MEASURED, Packing
-from tuneship.serving.llama import LlamaModel
-from tuneship.serving.model import CausalModel
+from tuneship.serving.models.linear import AS_MEASURED, Packing
+from tuneship.serving.models.llama import LlamaModel
+from tuneship.serving.models.model import CausalModel
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import FinishReason, GenerateRequest
 

@@ -11,9 +11,9 @@ import torch
 from tests.unit.serving.conftest import make_adapter, quiet_peft
 from tests.unit.serving.test_engine import all_packed, build, expected, run
 from tuneship.service.catalogues.base_models import NOT_SERVED
-from tuneship.serving.generic import GenericModel
-from tuneship.serving.linear import AS_MEASURED, Packing
-from tuneship.serving.model import CausalModel, ModelRefused
+from tuneship.serving.models.generic import GenericModel
+from tuneship.serving.models.linear import AS_MEASURED, Packing
+from tuneship.serving.models.model import CausalModel, ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 

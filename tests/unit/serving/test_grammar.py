@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.schema_keywords import FORMATS
-from tuneship.serving.grammar import LIMITS, accepts, grammar_of, is_usable, spellings
+from tuneship.serving.sampling.grammar import LIMITS, accepts, grammar_of, is_usable, spellings
 
 BYTES = LLTokenizer("byte")
 LONGEST_WALK = 300

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import PATIENCE_S, until
-from tuneship.serving.grammar import grammar_of
-from tuneship.serving.grammar_turns import GrammarTurns
-from tuneship.serving.guides import GrammarCompiler, Guide
+from tuneship.serving.sampling.grammar import grammar_of
+from tuneship.serving.sampling.grammar_turns import GrammarTurns
+from tuneship.serving.sampling.guides import GrammarCompiler, Guide
 from tuneship.serving.sequence import GenerateRequest
 
 TINY = Path(__file__).parents[3] / "tuneship" / "base_models" / "tuneship-tiny"

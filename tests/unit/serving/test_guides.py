@@ -14,10 +14,10 @@ from tests.unit.serving.test_replica import GENERATE, connected
 from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.service.generation.call_reader import CallReader
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.grammar import accepts, grammar_of, grammar_of_calls, is_usable
-from tuneship.serving.guides import GrammarCompiler, GrammarRefused
-from tuneship.serving.model import CausalModel
+from tuneship.serving.models.model import CausalModel
 from tuneship.serving.replica import load_model
+from tuneship.serving.sampling.grammar import accepts, grammar_of, grammar_of_calls, is_usable
+from tuneship.serving.sampling.guides import GrammarCompiler, GrammarRefused
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 TINY = Path(__file__).parents[3] / "tuneship" / "base_models" / "tuneship-tiny"

@@ -19,7 +19,7 @@ from tuneship.serving.batch import FlatBatch, PrefillChunk
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.kv_slots import MIN_PREFIX_TOKENS, Copy, KvSlots
-from tuneship.serving.model import CausalModel
+from tuneship.serving.models.model import CausalModel
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest, Sequence
 

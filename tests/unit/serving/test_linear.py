@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
-from tuneship.serving import linear
-from tuneship.serving.linear import (
+from tuneship.serving.models import linear
+from tuneship.serving.models.linear import (
     SMALL_BYTES,
     PackedLibrary,
     PackedLinear,

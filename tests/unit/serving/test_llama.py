@@ -11,10 +11,10 @@ from tests.unit.serving.conftest import make_adapter, quiet_peft
 from tests.unit.serving.test_engine import all_packed, build, expected, run
 from tests.unit.serving.test_generic import WINDOW, check_answers, save
 from tests.unit.serving.test_merged_weights import merged
-from tuneship.serving.generic import GenericModel
-from tuneship.serving.llama import KINDS, LlamaModel
 from tuneship.serving.merged_weights import STEADY_STEPS
-from tuneship.serving.model import ModelRefused
+from tuneship.serving.models.generic import GenericModel
+from tuneship.serving.models.llama import KINDS, LlamaModel
+from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 

@@ -9,8 +9,8 @@ import torch
 
 from tests.unit.serving.test_engine import PROMPT, all_packed, build, expected, run
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.linear import AS_MEASURED, Product
 from tuneship.serving.merged_weights import STEADY_STEPS
+from tuneship.serving.models.linear import AS_MEASURED, Product
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 

@@ -17,16 +17,16 @@ from tests.unit.serving.test_engine import run
 from tuneship.prompts.parity import Parity, Probe
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.integer_kernels import MIN_SHARED_NUMBERS, Kernels, kernels
-from tuneship.serving.llama import LlamaModel
-from tuneship.serving.model import ModelRefused
-from tuneship.serving.quantised import (
-    GROUP,
+from tuneship.serving.kernels.integer_kernels import MIN_SHARED_NUMBERS, Kernels, kernels
+from tuneship.serving.kernels.layout import GROUP
+from tuneship.serving.kernels.quantised import (
     Int4Product,
     Int8Product,
     round_to_int4,
     round_to_int8,
 )
+from tuneship.serving.models.llama import LlamaModel
+from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 from tuneship.serving.weights import QUANTISED

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tuneship.serving.sampler import choose
+from tuneship.serving.sampling.sampler import choose
 from tuneship.serving.sequence import GREEDY_BELOW
 
 LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()

@@ -13,8 +13,8 @@ import torch
 from tests.unit.serving.conftest import StartReplica
 from tests.unit.serving.test_engine import build
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused
-from tuneship.serving.generic import GenericModel
-from tuneship.serving.scores import LEAST_LOGPROB, scores_of
+from tuneship.serving.models.generic import GenericModel
+from tuneship.serving.sampling.scores import LEAST_LOGPROB, scores_of
 from tuneship.serving.sequence import GenerateRequest, TokenScore
 
 # Sums of float32 in another order; with AVX-512, 2.003e-5 was seen in one of thousands.

@@ -9,7 +9,7 @@ from tuneship.contract.answer_schemas import AnswerSchema, read_schema
 from tuneship.contract.generation import ResponseFormat
 from tuneship.contract.schema_keywords import SUBSCHEMAS
 from tuneship.service.common.refusals import refused
-from tuneship.serving.grammar import grammar_of, is_usable
+from tuneship.serving.sampling.grammar import grammar_of, is_usable
 
 FIELD = "response_format.schema"
 UNUSABLE = "cannot be followed: nothing fits it, options of a oneOf overlap, or it is too large or too complex"

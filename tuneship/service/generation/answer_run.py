@@ -18,8 +18,8 @@ from tuneship.service.generation.completion_text import AnswerCut, Completion
 from tuneship.service.generation.token_logprobs import AnswerLogprobs, logprob_of, prompt_logprobs
 from tuneship.service.generation.tool_grammar import CallPlan
 from tuneship.service.models.handlers import ServedModel
-from tuneship.serving.grammar import accepts
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, TokenStream
+from tuneship.serving.sampling.grammar import accepts
 
 # Log probabilities beyond which naming their tokens would hold up the event loop: a thousand take some milliseconds.
 LONG_SCORES = 1_000

@@ -18,14 +18,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tuneship.host.weight_files import WeightsFault, weight_files
-from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.integer_kernels import kernels
+from tuneship.serving.kernels.integer_kernels import kernels
+from tuneship.serving.kernels.layout import GROUP
+from tuneship.serving.kernels.quantised import ConstantProduct, Int4Product, Int8Product
 from tuneship.serving.kv_cache import CacheShape, SlotCache
-from tuneship.serving.linear import AS_MEASURED, Packing, Product
 from tuneship.serving.lora import Lora, Routes, Site
-from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
-from tuneship.serving.quantised import GROUP, ConstantProduct, Int4Product, Int8Product
+from tuneship.serving.models.attention import AttentionPlan
+from tuneship.serving.models.linear import AS_MEASURED, Packing, Product
+from tuneship.serving.models.model import ModelFacts, ModelRefused, choose_dtype
 from tuneship.serving.weights import QUANTISED
 
 # The matrix products of a layer, in order; each is a site for adapters (`lora.Site`).

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from tuneship.serving.attention_masks import hidden_positions
-from tuneship.serving.gather_sum import weighted_sums
+from tuneship.serving.models.attention_masks import hidden_positions
+from tuneship.serving.models.gather_sum import weighted_sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ from transformers import (
 )
 
 from tuneship.rotation import DifferentBorders, RotationByLength
-from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_cache import CacheShape, SlotCache
-from tuneship.serving.linear import AS_MEASURED, Packing, pack_layers
 from tuneship.serving.lora import Lora, Routes, Site
-from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
+from tuneship.serving.models.attention import AttentionPlan
+from tuneship.serving.models.linear import AS_MEASURED, Packing, pack_layers
+from tuneship.serving.models.model import ModelFacts, ModelRefused, choose_dtype
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 _ATTENTION = "tuneship_slots"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from tuneship.serving.guides import GrammarCompiler, GrammarRefused, Guide
+from tuneship.serving.sampling.guides import GrammarCompiler, GrammarRefused, Guide
 from tuneship.serving.sequence import GenerateRequest
 
 

@@ -2,12 +2,8 @@
 
 Torch's kernels unpack a weight again for every few tokens. These unpack it once for four tokens, in registers, and
 round the tokens to 8 bits with a scale for each `GROUP` numbers, as llama.cpp does. llvmlite brings LLVM in its wheel,
-so no compiler is needed. What each token gets does not depend on the tokens beside it, bit for bit.
-
-Layout of a packed weight [out, in]: blocks of `LANES` rows, in each block groups of `GROUP` inputs, in each group
-vectors of 32 bytes with four neighbouring inputs of each row. A byte of 4 bits holds two numbers, whose inputs are four
-apart: the low bits come first. A byte of 8 bits, the number plus 128, is multiplied as two numbers of 4 bits, because
-sums of products of 4 and 8 bits fit the processor's 16-bit lanes.
+so no compiler is needed. What each token gets does not depend on the tokens beside it, bit for bit. The layout of the
+weights: `layout.py`.
 """
 
 import ctypes
@@ -21,32 +17,28 @@ import torch
 from torch import Tensor
 
 from tuneship.serving.batch import FlatBatch
+from tuneship.serving.kernels.layout import (
+    ARGUMENTS,
+    FUNCTION,
+    GROUP,
+    JOB_NUMBERS,
+    LANES,
+    WAITED,
+    ZEROS,
+)
 
-GROUP = 32
-# Rows of a weight that are multiplied at once: the float32 lanes of a vector of AVX2.
-LANES = 8
-VECTOR_BYTES = 32
-# Tokens that share one unpacking of a weight, without and with dot products; more need more registers than there are.
-TOKENS_AT_ONCE = {False: (4, 2, 1), True: (8, 4, 2, 1)}
 # Fewer multiplications than this (some 10 microseconds) are not worth sharing.
 MIN_SHARED_NUMBERS = 1 << 18
 # So many tokens of a step or fewer are those of few requests, which leave cores idle.
 FEW_TOKENS = 2
 # Pieces of a product for each of the threads that share it: enough for the last one to be short.
 PIECES = 16
-# A job, in 64-bit numbers: the pieces that nobody has taken, those that are done (in cache lines of their own), the
-# cycles that the end of the last piece was waited for, the function's address, and its arguments.
-REMAINING, DONE, WAITED, FUNCTION, ARGUMENTS, JOB_NUMBERS = 0, 8, 16, 17, 18, 32
 # After a longer wait than a piece takes, another program has the core of a helping thread. Then nothing is shared for
 # many times as long, so that this costs little where cores are busy. A nanosecond has some 2.5 cycles.
 LONG_WAIT_CYCLES, PAUSE_S_PER_CYCLE = 250_000, 20 / 2.5e9
-# A thread looks for work so often, for a millisecond or two, before it sleeps: waking it takes longer than a product.
-PATIENCE = 40_000
 NEEDED_FEATURES = ("avx2", "fma")
 # An instruction that multiplies four bytes with four others and adds up the products, and twice as many registers.
 DOT_FEATURES = ("avx512vnni", "avx512vl")
-# The number of each width that stands for zero.
-ZEROS = {4: 8, 8: 128}
 
 
 @cache
@@ -57,7 +49,7 @@ def kernels(*, may_dot: bool = True) -> "Kernels | None":
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
-    from tuneship.serving.kernel_code import (  # noqa: PLC0415 - loads LLVM: half a second
+    from tuneship.serving.kernels.kernel_code import (  # noqa: PLC0415 - loads LLVM: half a second
         compiled_kernels,
         host_has,
     )
@@ -190,21 +182,3 @@ class _Rounded:
 
 def _bits(number: float) -> int:
     return ctypes.c_int32.from_buffer(ctypes.c_float(number)).value
-
-
-def pack_int4(values: Tensor, scales: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay out numbers [out, in] of 0 to 15 and their scales and offsets [out, groups]: bytes and bfloat16.
-
-    A number is (value - 8) * scale + offset.
-    """
-    blocks = len(values) // LANES
-    parts = values.view(blocks, LANES, -1, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
-    pairs = torch.stack([scales, offsets], dim=-1).view(blocks, LANES, -1, 2)
-    packed = parts[..., 0] | (parts[..., 1] << 4)
-    return packed.contiguous(), pairs.permute(0, 2, 3, 1).contiguous()
-
-
-def pack_int8(values: Tensor) -> Tensor:
-    """Lay out numbers [out, in] of int8: bytes [out / LANES, in / 4, LANES, 4]."""
-    shifted = values.view(torch.uint8) ^ ZEROS[8]
-    return shifted.view(len(values) // LANES, LANES, -1, 4).transpose(1, 2).contiguous()

@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from tuneship.serving.grammar import LIMITS, spellings
+from tuneship.serving.sampling.grammar import LIMITS, spellings
 
 # Compiled grammars that are kept; the next answer of the same schema starts at once.
 KEPT_GRAMMARS = 64

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_cache import CacheShape, SlotCache
-from tuneship.serving.linear import product_seconds
 from tuneship.serving.lora import Lora, Routes, Site
+from tuneship.serving.models.linear import product_seconds
 
 # Below this number of parameters one thread and float32 are fastest.
 SMALL_MODEL_PARAMETERS = 5_000_000

@@ -10,13 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from tuneship.serving.integer_kernels import (
-    GROUP,
-    ZEROS,
-    Kernels,
-    pack_int4,
-    pack_int8,
-)
+from tuneship.serving.kernels.integer_kernels import Kernels
+from tuneship.serving.kernels.layout import GROUP, ZEROS, pack_int4, pack_int8
 
 # Torch's kernels read beyond the end of a weight whose rows are not a multiple of this.
 ROWS_MULTIPLE = 16

@@ -8,7 +8,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 
-from tuneship.serving.integer_kernels import (
+from tuneship.serving.kernels.layout import (
     ARGUMENTS,
     DONE,
     FUNCTION,

@@ -1,0 +1,1 @@
+"""The architectures that the engine runs, and their layers."""

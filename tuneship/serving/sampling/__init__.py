@@ -1,0 +1,1 @@
+"""The choice of the next token: sampling, log probabilities, and grammars that answers follow."""
