@@ -35,7 +35,7 @@ from tuneship.service.common.conversion import (
     ConversionLimits,
     convert_in_process,
 )
-from tuneship.service.models import content, handlers
+from tuneship.service.models import content, served_models
 from tuneship.store.database import tables
 
 Start = Callable[..., Service]
@@ -267,10 +267,10 @@ def test_the_template_of_an_earlier_import_is_never_compiled(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = send(service).json()["id"]
-    monkeypatch.setattr(handlers, "_template", None)
+    monkeypatch.setattr(served_models, "_template", None)
     assert service.deployment("serves", model_name=made)
     with service.database.read() as connection:
-        served = handlers.served_model(connection, service.parts, "alice", made)
+        served = served_models.served_model(connection, service.parts, "alice", made)
     assert served.template.source == served.base.text_format.template.source
 
 

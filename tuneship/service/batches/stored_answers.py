@@ -18,13 +18,8 @@ from tuneship.host.disk_space import check_room
 from tuneship.service.background_requests.answering import BackgroundAnswer
 from tuneship.service.context.context import Parts
 from tuneship.service.context.quotas import room_left
-from tuneship.service.datasets.handlers import remove_unless_stored
-from tuneship.service.openai.batch_files import (
-    insert_file,
-    new_file,
-    object_of,
-    open_batch_file,
-)
+from tuneship.service.context.uploaded_files import remove_unless_stored
+from tuneship.service.openai.batch_files import insert_file, new_file, object_of, open_batch_file
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import BatchRow
 from tuneship.store.files.blobs import StagedFile
@@ -107,7 +102,7 @@ def _kept(parts: Parts, files: NewFiles) -> Generator[None]:
         # What cannot be removed now is set aside later, as after a kill.
         for row, _ in files:
             with suppress(Exception):
-                remove_unless_stored(parts, tables.batch_files, row)
+                remove_unless_stored(parts.database, parts.blobs, tables.batch_files, row)
         raise
 
 

@@ -11,14 +11,13 @@ from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve, staging
-from tuneship.service.datasets.handlers import (
+from tuneship.service.datasets.lookup import object_of, own_dataset
+from tuneship.service.datasets.new_datasets import (
     COUNTS,
     UNCOUNTED,
     counts,
     is_big,
     new_row,
-    object_of,
-    own_dataset,
     read_now,
     store,
     verdict,

@@ -18,7 +18,8 @@ from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.advice import suggestions
-from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
+from tuneship.service.datasets.lookup import object_of
+from tuneship.service.datasets.new_datasets import announce, counts, verdict
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import DatasetRow

@@ -27,8 +27,8 @@ from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
 from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep
-from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
+from tuneship.service.models.served_models import ServedModel, served_model
 from tuneship.serving.replica_client import ServingError
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import is_away

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,12 +24,7 @@ from tuneship.contract.deployments import (
     ModelConfiguration,
 )
 from tuneship.contract.endpoints import EndpointStatus
-from tuneship.contract.errors import (
-    DeploymentError,
-    InstanceTypeUnavailable,
-    InvalidRequestError,
-    ResourceNotFound,
-)
+from tuneship.contract.errors import DeploymentError, InstanceTypeUnavailable, InvalidRequestError
 from tuneship.service.access.hipaa import HIPAA, MODE, is_hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import abbreviated, refused
@@ -39,9 +33,11 @@ from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
 from tuneship.service.deployments.faults import faults_of
-from tuneship.service.models.handlers import FoundModel, find_model, job_of, served_model
+from tuneship.service.deployments.lookup import DELETED_SHOWN_FOR, own_deployment
 from tuneship.service.models.instances import require_serving_type
+from tuneship.service.models.lookup import job_of
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
+from tuneship.service.models.served_models import FoundModel, find_model, served_model
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
@@ -50,7 +46,6 @@ from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records
 
 DEFAULT_OUTPUT_TOKENS = 256
-DELETED_SHOWN_FOR = timedelta(hours=24)
 MAX_TAGS = 64
 # The fields that a PATCH can change.
 PATCHED = ("deployment_name", "min_replicas", "max_replicas", "auto_scaling", "tags", "generation")
@@ -166,25 +161,6 @@ def _check_name(context: Context, name: str) -> None:
 def _fields(context: Context, row: DeploymentRow) -> dict[str, Any]:
     address = f"{context.parts.public_url}/v1/deployments/{row['id']}/generate"
     return {**row, "endpoint": address, "model_config": row["generation"]}
-
-
-def own_deployment(context: Context, deployment_id: str) -> DeploymentRow:
-    """The caller's deployment. Raises `ResourceNotFound`, the same for a missing one and for another tenant's."""
-    with context.read() as connection:
-        row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
-        context.touch_models(connection, [row["model_name"]] if row else [])
-    return shown_deployment(context, row)
-
-
-def shown_deployment(context: Context, row: DeploymentRow | None) -> DeploymentRow:
-    """A deployment of the caller that was read; the request has looked at it. Raises `ResourceNotFound`."""
-    if row is None or (
-        row["status"] == DeploymentStatus.DELETED
-        and context.now - row["updated_at"] > DELETED_SHOWN_FOR
-    ):
-        raise ResourceNotFound("there is no such deployment")
-    context.touch(row)
-    return row
 
 
 @serves(contract.get_deployment)

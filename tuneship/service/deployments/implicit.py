@@ -27,7 +27,8 @@ from tuneship.contract.errors import DeploymentError, InternalError, ModelNotFou
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.deployments.handlers import create_deployment
-from tuneship.service.models.handlers import find_model, job_of
+from tuneship.service.models.lookup import job_of
+from tuneship.service.models.served_models import find_model
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records, metric_windows

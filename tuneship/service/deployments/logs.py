@@ -8,8 +8,8 @@ from tuneship.contract.deployments import DeploymentLogs
 from tuneship.service.common.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.deployments.log_filters import conditions_of
+from tuneship.service.deployments.lookup import own_deployment
 from tuneship.store.database.tables import deployment_logs as table
 from tuneship.store.records import deployment_logs
 from tuneship.store.records.deployment_logs import LogPosition, position_of

@@ -24,8 +24,8 @@ from tuneship.service.common.in_flight import AGES_MS
 from tuneship.service.common.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.deployments.handlers import own_deployment
-from tuneship.service.endpoints.handlers import own_endpoint
+from tuneship.service.deployments.lookup import own_deployment
+from tuneship.service.endpoints.lookup import own_endpoint
 from tuneship.store.cluster import member_ages
 from tuneship.store.cluster.member_sessions import ALONE
 from tuneship.store.records import metric_windows

@@ -26,7 +26,7 @@ from tuneship.service.common.background_retries import BackgroundRetries, error_
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep
-from tuneship.service.models.handlers import FoundModel, find_model
+from tuneship.service.models.served_models import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
 from tuneship.store.database.database import is_away
 from tuneship.store.database.rows import Row

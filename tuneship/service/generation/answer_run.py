@@ -17,7 +17,7 @@ from tuneship.service.generation.call_reader import CallReader, ReadPiece
 from tuneship.service.generation.completion_text import AnswerCut, Completion
 from tuneship.service.generation.token_logprobs import AnswerLogprobs, logprob_of, prompt_logprobs
 from tuneship.service.generation.tool_grammar import CallPlan
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.served_models import ServedModel
 from tuneship.serving.grammar import accepts
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, TokenStream
 

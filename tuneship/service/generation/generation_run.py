@@ -40,7 +40,7 @@ from tuneship.service.generation.routing import RoutingTarget
 from tuneship.service.generation.span import note_answer, note_request
 from tuneship.service.generation.text_stream import TextStream
 from tuneship.service.generation.tool_grammar import CallPlan, call_plan
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.served_models import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.rows import Row

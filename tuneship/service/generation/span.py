@@ -9,7 +9,7 @@ from tuneship.contract.generation import Generate
 from tuneship.service.common.tracing import AttributeValue, SpanNotes
 from tuneship.service.generation.accounting import WrittenAnswers
 from tuneship.service.generation.routing import RoutingTarget
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.served_models import ServedModel
 
 FIRST_TOKEN = "gen_ai.first_token"  # noqa: S105 - the name of an event
 

@@ -13,7 +13,7 @@ from tuneship.service.context.context import Parts
 from tuneship.service.jobs import record_progress
 from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.span import record_job
-from tuneship.service.models.handlers import model_id
+from tuneship.service.models.lookup import model_id
 from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row
 from tuneship.store.records import job_leases, job_records

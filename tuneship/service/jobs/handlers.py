@@ -12,12 +12,7 @@ import sqlalchemy as sa
 from tuneship.contract import jobs as contract
 from tuneship.contract.common import render_time
 from tuneship.contract.datasets import DatasetStatus
-from tuneship.contract.errors import (
-    DatasetError,
-    InstanceTypeUnavailable,
-    InvalidRequestError,
-    ResourceNotFound,
-)
+from tuneship.contract.errors import DatasetError, InstanceTypeUnavailable, InvalidRequestError
 from tuneship.contract.job_reports import JobLogEntry, JobLogs
 from tuneship.contract.jobs import (
     ALIVE,
@@ -38,18 +33,19 @@ from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page, own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
-from tuneship.service.datasets.handlers import object_of, own_dataset
+from tuneship.service.datasets.lookup import object_of, own_dataset
 from tuneship.service.jobs.attempts import SEALED_KINDS
+from tuneship.service.jobs.lookup import own_job
 from tuneship.service.jobs.record_progress import forecast_end
 from tuneship.service.jobs.stream import StreamPosition, job_frames, position_of
 from tuneship.service.models import hyperparameters
-from tuneship.service.models.handlers import TUNED, base_of, own_model
 from tuneship.service.models.instances import require_training_type
+from tuneship.service.models.lookup import TUNED, base_of, own_model
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import JOBS
-from tuneship.store.database.tables import DatasetRow, JobLogRow, JobRow
+from tuneship.store.database.tables import DatasetRow, JobLogRow
 from tuneship.store.records import job_queue, job_records
 from tuneship.store.records.outbox import emit
 
@@ -155,15 +151,6 @@ def _new_row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[s
         "tags": job.tags,
         "total_epochs": chosen["epochs"],
     }
-
-
-def own_job(context: Context, job_id: str, connection: sa.Connection) -> JobRow:
-    """The caller's job. Raises `ResourceNotFound`, for a missing one and for another tenant's alike."""
-    row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
-    if row is None:
-        raise ResourceNotFound("there is no such job")
-    context.touch(row)
-    return row
 
 
 @serves(contract.get_job)

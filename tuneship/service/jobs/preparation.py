@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.context.context import Parts
-from tuneship.service.datasets.handlers import object_of
+from tuneship.service.datasets.lookup import object_of
 from tuneship.service.jobs.launcher import TrainingOrder
 from tuneship.service.models.safeguards import check_kept, check_sealed
 from tuneship.store.database import rows, tables

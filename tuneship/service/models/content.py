@@ -32,7 +32,7 @@ from tuneship.service.models.exports import (
     exportable,
     refuse_hipaa,
 )
-from tuneship.service.models.handlers import TUNED, base_of, model_id, own_model, tuned_item
+from tuneship.service.models.lookup import TUNED, base_of, model_id, own_model, tuned_item
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.files.blobs import BlobsAway, StagedFile

@@ -14,7 +14,7 @@ from tuneship.service.access import hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context, Parts
-from tuneship.service.models.handlers import FoundModel
+from tuneship.service.models.served_models import FoundModel
 from tuneship.store.database.tables import DeploymentRow
 
 # Values that request nothing. Every stored file is sealed in any case; `maximum` insists on it.

@@ -18,7 +18,7 @@ from tuneship.security.sealed_files import open_plain
 from tuneship.service.common.downloads import FileDownload
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.quotas import check_bytes, check_quota
-from tuneship.service.datasets.handlers import keep_file
+from tuneship.service.context.uploaded_files import keep_file
 from tuneship.service.openai.lists import page_behind
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id

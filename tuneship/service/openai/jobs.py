@@ -24,11 +24,12 @@ from tuneship.contract.openai.jobs import (
 )
 from tuneship.service.common.refusals import refusal, with_names
 from tuneship.service.context.context import Context, Parts
-from tuneship.service.datasets.handlers import own_dataset
+from tuneship.service.datasets.lookup import own_dataset
 from tuneship.service.jobs import handlers as jobs
+from tuneship.service.jobs.lookup import own_job
 from tuneship.service.jobs.record_progress import forecast_end
-from tuneship.service.models.handlers import TUNED, base_of
 from tuneship.service.models.hyperparameters import usual_rate
+from tuneship.service.models.lookup import TUNED, base_of
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.job_events import events_of, place_of
 from tuneship.service.openai.lists import page_behind
@@ -86,7 +87,7 @@ def openai_create_job(context: Context, job: FineTuningJobCreate) -> FineTuningJ
         made = jobs.create_job(context, _job_of(context.parts, job))
     context.audit_facts.created_id = made.id
     context.headers["Location"] = f"/v1/fine-tuning/jobs/{made.id}"
-    return _shown(context, jobs.own_job(context, made.id, context.transaction))
+    return _shown(context, own_job(context, made.id, context.transaction))
 
 
 def _job_of(parts: Parts, job: FineTuningJobCreate) -> JobCreate:
@@ -141,7 +142,7 @@ def openai_get_job(context: Context, job_id: str) -> FineTuningJob:
 def openai_cancel_job(context: Context, job_id: str) -> FineTuningJob:
     """Cancel the job as the main API does."""
     jobs.cancel_job(context, job_id)
-    return _shown(context, jobs.own_job(context, job_id, context.transaction))
+    return _shown(context, own_job(context, job_id, context.transaction))
 
 
 def _refuse_pausing() -> NoReturn:
@@ -172,7 +173,7 @@ def openai_list_job_events(
     if after is not None and (before := place_of(after)) is None:
         raise InvalidRequestError("after names an entry that does not exist", param="after")
     with context.read() as connection:
-        job = jobs.own_job(context, job_id, connection)
+        job = own_job(context, job_id, connection)
         newest = None if before is None else before[0]
         logs = job_records.logs_before(connection, job_id, before=newest, limit=limit + 2)
         steps = job_records.steps_before(connection, job_id, before=before, limit=limit + 1)
@@ -191,7 +192,7 @@ def openai_list_job_checkpoints(
 ) -> FineTuningJobCheckpoints:
     """Return the state that the model holds."""
     with context.read() as connection:
-        job = jobs.own_job(context, job_id, connection)
+        job = own_job(context, job_id, connection)
         best = job_records.best_step(connection, job_id)
     model = job["fine_tuned_model"]
     if model is None or best is None or after is not None:
@@ -216,7 +217,7 @@ def openai_list_job_checkpoints(
 
 def _own(context: Context, job_id: str) -> JobRow:
     with context.read() as connection:
-        return jobs.own_job(context, job_id, connection)
+        return own_job(context, job_id, connection)
 
 
 def _shown(context: Context, row: JobRow) -> FineTuningJob:
