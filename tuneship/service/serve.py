@@ -388,7 +388,7 @@ async def _run(
         with suppress(TimeoutError):
             async with asyncio.timeout(TRACING_END_S):
                 await Threads("last spans", 1).run(parts.tracing.close)
-    await leave(spare, parts.threads)
+    await leave(spare, parts.threads.dismiss)
 
 
 def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:

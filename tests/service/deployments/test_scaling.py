@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuneship.service.common.in_flight import Demand
 from tuneship.service.common.scaling import (
     COOLDOWN,
-    Demand,
     ReplicaBounds,
     ScalingDecision,
     ScalingSettings,

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tuneship.service.common.scaling import Demand
-
 POLL_S = 0.05
 # Upper edges of the histogram of ages. From 10 s on they are close, since gates need to know which requests are
 # certainly older than a limit.
@@ -50,6 +48,18 @@ class InFlightGeneration:
         if self.first_token is None:
             self.first_token = time.perf_counter()
             self.queued_since = None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The requests to a deployment."""
+
+    # The peak since the last decision, so that short requests between two decisions count.
+    in_flight: int = 0
+    # Requests without a first token.
+    waiting: int = 0
+    # The longest wait of them.
+    waited: timedelta = timedelta()
 
 
 class InFlightGenerations:
