@@ -35,13 +35,13 @@ from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
+from tuneship.service.background.clock_watch import ClockWatch, awake_s
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.cluster.membership import alone, member
-from tuneship.service.common.clock_watch import ClockWatch, awake_s
-from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
+from tuneship.service.context.cursors import Cursors
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import ConnectionTimeouts
 from tuneship.service.http.openai import OPENAI

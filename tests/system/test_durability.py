@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tests.support.engines import PlayedTrainer
 from tests.support.in_process import Service, split
-from tuneship.service.common.timing import ServiceTiming
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.endpoints.lease_keeper import RENEW_EVERY
 from tuneship.service.supervisor import Supervisor
 from tuneship.store.database import rows, tables

@@ -1,6 +1,6 @@
 """The work that only one process of an installation does: jobs, datasets, batches, lapsed leases, old records.
 
-It runs in the one service on a database, and in a cluster in the leader (`common/leadership.py`), whose database is
+It runs in the one service on a database, and in a cluster in the leader (`cluster/leadership.py`), whose database is
 fenced. All state here may be lost: after a restart, or on another machine, the rows and checkpoints are enough. Leases
 have a thread of their own (`endpoints/lease_keeper.py`).
 """
@@ -15,9 +15,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks, is_early
 from tuneship.processes.worker_protocol import Runtime
+from tuneship.service.background.shutdown import end_tasks
 from tuneship.service.background_requests.pace import TakeSpare
 from tuneship.service.batches.keeper import BatchKeeper
-from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments import implicit

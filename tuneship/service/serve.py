@@ -61,6 +61,9 @@ from tuneship.service.access.isolation import can_isolate
 from tuneship.service.access.key_keeper import EVERY_S as KEYS_EVERY_S
 from tuneship.service.access.key_keeper import KeyKeeper
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
+from tuneship.service.background.clock_watch import ClockWatch, utc_now
+from tuneship.service.background.periodic import Periodic
+from tuneship.service.background.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
@@ -68,12 +71,9 @@ from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.cluster.leadership import BackgroundTask, Leadership, Led
 from tuneship.service.cluster.membership import Membership, alone, member
 from tuneship.service.cluster.shared_replicas import SharedReplicas
-from tuneship.service.common.clock_watch import ClockWatch, utc_now
-from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.periodic import Periodic
-from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
-from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
+from tuneship.service.context.cursors import Cursors
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
@@ -84,11 +84,7 @@ from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.service.jobs.work_folders import clear_work
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
-from tuneship.service.open_installation import (
-    Installation,
-    open_for_member,
-    open_for_service,
-)
+from tuneship.service.open_installation import Installation, open_for_member, open_for_service
 from tuneship.service.own_replicas import agent_starters, check_ray, replica_starter, vllm_server
 from tuneship.service.own_trainings import training_agents
 from tuneship.service.supervisor import Supervisor
@@ -105,7 +101,7 @@ from tuneship.traffic.split import DRAWS
 REPLICAS_END_S = 4.0
 # A collector that does not answer must not delay the end.
 TRACING_END_S = 2.0
-# The event loop's own pool. Handlers have threads of their own (`common/fair_threads.py`), and so
+# The event loop's own pool. Handlers have threads of their own (`context/fair_threads.py`), and so
 # has background work (`tuneship/host/thread_pools.py`).
 SPARE_THREADS = 32
 # The interval after which a computing thread lets the event loop run. Python's five milliseconds,

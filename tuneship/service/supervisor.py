@@ -15,10 +15,10 @@ from pathlib import Path
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import RETRY_PAUSE_S, Ticks, is_early
 from tuneship.processes.worker_protocol import Runtime
+from tuneship.service.background.shutdown import end_tasks
 from tuneship.service.background_requests.pace import TakeSpare
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
-from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
 from tuneship.service.leader_work import LeaderWork

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from tuneship.service.background_requests.pace import MOST_AT_ONCE, BackgroundPace
-from tuneship.service.common.in_flight import InFlightGenerations
+from tuneship.service.telemetry.in_flight import InFlightGenerations
 
 
 def pace_of(in_flight: InFlightGenerations) -> BackgroundPace:

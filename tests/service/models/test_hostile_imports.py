@@ -29,12 +29,8 @@ from tuneship.conversion.received_adapter import (
     AdapterFault,
     unpack,
 )
+from tuneship.conversion.running import ConversionFailed, ConversionLimits, convert_in_process
 from tuneship.security.sealed_files import read_plain
-from tuneship.service.common.conversion import (
-    ConversionFailed,
-    ConversionLimits,
-    convert_in_process,
-)
 from tuneship.service.models import content, served_models
 from tuneship.store.database import tables
 

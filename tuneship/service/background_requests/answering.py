@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tuneship.contract.errors import ApiError
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
-from tuneship.service.common.failures import declared
+from tuneship.service.answers.failures import declared
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.store.database.identifiers import new_id

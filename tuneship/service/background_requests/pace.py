@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from tuneship.service.common.in_flight import InFlightGenerations
+from tuneship.service.telemetry.in_flight import InFlightGenerations
 
 # Background requests in flight while nobody else asks.
 MOST_AT_ONCE = 16

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from tuneship.contract.openai.batches import OPEN, BatchError, BatchStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
+from tuneship.service.background.background_retries import BackgroundRetries
 from tuneship.service.background_requests.background_run import BackgroundTiming
 from tuneship.service.background_requests.pace import BackgroundPace, TakeSpare
 from tuneship.service.batches.batch_run import BatchRun
 from tuneship.service.batches.stored_answers import BatchLost, cancel_for_its_key, end_batch
-from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
 from tuneship.store.database.tables import BatchRow
 from tuneship.store.records import api_key_records, batch_records

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from tuneship.contract.operation import Operation
-from tuneship.service.common.downloads import Download
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.downloads import Download
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.context import Context
 
 P = ParamSpec("P")

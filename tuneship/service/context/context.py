@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tuneship.agents.training_agents import TrainingAgents
 from tuneship.contract.errors import InvalidRequestError, PermissionDenied
+from tuneship.conversion.running import Convert, convert_in_process
 from tuneship.events.connector import Receivers
 from tuneship.host.gpus import GpuLeases
 from tuneship.metrics.recorder import Recorder, WindowKey
@@ -20,21 +21,20 @@ from tuneship.security.vault import Vault
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.access.hipaa import Caller, is_hipaa, refuse_use
+from tuneship.service.access.signed_audit import SignedAudit
+from tuneship.service.answers.streaming import Notifier
+from tuneship.service.background.clock_watch import ClockWatch
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
-from tuneship.service.common.clock_watch import ClockWatch
-from tuneship.service.common.conversion import Convert, convert_in_process
-from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.drain import Drain
-from tuneship.service.common.fair_threads import RequestThreads
-from tuneship.service.common.in_flight import InFlightGenerations
-from tuneship.service.common.log_recorder import LogRecorder
-from tuneship.service.common.request_counts import RequestCounts
-from tuneship.service.common.signed_audit import SignedAudit
-from tuneship.service.common.staged_bytes import StagedBytes, StagedCount
-from tuneship.service.common.streaming import Notifier
-from tuneship.service.common.timing import ServiceTiming
-from tuneship.service.common.tracing import SpanNotes, Tracing
+from tuneship.service.context.cursors import Cursors
+from tuneship.service.context.drain import Drain
+from tuneship.service.context.fair_threads import RequestThreads
+from tuneship.service.context.staged_bytes import StagedBytes, StagedCount
+from tuneship.service.context.timing import ServiceTiming
+from tuneship.service.telemetry.in_flight import InFlightGenerations
+from tuneship.service.telemetry.log_recorder import LogRecorder
+from tuneship.service.telemetry.request_counts import RequestCounts
+from tuneship.service.telemetry.tracing import SpanNotes, Tracing
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store.cluster import member_ages
 from tuneship.store.cluster.member_sessions import ALONE

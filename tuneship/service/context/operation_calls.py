@@ -19,10 +19,10 @@ from typing import Any
 
 from tuneship.contract.errors import ApiError, AuthenticationError, InvalidRequestError
 from tuneship.service.access.api_keys import Keys
-from tuneship.service.common.downloads import Download
-from tuneship.service.common.failures import declared
-from tuneship.service.common.long_answers import dumped, is_long
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.downloads import Download
+from tuneship.service.answers.failures import declared
+from tuneship.service.answers.long_answers import dumped, is_long
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context import profiles
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts

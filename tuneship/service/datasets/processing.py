@@ -14,8 +14,8 @@ from tuneship.contract.datasets import DatasetStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
 from tuneship.security.sealed_files import open_plain
+from tuneship.service.background.background_retries import BackgroundRetries
 from tuneship.service.catalogues.base_models import CatalogueFault
-from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.lookup import object_of

@@ -19,11 +19,11 @@ from tuneship.host.thread_pools import Threads
 from tuneship.prompts.parity import Parity, reads_alike
 from tuneship.prompts.text_tokenizer import encode
 from tuneship.replicas.replica_link import Adapter, FilesAway, NotStartedYet
+from tuneship.service.background.background_retries import BackgroundRetries, GivenUp
+from tuneship.service.background.shutdown import end_tasks
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
-from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
-from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
 from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep

@@ -26,8 +26,8 @@ from tuneship.contract.deployments import (
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.errors import DeploymentError, InstanceTypeUnavailable, InvalidRequestError
 from tuneship.service.access.hipaa import HIPAA, MODE, is_hipaa
+from tuneship.service.answers.refusals import abbreviated, refused
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import abbreviated, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page

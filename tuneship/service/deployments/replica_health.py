@@ -20,9 +20,9 @@ from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.replicas.replica_group import ReplicaGroup
 from tuneship.replicas.replica_link import Adapter, NotStartedYet
+from tuneship.service.background.background_retries import BackgroundRetries, error_kind
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
-from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep

@@ -1,4 +1,4 @@
-"""Decides how many replicas each deployment should have: feeds its row, demand and machine into `common/scaling.py`.
+"""Decides how many replicas each deployment should have: feeds its row, demand and machine into `scaling.py`.
 
 Remembers the decisions; after a restart it continues from the rows. Starts nothing.
 """
@@ -11,14 +11,14 @@ from tuneship.host.machine import more_processes, this_machine
 from tuneship.replicas.replica_group import ReplicaGroup
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_demand import SharedDemand
-from tuneship.service.common.scaling import (
+from tuneship.service.context.context import Parts
+from tuneship.service.deployments.scaling import (
     ReplicaBounds,
     ScalingDecision,
     ScalingSettings,
     Supply,
     next_decision,
 )
-from tuneship.service.context.context import Parts
 from tuneship.store.database.rows import Row
 from tuneship.store.records.deployment_logs import LogEntry
 

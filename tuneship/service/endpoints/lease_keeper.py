@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from tuneship.service.common.background_retries import BackgroundRetries
+from tuneship.service.background.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
 from tuneship.store.records import endpoint_records, job_leases
 from tuneship.store.records.job_leases import JobLease

@@ -10,7 +10,6 @@ from typing import Any
 
 from tuneship.contract.generation import Generate, TokenLogprob
 from tuneship.prompts.text_tokenizer import visible_end
-from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.context.context import Parts
 from tuneship.service.generation.accounting import WrittenAnswer
 from tuneship.service.generation.call_reader import CallReader, ReadPiece
@@ -18,6 +17,7 @@ from tuneship.service.generation.completion_text import AnswerCut, Completion
 from tuneship.service.generation.token_logprobs import AnswerLogprobs, logprob_of, prompt_logprobs
 from tuneship.service.generation.tool_grammar import CallPlan
 from tuneship.service.models.served_models import ServedModel
+from tuneship.service.telemetry.in_flight import InFlightGeneration
 from tuneship.serving.grammar import accepts
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, TokenStream
 

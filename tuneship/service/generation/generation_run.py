@@ -21,9 +21,9 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.prompts.template import TemplateTooSlow
-from tuneship.service.common.long_answers import is_long
-from tuneship.service.common.refusals import refused
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.long_answers import is_long
+from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.accounting import WrittenAnswer, WrittenAnswers
 from tuneship.service.generation.answer_grammar import answer_grammar

@@ -12,14 +12,14 @@ from typing import ClassVar, TypeVar
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
 from tuneship.replicas.replica_link import NoReplica
-from tuneship.service.common.in_flight import InFlightGeneration
-from tuneship.service.common.refusals import refused, with_names
+from tuneship.service.answers.refusals import refused, with_names
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.lookup import shown_deployment
 from tuneship.service.generation.accounting import GenerationAccount, NoTurn
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
 from tuneship.service.models.safeguards import SafeguardLost, check_served, is_within_reach
 from tuneship.service.models.served_models import ServedModel, served_model
+from tuneship.service.telemetry.in_flight import InFlightGeneration
 from tuneship.serving.replica_client import (
     ReplicaLost,
     RequestTooLarge,

@@ -25,7 +25,7 @@ from tuneship.contract.operation import Operation
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context import profiles
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts

@@ -26,8 +26,8 @@ from tuneship.contract.jobs import (
     JobSummary,
 )
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
-from tuneship.service.common.refusals import refused
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page, own_page

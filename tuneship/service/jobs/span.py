@@ -2,8 +2,8 @@
 
 import logging
 
-from tuneship.service.common.tracing import NANOSECONDS, EndedSpan
 from tuneship.service.context.context import Parts
+from tuneship.service.telemetry.tracing import NANOSECONDS, EndedSpan
 from tuneship.store.database import rows, tables
 
 logger = logging.getLogger(__name__)

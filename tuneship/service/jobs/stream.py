@@ -15,7 +15,7 @@ from heapq import merge
 from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.jobs import ENDED
 from tuneship.host.waiting import wait_for_event
-from tuneship.service.common.streaming import Frame
+from tuneship.service.answers.streaming import Frame
 from tuneship.service.context.context import Parts
 from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row

@@ -16,7 +16,7 @@ from typing import Any
 from tuneship.contract.jobs import JobStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import ObjectDamaged
-from tuneship.service.common.background_retries import (
+from tuneship.service.background.background_retries import (
     BackgroundRetries,
     error_kind,
     passes_by_itself,

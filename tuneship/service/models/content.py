@@ -14,14 +14,13 @@ from tuneship.contract.errors import InternalError, InvalidRequestError, Permiss
 from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.contract.models import ExportFormat, GgufType, Model, ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
+from tuneship.conversion.running import ConversionFailed, ConversionLimits
 from tuneship.host.disk_space import check_room
 from tuneship.host.staging import remove_abandoned, staged
 from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tuneship.prompts.parity import PARITY_FILE
 from tuneship.security.sealed_files import BLOCK_BYTES, new_key, seal_file
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.conversion import ConversionFailed, ConversionLimits
-from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.quotas import check_bytes
@@ -33,6 +32,7 @@ from tuneship.service.models.exports import (
     refuse_hipaa,
 )
 from tuneship.service.models.lookup import TUNED, base_of, model_id, own_model, tuned_item
+from tuneship.service.models.tar_stream import TarStream
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.files.blobs import BlobsAway, StagedFile

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
 from tuneship.service.access import hipaa
+from tuneship.service.answers.refusals import refused
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.served_models import FoundModel
 from tuneship.store.database.tables import DeploymentRow

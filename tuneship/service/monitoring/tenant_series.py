@@ -11,11 +11,11 @@ from tuneship.contract.jobs import JobStatus
 from tuneship.metrics.observations import RequestOutcome
 from tuneship.metrics.recorder import Totals
 from tuneship.metrics.windows import MetricWindow
-from tuneship.service.common.request_counts import EDGES_S
 from tuneship.service.context.context import Parts
 from tuneship.service.monitoring import metric_list
 from tuneship.service.monitoring.metric_list import MetricKind
 from tuneship.service.monitoring.scrape import Scrape
+from tuneship.service.telemetry.request_counts import EDGES_S
 from tuneship.store.database import tables
 from tuneship.store.records import state_counts
 

@@ -15,7 +15,7 @@ from tuneship.contract.openai.batches import MAXIMUM_FILE_BYTES
 from tuneship.contract.openai.files import FileObject, FileObjects
 from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.security.sealed_files import open_plain
-from tuneship.service.common.downloads import FileDownload
+from tuneship.service.answers.downloads import FileDownload
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.context.uploaded_files import keep_file

@@ -15,7 +15,7 @@ from tuneship.contract.openai.files import (
     FileUpload,
 )
 from tuneship.contract.openai.ids import RESULT_FILE, job_of_result_file, own_id, shown_id
-from tuneship.service.common.downloads import Download
+from tuneship.service.answers.downloads import Download
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import handlers as datasets
 from tuneship.service.datasets.lookup import own_dataset

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import Service
-from tuneship.service.common.clock_watch import HOLD_S, ClockWatch
+from tuneship.service.background.clock_watch import HOLD_S, ClockWatch
 from tuneship.store.database import tables
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

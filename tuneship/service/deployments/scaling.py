@@ -8,7 +8,7 @@ for a while one replica fewer would have been enough. Scales to none, and up fro
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from tuneship.service.common.in_flight import Demand
+from tuneship.service.telemetry.in_flight import Demand
 
 # A replica that was just added gets this time to shorten the queue before another one is added.
 COOLDOWN = timedelta(seconds=3)

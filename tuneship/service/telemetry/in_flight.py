@@ -1,6 +1,6 @@
 """Counts the generations in flight by deployment, so that a deleted one can drain and replicas can follow the demand.
 
-Lives on the event loop. What follows the demand is `common/scaling.py`.
+Lives on the event loop. What follows the demand is `deployments/scaling.py`.
 """
 
 import asyncio
