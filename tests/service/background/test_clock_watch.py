@@ -65,9 +65,8 @@ def test_a_start_after_a_long_time_forgets_nothing_for_a_day(
 
 def kept(service: Service) -> dict[str, int]:
     """The number of rows in every table from which rows are deleted by age."""
-    parts = service.parts
-    parts.store_metrics()
-    parts.store_logs()
+    service.supervisor.records.store_metrics()
+    service.supervisor.records.store_logs()
     found = (tables.events, tables.idempotency, tables.metric_windows, tables.deployment_logs)
     with service.database.read() as connection:
         return {

@@ -51,7 +51,7 @@ def serve(service: Service, deployment: str, start: float, **fields: Any) -> Non
                     **{**shape, "caller": place % 3},
                 )
             )
-    service.parts.store_metrics()
+    service.supervisor.records.store_metrics()
 
 
 @pytest.mark.both_databases

@@ -251,7 +251,7 @@ def test_neither_routing_key_nor_prompt_is_stored_or_logged(service: Service) ->
         "POST", path_of(deployment), json={"prompt": "planted-prompt " * 3000}, headers=headers
     )
     assert counted(service, deployment).error_callers == 1
-    service.parts.store_logs()
+    service.supervisor.records.store_logs()
     with service.database.read() as connection:
         for table in tables.METADATA.sorted_tables:
             assert "planted" not in repr(connection.execute(sa.select(table)).all()), table.name

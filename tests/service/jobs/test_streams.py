@@ -174,8 +174,10 @@ def test_lines_hold_the_same_objects_and_no_mark(service: Service) -> None:
 def test_more_than_one_reading_keeps_the_order(service: Service) -> None:
     job_id = ended_job(service, steps=9)
 
+    context = Context(service.parts, "alice", "req_1")
+
     async def read(rows_at_once: int) -> bytes:
-        frames = job_frames(service.parts, job_id, StreamPosition(), rows_at_once)
+        frames = job_frames(context, job_id, StreamPosition(), rows_at_once)
         return b"".join([as_event(one) async for together in frames for one in together])
 
     expected = whole(service, job_id).content

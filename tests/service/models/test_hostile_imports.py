@@ -31,6 +31,7 @@ from tuneship.conversion.received_adapter import (
 )
 from tuneship.conversion.running import ConversionFailed, ConversionLimits, convert_in_process
 from tuneship.security.sealed_files import read_plain
+from tuneship.service.context.context import Context
 from tuneship.service.models import content, served_models
 from tuneship.store.database import tables
 
@@ -265,8 +266,9 @@ def test_the_template_of_an_earlier_import_is_never_compiled(
     made = send(service).json()["id"]
     monkeypatch.setattr(served_models, "_template", None)
     assert service.deployment("serves", model_name=made)
+    context = Context(service.parts, "alice", "req_1")
     with service.database.read() as connection:
-        served = served_models.served_model(connection, service.parts, "alice", made)
+        served = served_models.models_of(context).served(connection, "alice", made)
     assert served.template.source == served.base.text_format.template.source
 
 

@@ -14,10 +14,10 @@ from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
 from tuneship.service.background.background_retries import BackgroundRetries
 from tuneship.service.background_requests.background_run import BackgroundTiming
-from tuneship.service.background_requests.pace import BackgroundPace, TakeSpare
+from tuneship.service.background_requests.pace import BackgroundPace
 from tuneship.service.batches.batch_run import BatchRun
-from tuneship.service.batches.stored_answers import BatchLost, cancel_for_its_key, end_batch
-from tuneship.service.context.context import Parts
+from tuneship.service.batches.stored_answers import BatchLost, BatchStore
+from tuneship.service.context.context import NewContext
 from tuneship.store.database.tables import BatchRow
 from tuneship.store.records import api_key_records, batch_records
 
@@ -50,12 +50,13 @@ def to_start(waiting: Sequence[BatchRow], running: Mapping[str, int]) -> list[Ba
 class BatchKeeper:
     """The loop over batches, and a task for each that is worked on."""
 
-    def __init__(self, parts: Parts, take_spare: TakeSpare) -> None:
-        """See `BackgroundPace` about `take_spare`."""
-        self._parts = parts
-        self._pace = BackgroundPace(parts.in_flight, take_spare)
+    def __init__(self, *, store: BatchStore, new_context: NewContext, pace: BackgroundPace) -> None:
+        """Begin with no batch at work. `pace`: of the requests of all batches."""
+        self._store = store
+        self._new_context = new_context
+        self._pace = pace
         self._ticks = Ticks()
-        self._retries = BackgroundRetries(parts.clock)
+        self._retries = BackgroundRetries(store.clock)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # Batches that are being cancelled because their key has ended.
@@ -66,7 +67,7 @@ class BatchKeeper:
     async def run(self) -> None:
         """Work until cancelled; what was not stored by then is answered again after the next start."""
         try:
-            with self._parts.database.listening(self._ticks.wake):
+            with self._store.database.listening(self._ticks.wake):
                 await self._ticks.repeat(self._look)
         finally:
             tasks = [*self._tasks.values(), *self._ending.values()]
@@ -92,7 +93,7 @@ class BatchKeeper:
                     self._start(row)
             elif run is not None and status == BatchStatus.CANCELLING:
                 run.requests.cancel("batch_cancelled")
-            elif run is not None and self._parts.clock() >= row["expires_at"]:
+            elif run is not None and self._store.clock() >= row["expires_at"]:
                 run.requests.cancel("batch_expired")
         asking = [one for one in found if one["id"] in self._runs and one["status"] in ASKING]
         for row in to_start(waiting, Counter(one["client_id"] for one in asking)):
@@ -100,15 +101,15 @@ class BatchKeeper:
 
     def _open_batches(self) -> tuple[Sequence[BatchRow], set[str]]:
         """The batches, and the keys among theirs that have ended."""
-        with self._parts.database.read() as connection:
+        with self._store.database.read() as connection:
             found = batch_records.open_batches(connection)
             keys = {row["caller"]["key_id"] for row in found}
-            return found, api_key_records.ended(connection, keys, self._parts.clock())
+            return found, api_key_records.ended(connection, keys, self._store.clock())
 
     async def _cancel(self, row: BatchRow) -> None:
         """Cancel a batch whose key has ended."""
         try:
-            await self.threads.run(cancel_for_its_key, self._parts, row)
+            await self.threads.run(self._store.cancel_for_its_key, row)
             if row["id"] in self._runs:
                 self._runs[row["id"]].requests.cancel("batch_cancelled")
         except BatchLost:
@@ -120,7 +121,9 @@ class BatchKeeper:
 
     def _start(self, row: BatchRow) -> None:
         batch_id = row["id"]
-        self._runs[batch_id] = BatchRun(self._parts, row, self._pace, self.threads, self.timing)
+        self._runs[batch_id] = BatchRun(
+            self._store, self._new_context, row, self._pace, self.threads, self.timing
+        )
         self._tasks[batch_id] = asyncio.create_task(self._work(row))
 
     async def _work(self, row: BatchRow) -> None:
@@ -133,8 +136,7 @@ class BatchKeeper:
                 text = f"the batch could not be answered: {given_up}"
                 errors = [BatchError(code="server_error", message=text)]
                 await self.threads.run(
-                    end_batch,
-                    self._parts,
+                    self._store.end,
                     row,
                     BatchStatus.FAILED,
                     OPEN,

@@ -91,7 +91,7 @@ def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> Dat
 def _counting_model(context: Context, identifier: str | None) -> CataloguedModel:
     if identifier is None:
         return context.parts.catalogue.default
-    base = base_of(context.parts, identifier, "base_model")
+    base = base_of(context.parts.catalogue, identifier, "base_model")
     try:
         _ = base.tokenizer, base.text_format.template
     except CatalogueFault as fault:

@@ -37,7 +37,7 @@ from tuneship.service.deployments.lookup import DELETED_SHOWN_FOR, own_deploymen
 from tuneship.service.models.instances import require_serving_type
 from tuneship.service.models.lookup import job_of
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
-from tuneship.service.models.served_models import FoundModel, find_model, served_model
+from tuneship.service.models.served_models import FoundModel, models_of
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
@@ -75,13 +75,14 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     _check_replicas(row)
 
     # The model's files are tried before the transaction, for which other writers would wait.
+    models, model_name = models_of(context), deployment.model_name
     with context.read() as reading:
-        served_model(reading, context.parts, context.client_id, deployment.model_name)
+        models.served(reading, context.client_id, model_name)
     connection = context.transaction
-    served = find_model(connection, context.parts, context.client_id, deployment.model_name)
+    served = models.find(connection, context.client_id, model_name)
     row["generation"] = _merged_configuration(served.base, {}, deployment.generation)
     _check_safeguards(context, deployment, served)
-    require_serving_type(context.parts, deployment, served.base)
+    require_serving_type(context, deployment, served.base)
     _check_capacity(context, row)
     _check_name(context, deployment.deployment_name)
     most = context.parts.settings.maximum_deployments
@@ -239,9 +240,7 @@ def _checked_changes(
         if context.parts.settings.allow_fault_injection:
             faults_of(tags)
     if update.generation is not None:
-        served = find_model(
-            context.transaction, context.parts, context.client_id, row["model_name"]
-        )
+        served = models_of(context).find(context.transaction, context.client_id, row["model_name"])
         changes["generation"] = _merged_configuration(
             served.base, row["generation"], update.generation
         )

@@ -203,7 +203,7 @@ class GenerationRun(RoutedRun):
         now, count = self._context.now, self._request.n
         runs = [
             AnswerRun(
-                self._parts,
+                self._context,
                 self._served,
                 self._request,
                 one,

@@ -57,7 +57,7 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     job = job.model_copy(update={"security_settings": safeguards})
     if job.base_model.startswith(TUNED):
         raise refused("base_model", "must be a base model: tuning a tuned model is not available")
-    base = base_of(context.parts, job.base_model, "base_model")
+    base = base_of(context.parts.catalogue, job.base_model, "base_model")
     if base.tuning_fault is not None:
         raise refused("base_model", f"names a model that cannot be tuned: {base.tuning_fault}")
     modules = job.hyperparameters.target_modules
@@ -91,7 +91,7 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
         text = "this installation trains on one instance"
         raise InstanceTypeUnavailable(text, param="compute_config.instance_count")
     instance_type = job.compute_config.instance_type
-    require_training_type(context.parts, instance_type, "compute_config.instance_type")
+    require_training_type(context, instance_type, "compute_config.instance_type")
 
     most, is_active = context.parts.settings.maximum_active_jobs, tables.jobs.c.status.in_(ALIVE)
     check_quota(context, tables.jobs, most, "active jobs", is_active)
@@ -230,10 +230,10 @@ def get_job_logs(
 ) -> JobLogs | Stream:
     """Return log entries after the cursor, oldest first; a stream resumes after the last frame that was received."""
     if stream:
-        position = position_of(context.parts, job_id, context.last_event_id or after)
+        position = position_of(context, job_id, context.last_event_id or after)
         with context.read() as connection:
             own_job(context, job_id, connection)
-        return Stream(job_frames(context.parts, job_id, position))
+        return Stream(job_frames(context, job_id, position))
 
     def read(connection: sa.Connection, number: int) -> Sequence[JobLogRow]:
         own_job(context, job_id, connection)

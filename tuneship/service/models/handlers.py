@@ -44,7 +44,10 @@ def list_models(
         partial(touch_jobs, context),
     )
     whole = rows.Page(page.rows, page.total + len(shown), limit, offset)
-    items = [*map(_base_item, bases), *(tuned_item(context.parts, row) for row in page.rows)]
+    items = [
+        *map(_base_item, bases),
+        *(tuned_item(context.parts.catalogue, row) for row in page.rows),
+    ]
     return ModelPage(models=items, pagination=whole.pagination)
 
 
@@ -64,26 +67,28 @@ def _base_item(base: CataloguedModel) -> Model:
 def get_model(context: Context, model_id: str) -> Model:
     """Return one model as the list shows it."""
     if not model_id.startswith(TUNED):
-        return _base_item(base_of(context.parts, model_id, "model_id"))
+        return _base_item(base_of(context.parts.catalogue, model_id, "model_id"))
     with context.read() as connection:
-        return tuned_item(context.parts, own_model(context, connection, model_id))
+        return tuned_item(context.parts.catalogue, own_model(context, connection, model_id))
 
 
 @serves(contract.get_model_limits)
 def get_model_limits(context: Context, model_id: str) -> ModelLimits:
     """Return the limits of a model, read from the checks themselves, so that they cannot differ."""
     if not model_id.startswith(TUNED):
-        return limits_of_base(base_of(context.parts, model_id, "model_id"))
+        return limits_of_base(base_of(context.parts.catalogue, model_id, "model_id"))
     with context.read() as connection:
         row = own_model(context, connection, model_id)
-    return limits_of_tuned(model_id, base_of(context.parts, row["base_model"], "model_id"))
+    return limits_of_tuned(
+        model_id, base_of(context.parts.catalogue, row["base_model"], "model_id")
+    )
 
 
 @serves(contract.delete_model)
 def delete_model(context: Context, model_id: str) -> Deleted:
     """Remove the row, then the files; files that a kill leaves behind are set aside later."""
     if not model_id.startswith(TUNED):
-        base_of(context.parts, model_id, "model_id")
+        base_of(context.parts.catalogue, model_id, "model_id")
         raise InvalidRequestError("a base model cannot be deleted", status=409)
     # The write transaction comes first: no deployment of the model can be created between the check and the delete.
     connection = context.transaction

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import ModelNotFound
 from tuneship.contract.models import Model
-from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+from tuneship.service.context.context import Context
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import JobRow, ModelRow
 from tuneship.store.records import job_records
@@ -16,9 +16,9 @@ from tuneship.store.records import job_records
 TUNED = "ft:"
 
 
-def tuned_item(parts: Parts, row: ModelRow) -> Model:
+def tuned_item(catalogue: Catalogue, row: ModelRow) -> Model:
     """A tuned model as the API shows it."""
-    base = parts.catalogue.get(row["base_model"])
+    base = catalogue.get(row["base_model"])
     if base is not None and base.fault is not None:
         base = None
     return Model(
@@ -61,11 +61,11 @@ def model_id(base_model: str, name: str, job_id: str) -> str:
     return f"ft:{base_model}:{name}:{job_id.removeprefix('ft_')}"
 
 
-def base_of(parts: Parts, identifier: str, param: str) -> CataloguedModel:
+def base_of(catalogue: Catalogue, identifier: str, param: str) -> CataloguedModel:
     """The base model with this id. Raises `ModelNotFound`, also for one whose files cannot be used."""
-    base = parts.catalogue.get(identifier)
+    base = catalogue.get(identifier)
     if base is None:
-        known = ", ".join(base.id for base in parts.catalogue)
+        known = ", ".join(base.id for base in catalogue)
         raise ModelNotFound(
             f"{param} names a model that does not exist; the base models are {known}", param=param
         )

@@ -14,8 +14,9 @@ from tuneship.prompts.template import TEMPLATE_FILES, PromptTemplate
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.replicas.replica_link import Adapter
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
-from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.context.context import Parts
+from tuneship.service.access.data_keys import Keyring
+from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+from tuneship.service.context.context import Context
 from tuneship.service.models.lookup import TUNED, base_of
 from tuneship.store.database import rows, tables
 from tuneship.store.files.blobs import Blobs, ObjectRef
@@ -65,61 +66,71 @@ class ServedModel(FoundModel):
         return self.format.template
 
 
-def find_model(
-    connection: sa.Connection, parts: Parts, client_id: str, identifier: str
-) -> FoundModel:
-    """Look a model up without reading its files, as a write transaction may.
+@dataclass(frozen=True)
+class ModelLookup:
+    """Looks models up by rows, keys and files."""
 
-    Raises `ModelNotFound`, for a missing one and for another tenant's alike, and `DeploymentError` where its key is
-    damaged.
-    """
-    if not identifier.startswith(TUNED):
-        return FoundModel(base_of(parts, identifier, "model_name"))
-    row = rows.fetch(connection, tables.models, identifier, client_id=client_id)
-    if row is None:
-        raise ModelNotFound("model_name names a model that does not exist", param="model_name")
-    base = base_of(parts, row["base_model"], "model_name")
-    files = model_ref(row)
-    try:
-        key = parts.keyring.find(connection, client_id, row["blob"])
-    except ObjectDamaged as damage:
-        raise _cannot_be_served(damage) from damage
-    # Files in the data directory are where they are read; others must be here while a replica reads them. A hold is
-    # entered in a thread, since it may download files: loading local ones does without both.
-    hold = partial(parts.blobs.fetched, files) if parts.blobs.is_remote else None
-    adapter = Adapter(identifier, parts.blobs.path_of(files.prefix), key, hold)
-    return FoundModel(base, adapter, files, row["job_id"] is None)
+    catalogue: Catalogue
+    keyring: Keyring
+    blobs: Blobs
 
+    def find(self, connection: sa.Connection, client_id: str, identifier: str) -> FoundModel:
+        """Look a model up without reading its files, as a write transaction may.
 
-def served_model(
-    connection: sa.Connection, parts: Parts, client_id: str, identifier: str
-) -> ServedModel:
-    """Look a model up with its prompt template. Never call it inside a write transaction: it may read files.
+        Raises `ModelNotFound`, for a missing one and for another tenant's alike, and `DeploymentError` where its key is
+        damaged.
+        """
+        if not identifier.startswith(TUNED):
+            return FoundModel(base_of(self.catalogue, identifier, "model_name"))
+        row = rows.fetch(connection, tables.models, identifier, client_id=client_id)
+        if row is None:
+            raise ModelNotFound("model_name names a model that does not exist", param="model_name")
+        base = base_of(self.catalogue, row["base_model"], "model_name")
+        files = model_ref(row)
+        try:
+            key = self.keyring.find(connection, client_id, row["blob"])
+        except ObjectDamaged as damage:
+            raise _cannot_be_served(damage) from damage
+        # Files in the data directory are where they are read; others must be here while a replica reads them. A hold is
+        # entered in a thread, since it may download files: loading local ones does without both.
+        hold = partial(self.blobs.fetched, files) if self.blobs.is_remote else None
+        adapter = Adapter(identifier, self.blobs.path_of(files.prefix), key, hold)
+        return FoundModel(base, adapter, files, row["job_id"] is None)
 
-    Raises as `find_model` does, `DeploymentError` also where the template is damaged, or the base model's engine cannot
-    serve such an adapter; and `BlobsAway`.
-    """
-    found = find_model(connection, parts, client_id, identifier)
-    if found.adapter is None or found.files is None:
-        return ServedModel(found.base)
-    engine, key, fault = found.base.engine, found.adapter.key, None
-    files = found.files.only(*TEMPLATE_FILES)
-    try:
-        # Those of imports of earlier versions may be foreign programs. Where such a template wrote other texts than the
-        # base model's, the parity file says so before the adapter serves.
-        template = (
-            None if found.is_imported else _template(parts.blobs, files, key, found.base.path)
+    def served(self, connection: sa.Connection, client_id: str, identifier: str) -> ServedModel:
+        """Look a model up with its prompt template. Never call it inside a write transaction: it may read files.
+
+        Raises as `find` does, `DeploymentError` also where the template is damaged, or the base model's engine cannot
+        serve such an adapter; and `BlobsAway`.
+        """
+        found = self.find(connection, client_id, identifier)
+        if found.adapter is None or found.files is None:
+            return ServedModel(found.base)
+        engine, key, fault = found.base.engine, found.adapter.key, None
+        files = found.files.only(*TEMPLATE_FILES)
+        try:
+            # Those of imports of earlier versions may be foreign programs. Where such a template wrote other texts than
+            # the base model's, the parity file says so before the adapter serves.
+            template = (
+                None if found.is_imported else _template(self.blobs, files, key, found.base.path)
+            )
+            # Another engine may know less than ours, which checks what it loads.
+            if not engine.is_own:
+                config = _adapter_config(self.blobs, found.files.only(ADAPTER_CONFIG), key)
+                fault = engine.fault_of_adapter(config, found.base.runtime_options)
+        except ObjectDamaged as damage:
+            raise _cannot_be_served(damage) from damage
+        if fault is not None:
+            raise DeploymentError(f"the model's adapter {fault}", param="model_name", status=409)
+        return ServedModel(
+            found.base, found.adapter, found.files, found.is_imported, own_template=template
         )
-        if not engine.is_own:  # another engine may know less than ours, which checks what it loads
-            config = _adapter_config(parts.blobs, found.files.only(ADAPTER_CONFIG), key)
-            fault = engine.fault_of_adapter(config, found.base.runtime_options)
-    except ObjectDamaged as damage:
-        raise _cannot_be_served(damage) from damage
-    if fault is not None:
-        raise DeploymentError(f"the model's adapter {fault}", param="model_name", status=409)
-    return ServedModel(
-        found.base, found.adapter, found.files, found.is_imported, own_template=template
-    )
+
+
+def models_of(context: Context) -> ModelLookup:
+    """The lookup of a request."""
+    parts = context.parts
+    return ModelLookup(parts.catalogue, parts.keyring, parts.blobs)
 
 
 def _cannot_be_served(damage: ObjectDamaged) -> DeploymentError:

@@ -23,7 +23,8 @@ from tuneship.contract.openai.jobs import (
     ShownOptions,
 )
 from tuneship.service.answers.refusals import refusal, with_names
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.context.context import Context
 from tuneship.service.datasets.lookup import own_dataset
 from tuneship.service.jobs import handlers as jobs
 from tuneship.service.jobs.lookup import own_job
@@ -84,13 +85,13 @@ def openai_create_job(context: Context, job: FineTuningJobCreate) -> FineTuningJ
     if job.chosen.learning_rate is None:
         names = NAMES | {f"{HYPERPARAMETERS}.learning_rate": f"{HYPERPARAMETERS}.{MULTIPLIER}"}
     with with_names(names):
-        made = jobs.create_job(context, _job_of(context.parts, job))
+        made = jobs.create_job(context, _job_of(context.parts.catalogue, job))
     context.audit_facts.created_id = made.id
     context.headers["Location"] = f"/v1/fine-tuning/jobs/{made.id}"
     return _shown(context, own_job(context, made.id, context.transaction))
 
 
-def _job_of(parts: Parts, job: FineTuningJobCreate) -> JobCreate:
+def _job_of(catalogue: Catalogue, job: FineTuningJobCreate) -> JobCreate:
     """The job as the main API takes it. Raises the contract's errors."""
     chosen = job.chosen
     own = chosen.model_dump(exclude_none=True)
@@ -98,7 +99,7 @@ def _job_of(parts: Parts, job: FineTuningJobCreate) -> JobCreate:
     hyperparameters: dict[str, Any] = {"epochs": own.pop("n_epochs"), **own}
     hyperparameters.setdefault("learning_rate", "auto")
     if multiplier != "auto" and not job.model.startswith(TUNED):
-        base = base_of(parts, job.model, "base_model")
+        base = base_of(catalogue, job.model, "base_model")
         hyperparameters["learning_rate"] = multiplier * usual_rate(base.parameters)
     if job.seed is not None:
         hyperparameters["seed"] = job.seed
@@ -226,7 +227,7 @@ def _shown(context: Context, row: JobRow) -> FineTuningJob:
     finished = row["completed_at"] or row["updated_at"]
     end = forecast_end(row, context.now)
     validation = row["validation_dataset_id"]
-    shown = _shown_hyperparameters(context.parts, row)
+    shown = _shown_hyperparameters(context.parts.catalogue, row)
     failure: JobFailure | None = None
     if row["error"] is not None:
         reason, message = row["error"]["reason"], row["error"]["message"]
@@ -255,9 +256,9 @@ def _shown(context: Context, row: JobRow) -> FineTuningJob:
     )
 
 
-def _shown_hyperparameters(parts: Parts, row: JobRow) -> ShownHyperparameters:
+def _shown_hyperparameters(catalogue: Catalogue, row: JobRow) -> ShownHyperparameters:
     """The settings in force; the rate as a multiple of what `auto` chooses, 1 where the base model is gone."""
-    chosen, base = row["hyperparameters"], parts.catalogue.get(row["base_model"])
+    chosen, base = row["hyperparameters"], catalogue.get(row["base_model"])
     multiplier = 1.0
     if base is not None and base.fault is None:
         multiplier = float(f"{chosen['learning_rate'] / usual_rate(base.parameters):.{DIGITS}g}")
