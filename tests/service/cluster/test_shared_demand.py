@@ -7,8 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.waiting import until_async
-from tuneship.service.answers.streaming import Notifier
 from tuneship.service.cluster.shared_demand import TOPIC, DemandTiming, SharedDemand
+from tuneship.service.context.notifier import Notifier
 from tuneship.service.telemetry.in_flight import Demand, InFlightGenerations
 from tuneship.store.cluster import member_demand
 from tuneship.store.database import tables

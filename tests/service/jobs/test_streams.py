@@ -21,8 +21,9 @@ from tests.support.processes import Serve, rows_file, start_job, trainer_at_work
 from tests.support.waiting import until, until_async
 from tuneship.contract.errors import ApiError
 from tuneship.contract.job_reports import JobLogEntry
-from tuneship.service.answers.streaming import Frame, Notifier, Stream
+from tuneship.service.answers.streaming import Frame, Stream
 from tuneship.service.context.context import Context
+from tuneship.service.context.notifier import Notifier
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.http.streams import (
     EVENTS,

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
-from tuneship.service.answers.streaming import Notifier
+from tuneship.service.context.notifier import Notifier
 from tuneship.service.telemetry.in_flight import Demand, InFlightGenerations
 from tuneship.store.cluster import member_demand
 from tuneship.store.database.database import Database

@@ -13,12 +13,12 @@ from tuneship.security.vault import Vault
 from tuneship.service.access.capabilities import Capabilities
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.access.signed_audit import SignedAudit
-from tuneship.service.answers.streaming import Notifier
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.context.cursors import Cursors
 from tuneship.service.context.drain import Drain
 from tuneship.service.context.fair_threads import RequestThreads
+from tuneship.service.context.notifier import Notifier
 from tuneship.service.context.staged_bytes import StagedBytes
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.telemetry.in_flight import InFlightGenerations

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.service.access.data_keys import Keyring
-from tuneship.service.answers.streaming import Notifier
+from tuneship.service.context.notifier import Notifier
 from tuneship.service.jobs import record_progress
 from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.span import record_job

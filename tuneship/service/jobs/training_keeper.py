@@ -19,12 +19,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from tuneship.contract.jobs import JobStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import ObjectDamaged
-from tuneship.service.answers.streaming import Notifier
 from tuneship.service.background.background_retries import (
     BackgroundRetries,
     error_kind,
     passes_by_itself,
 )
+from tuneship.service.context.notifier import Notifier
 from tuneship.service.jobs import record_progress
 from tuneship.service.jobs.attempts import Attempt, RunningAttempt, remaining_seconds
 from tuneship.service.jobs.ends import JobEnds, model_key
