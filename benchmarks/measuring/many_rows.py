@@ -23,8 +23,7 @@ from tests.support.members import LEASE_S
 from tests.support.postgres_cluster import Cluster
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.cluster.leadership import SoleService
-from tuneship.service.deployments.replica_health import HealthChecks
-from tuneship.service.deployments.scaling_decisions import ScalingDecisions
+from tuneship.service.composition import health_checks, scaling_decisions
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database
@@ -75,8 +74,8 @@ def deploy_many(service: Service) -> list[str]:
 def measure_checks(service: Service) -> None:
     """Print how long the leader checks all deployments, without its fence."""
     leadership = SoleService()
-    plan = ScalingDecisions(service.parts, leadership)
-    checks = HealthChecks(service.parts, plan, leadership)
+    plan = scaling_decisions(service.parts, leadership)
+    checks = health_checks(service.parts, plan, leadership)
 
     async def check_all() -> float:
         checks.begin()
@@ -103,7 +102,7 @@ def measure_flushes(service: Service, deployments: list[str]) -> None:
                 for _ in range(EACH):
                     service.parts.recorder.record(observation(deployment, endpoint))
         began, computed = time.perf_counter(), time.process_time()
-        service.parts.store_metrics()
+        service.supervisor.records.store_metrics()
         spans.append((time.perf_counter() - began) * 1000)
         cpu.append((time.process_time() - computed) * 1000)
     for deployment in deployments:

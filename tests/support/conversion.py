@@ -17,7 +17,7 @@ from tuneship.conversion.order import (
     ReadingOrder,
 )
 from tuneship.conversion.received_adapter import AdapterFault, check_template, received
-from tuneship.service.common.conversion import (
+from tuneship.conversion.running import (
     POLL_S,
     ConversionFailed,
     ConversionLimits,

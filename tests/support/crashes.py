@@ -29,7 +29,7 @@ from tests.support.in_process import LINES, Service, jsonl, split
 from tuneship.contract.openai.batches import BatchStatus
 from tuneship.events.attempt import Sender
 from tuneship.service.all_handlers import SERVED
-from tuneship.service.batches import batch_run
+from tuneship.service.batches.stored_answers import BatchStore
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import merging as dataset_merging
 from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
@@ -453,7 +453,7 @@ POINTS = OBJECT_POINTS | {
     "batch: after a commit of its client": Point(answers, lambda one: one.after(Context, "commit")),
     "batch: after the check, before its row": Point(
         answers,
-        lambda one: one.before(batch_run, "change_state", _becomes(BatchStatus.IN_PROGRESS)),
+        lambda one: one.before(BatchStore, "change_state", _becomes(BatchStatus.IN_PROGRESS)),
     ),
     "batch: answers in a file, before they count": Point(
         answers, lambda one: one.before(batch_records, "advance")
@@ -462,7 +462,7 @@ POINTS = OBJECT_POINTS | {
         answers, lambda one: one.after(batch_records, "advance", _was_counted)
     ),
     "batch: after the commit of answers": Point(
-        answers, lambda one: one.after(batch_run, "store_answers")
+        answers, lambda one: one.after(BatchStore, "store")
     ),
     "batch: files made, before the end": Point(
         answers, lambda one: one.before(batch_records, "move", _becomes(BatchStatus.COMPLETED))

@@ -26,6 +26,7 @@ from tuneship.contract.scopes import SCOPES
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers, resolve
 from tuneship.events.delivery import Deliverer, DeliveryTiming
+from tuneship.host.gpus import GpuLeases
 from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
@@ -33,15 +34,17 @@ from tuneship.replicas.local_replicas import process_starter
 from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
+from tuneship.service.access.capabilities import capabilities_of
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
+from tuneship.service.background.clock_watch import ClockWatch, awake_s
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.cluster.membership import alone, member
-from tuneship.service.common.clock_watch import ClockWatch, awake_s
-from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.timing import ServiceTiming
-from tuneship.service.context.context import Parts
+from tuneship.service.composition import BackgroundParts, supervisor_of
+from tuneship.service.context.cursors import Cursors
+from tuneship.service.context.parts import Parts
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import ConnectionTimeouts
 from tuneship.service.http.openai import OPENAI
@@ -170,28 +173,27 @@ class Service:
             vault=Vault(b"v" * 32),
             keyring=Keyring(b"k" * 32),
             audit=Chain(b"a" * 32),
-            isolates=isolates,
+            capabilities=capabilities_of(self.settings, isolates=isolates),
             convert=self.conversion if real is None else real.convert,
             clock=self.clock,
             notifier=self.role.notifier,
             member_number=self.role.number,
             timing=timing or ServiceTiming(),
-            training_agents=training_agents,
             tracing=tracing_of(self.settings),
-            clock_watch=ClockWatch(self.clock, self.clock.elapsed),
             draw=self._draw,
         )
         self.keys = Keys(self.database, b"pepper", self.clock, self.parts.audit)
         # Whether a batch of a tenant may send one more request.
         self.spare: Callable[[str], bool] = lambda _: True
-        self.supervisor = Supervisor(
-            self.parts,
-            workers,
-            data_dir / "work",
-            "test",
-            self._take_spare,
-            self.leadership,
+        self._background = BackgroundParts(
+            runtime=workers,
+            work=data_dir / "work",
+            owner="test",
+            clock_watch=ClockWatch(self.clock, self.clock.elapsed),
+            gpus=GpuLeases(),
+            training_agents=training_agents,
         )
+        self.supervisor = self.new_supervisor()
         limits = RateLimits(
             self.settings.control_requests_per_minute,
             self.settings.generate_requests_per_minute,
@@ -203,6 +205,10 @@ class Service:
         self._addresses = iter(range(1, 1 << 20))
         self._server: HttpServer | None = None
         self.url = "http://service.test"
+
+    def new_supervisor(self) -> Supervisor:
+        """A supervisor that knows nothing of the one before, as after a restart."""
+        return supervisor_of(self.parts, self._background, self._take_spare, self.leadership)
 
     @property
     def _catalogue(self) -> Catalogue:

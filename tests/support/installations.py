@@ -16,7 +16,7 @@ from tuneship.contract.scopes import SCOPES
 from tuneship.security.master_key import derived_secret
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
-from tuneship.service.common.clock_watch import ClockWatch
+from tuneship.service.background.clock_watch import ClockWatch
 from tuneship.service.events.audit import sign_head
 from tuneship.service.open_installation import Installation, open_for_service
 from tuneship.service.openai.batch_files import new_file, object_of

@@ -20,7 +20,7 @@ def check_objects(service: Service) -> bool:
     _check_digests(service, {key: one for files in stored.values() for key, one in files.items()})
     others = service.parts.blobs.names() - {*stored}
     service.clock.ahead += timedelta(hours=23)
-    service.run(service.supervisor.leader_work.sweep_files())
+    service.run(service.supervisor.leader_work.retention.sweep_files())
     assert service.parts.blobs.names() == {*stored} | others
     service.clock.ahead += timedelta(hours=2)
     service.until(lambda: service.parts.blobs.names() == {*stored})

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tuneship.conversion.order import ProcessMessage
+from tuneship.conversion.running import A_DAY, MODULES, ConversionLimits
 from tuneship.processes.worker_protocol import Worker, WorkerSpec
-from tuneship.service.common.conversion import A_DAY, MODULES, ConversionLimits
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.replica import Frames, ReplicaServer, load_model

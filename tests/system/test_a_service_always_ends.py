@@ -188,7 +188,7 @@ def backends_of(cluster: Cluster, url: str) -> set[int]:
 PLANTED = """
 import asyncio, ctypes, threading, time
 from tuneship.service import serve
-from tuneship.service.common.timing import ServiceTiming
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.settings import ServiceSettings
 startup = serve._Server.startup
 async def planted(self, sockets=None):

@@ -126,7 +126,7 @@ def restarted(order: Order) -> Iterator[Service]:
     """Start the service again as `tuneship serve` does; jobs train at once."""
     service = Service(Path(order.folder), **order.settings)
     service.engines.trains_at_once = True
-    serve.recover(service.parts)
+    serve.recover(service.parts, None)
     with service:
         service.start_deliveries()
         yield service

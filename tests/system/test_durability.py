@@ -14,9 +14,8 @@ import sqlalchemy as sa
 
 from tests.support.engines import PlayedTrainer
 from tests.support.in_process import Service, split
-from tuneship.service.common.timing import ServiceTiming
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.endpoints.lease_keeper import RENEW_EVERY
-from tuneship.service.supervisor import Supervisor
 from tuneship.store.database import rows, tables
 from tuneship.store.records import metric_windows
 from tuneship.store.records.job_leases import LEASE
@@ -319,10 +318,7 @@ def test_a_cancelled_job_ends_cancelled_even_when_it_has_just_completed(service:
     service.rest()
     service.call("POST", f"/v1/fine-tuning/jobs/{job_id}/cancel")
     trainer.complete()
-    work = service.settings.data_dir / "work"
-    service.supervisor = Supervisor(
-        service.parts, service.engines, work, "next", lambda _: True, service.leadership
-    )
+    service.supervisor = service.new_supervisor()
     service.go_on()
     service.until(lambda: service.job_status(job_id) == "cancelled")
     with service.database.read() as connection:

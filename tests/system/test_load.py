@@ -25,7 +25,7 @@ from tests.support.waiting import PATIENCE_S, children, is_alive, until
 from tuneship.contract.scopes import SCOPES
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys
-from tuneship.service.common.clock_watch import utc_now
+from tuneship.service.background.clock_watch import utc_now
 from tuneship.store.database.database import Database, sqlite_url
 from tuneship.store.records.audit import Chain
 

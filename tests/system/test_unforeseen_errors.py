@@ -12,7 +12,7 @@ from sqlalchemy import exc
 
 from tests.support.in_process import Service, split
 from tuneship.replicas.local_replicas import LocalReplicas
-from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
+from tuneship.service.background.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
 from tuneship.service.deployments.replica_health import HealthChecks

@@ -90,11 +90,11 @@ def _fill(
     gates: tuple[dict[str, Any], ...],
 ) -> int:
     """Make the folder, whole or not at all; returns the number of its files. Raises `ExportRefused` and `OSError`."""
+    from tuneship.conversion.running import A_DAY, convert_in_process  # noqa: PLC0415
     from tuneship.host.durable import flush  # noqa: PLC0415 - the light install
     from tuneship.host.staging import remove_abandoned, staged  # noqa: PLC0415
     from tuneship.service.catalogues.base_models import Catalogue  # noqa: PLC0415
     from tuneship.service.catalogues.origins import added_folder  # noqa: PLC0415
-    from tuneship.service.common.conversion import A_DAY, convert_in_process  # noqa: PLC0415
     from tuneship.service.models.exports import EXPORTING, Exporter  # noqa: PLC0415
 
     catalogue = Catalogue(settings.model_catalogue, added_folder(settings.data_dir))

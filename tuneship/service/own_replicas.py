@@ -22,9 +22,9 @@ from tuneship.replicas.local_replicas import process_starter
 from tuneship.replicas.replica import StartReplica
 from tuneship.security.master_key import derived_secret
 from tuneship.service.access.isolation import worker_folder
+from tuneship.service.background.clock_watch import utc_now
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
-from tuneship.service.common.clock_watch import utc_now
 from tuneship.settings import ServiceSettings
 
 if TYPE_CHECKING:

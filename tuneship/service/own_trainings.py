@@ -2,7 +2,7 @@
 
 from tuneship.agents.training_agents import TrainingAgents
 from tuneship.processes.worker_protocol import Runtime
-from tuneship.service.common.clock_watch import utc_now
+from tuneship.service.background.clock_watch import utc_now
 from tuneship.service.own_replicas import agent_authority, agent_launcher
 from tuneship.settings import ServiceSettings
 

@@ -30,6 +30,7 @@ import uvicorn
 
 from tuneship.agents.agent_replicas import AgentReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentStarter
+from tuneship.agents.training_agents import TrainingAgents
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
@@ -56,11 +57,15 @@ from tuneship.replicas.vllm import vllm_starter
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
+from tuneship.service.access.capabilities import capabilities_of
 from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.access.isolation import can_isolate
 from tuneship.service.access.key_keeper import EVERY_S as KEYS_EVERY_S
 from tuneship.service.access.key_keeper import KeyKeeper
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
+from tuneship.service.background.clock_watch import ClockWatch, utc_now
+from tuneship.service.background.periodic import Periodic
+from tuneship.service.background.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
@@ -68,12 +73,10 @@ from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.cluster.leadership import BackgroundTask, Leadership, Led
 from tuneship.service.cluster.membership import Membership, alone, member
 from tuneship.service.cluster.shared_replicas import SharedReplicas
-from tuneship.service.common.clock_watch import ClockWatch, utc_now
-from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.periodic import Periodic
-from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
-from tuneship.service.common.timing import ServiceTiming
-from tuneship.service.context.context import Parts
+from tuneship.service.composition import BackgroundParts, shared_replicas, supervisor_of
+from tuneship.service.context.cursors import Cursors
+from tuneship.service.context.parts import Parts
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
@@ -84,17 +87,13 @@ from tuneship.service.http.shared_rate_limits import SharedRateLimits
 from tuneship.service.jobs.work_folders import clear_work
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
-from tuneship.service.open_installation import (
-    Installation,
-    open_for_member,
-    open_for_service,
-)
+from tuneship.service.open_installation import Installation, open_for_member, open_for_service
 from tuneship.service.own_replicas import agent_starters, check_ray, replica_starter, vllm_server
 from tuneship.service.own_trainings import training_agents
-from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
 from tuneship.store.database.database import IN_USE, Database, ports_of, url_of
+from tuneship.store.files.blobs import Blobs
 from tuneship.store.files.quarantine import PASSING, left_over, objects_of, set_aside
 from tuneship.store.installation.ownership import name_of, work_in
 from tuneship.store.records import endpoint_records, idempotency, job_leases
@@ -105,7 +104,7 @@ from tuneship.traffic.split import DRAWS
 REPLICAS_END_S = 4.0
 # A collector that does not answer must not delay the end.
 TRACING_END_S = 2.0
-# The event loop's own pool. Handlers have threads of their own (`common/fair_threads.py`), and so
+# The event loop's own pool. Handlers have threads of their own (`context/fair_threads.py`), and so
 # has background work (`tuneship/host/thread_pools.py`).
 SPARE_THREADS = 32
 # The interval after which a computing thread lets the event loop run. Python's five milliseconds,
@@ -225,15 +224,14 @@ def _build(
     workers: tuple[Runtime, bool],
     timing: ServiceTiming,
     role: Membership,
-) -> tuple[Parts, SharedReplicas | None]:
+) -> tuple[Parts, BackgroundParts, SharedReplicas | None]:
     """`workers`: what starts them, and whether they are isolated."""
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
-    runtime, isolates = workers
+    (runtime, isolates), gpus = workers, GpuLeases()
     catalogue = Catalogue(settings.model_catalogue, added_folder(data_dir))
     instances = InstanceCatalogue(settings.instance_catalogue)
     for base in catalogue:
         instances.of_replicas(base)  # refuses an unknown type
-    gpus = GpuLeases()
     vllm_starters: dict[Path, StartReplica] = {
         base.path: vllm_starter(runtime, vllm_server(settings, base), gpus)
         for base in catalogue
@@ -257,7 +255,6 @@ def _build(
         blobs=opened.blobs,
         catalogue=catalogue,
         instances=instances,
-        gpus=gpus,
         # The members of a cluster count a caller once, so they need one key.
         recorder=Recorder(derived_secret(secret, "callers") if settings.cluster else None),
         replicas=ReplicaGroups(
@@ -272,25 +269,39 @@ def _build(
         vault=Vault(derived_secret(secret, "vault")),
         keyring=keyring_of(secret),
         audit=Chain(derived_secret(secret, "audit")),
-        isolates=isolates,
+        capabilities=capabilities_of(settings, isolates=isolates),
         clock=role.clock,
         notifier=role.notifier,
         member_number=role.number,
         timing=timing,
-        training_agents=training_agents(settings, secret, runtime, isolates=isolates),
         tracing=tracing_of(settings),
-        clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
-    return parts, None if sharing is None else SharedReplicas(parts, *sharing, role.name)
+    background = BackgroundParts(
+        runtime=runtime,
+        work=data_dir / "work",
+        owner=own_name(),
+        clock_watch=ClockWatch(role.clock, last_seen=opened.last_seen),
+        gpus=gpus,
+        training_agents=training_agents(settings, secret, runtime, isolates=isolates),
+    )
+    shared = None if sharing is None else shared_replicas(parts, *sharing, role.name)
+    return parts, background, shared
 
 
-def recover(parts: Parts) -> None:
-    """Release what a killed service held, and set aside files without a row. No other process works on this data."""
+def own_name() -> str:
+    """The name of this process in rows."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def recover(parts: Parts, agents: TrainingAgents | None) -> None:
+    """Release what a killed service held, and set aside files without a row. No other process works on this data.
+
+    `agents`: start the agents of trainings; None where trainings are processes of the service.
+    """
     data_dir, now = parts.settings.data_dir, parts.clock()
-    remove_temporary(parts)
+    remove_temporary(parts.blobs, data_dir)
     parts.audit.link_all(parts.database)  # SQLite has such rows from a backup of Postgres
-    agents = parts.training_agents
     with parts.database.write() as connection:
         if agents is None or agents.end_with_service:
             # Agents on other machines may go on for a while: their jobs wait until their leases are over.
@@ -318,12 +329,13 @@ def recover(parts: Parts) -> None:
 
 def recover_member(parts: Parts) -> None:
     """Remove what this machine does not need any more; the leader sees to the rows and the files of all, by age."""
-    remove_temporary(parts)
-    files = work_in(parts.settings.data_dir)
+    data_dir = parts.settings.data_dir
+    remove_temporary(parts.blobs, data_dir)
+    files = work_in(data_dir)
     with parts.database.read() as connection:
         known = objects_of(connection)
         unknown = left_over(connection, files, known)
-    _clear_ended(parts.settings.data_dir, files - known - unknown)
+    _clear_ended(data_dir, files - known - unknown)
 
 
 def _clear_ended(data_dir: Path, names: Set[str]) -> None:
@@ -333,11 +345,11 @@ def _clear_ended(data_dir: Path, names: Set[str]) -> None:
             clear_work(data_dir / "work", name.removeprefix("work/"))
 
 
-def remove_temporary(parts: Parts) -> None:
+def remove_temporary(blobs: Blobs, data_dir: Path) -> None:
     """Remove what a killed service has left half-written on this machine."""
-    parts.blobs.sweep()
-    sweep(added_folder(parts.settings.data_dir))
-    remove_unfinished(parts.settings.data_dir / "scratch")
+    blobs.sweep()
+    sweep(added_folder(data_dir))
+    remove_unfinished(data_dir / "scratch")
 
 
 async def _run(
@@ -350,13 +362,12 @@ async def _run(
     asyncio.get_running_loop().set_default_executor(spare)
     connections = connection_limits(settings, raise_file_limit())
     isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
-    owner = f"{socket.gethostname()}:{os.getpid()}"
-    role = alone() if settings.cluster is None else member(opened.database, owner)
-    logs, work = settings.data_dir / "logs", settings.data_dir / "work"
-    processes = ForkedProcesses(isolated=isolates, log=logs / "fork-server.log")
-    parts, shared = _build(settings, opened, place, (processes, isolates), timing, role)
+    role = alone() if settings.cluster is None else member(opened.database, own_name())
+    log = settings.data_dir / "logs" / "fork-server.log"
+    processes = ForkedProcesses(isolated=isolates, log=log)
+    parts, background, shared = _build(settings, opened, place, (processes, isolates), timing, role)
     if settings.cluster is None:
-        recover(parts)
+        recover(parts, background.training_agents)
     else:
         recover_member(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
@@ -365,12 +376,10 @@ async def _run(
         limits = RateLimits(*per_minute, parts.clock)
     else:
         limits = SharedRateLimits(*per_minute, parts.clock, parts.database)
-    supervisor = Supervisor(parts, processes, work, owner, limits.take_spare, role.leadership)
-    if shared is not None:
-        supervisor.share(shared)
+    supervisor = supervisor_of(parts, background, limits.take_spare, role.leadership, shared)
     own = _periodic_tasks(parts, keys)
-    leader = _leader_tasks(parts, secret, role.leadership)
-    tasks = (supervisor, *own, *leader, *_sharing_tasks(parts, role, shared), *role.tasks)
+    leader = _leader_tasks(parts, secret, role.leadership, background.clock_watch)
+    tasks = (supervisor, *own, *leader, *_sharing_tasks(parts.database, role, shared), *role.tasks)
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
         Boundary(parts, keys, limits, is_fit=role.is_fit),
@@ -388,7 +397,7 @@ async def _run(
         with suppress(TimeoutError):
             async with asyncio.timeout(TRACING_END_S):
                 await Threads("last spans", 1).run(parts.tracing.close)
-    await leave(spare, parts.threads)
+    await leave(spare, parts.threads.dismiss)
 
 
 def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
@@ -411,7 +420,9 @@ def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
     )
 
 
-def _leader_tasks(parts: Parts, secret: bytes, leadership: Leadership) -> tuple[Led, ...]:
+def _leader_tasks(
+    parts: Parts, secret: bytes, leadership: Leadership, clock_watch: ClockWatch
+) -> tuple[Led, ...]:
     """The work of the leader beside that of the supervisor."""
     settings = parts.settings
     head_secret = derived_secret(secret, "audit heads")
@@ -432,7 +443,7 @@ def _leader_tasks(parts: Parts, secret: bytes, leadership: Leadership) -> tuple[
 
     def noting(database: Database) -> Periodic:
         return Periodic(
-            lambda: parts.clock_watch.note_time(database),
+            lambda: clock_watch.note_time(database),
             NOTE_TIME_EVERY_S,
             "the newest time could not be kept",
         )
@@ -450,12 +461,12 @@ def _leader_tasks(parts: Parts, secret: bytes, leadership: Leadership) -> tuple[
 
 
 def _sharing_tasks(
-    parts: Parts, role: Membership, shared: SharedReplicas | None
+    database: Database, role: Membership, shared: SharedReplicas | None
 ) -> tuple[BackgroundTask, ...]:
     """The work of a member whose replicas are run by agents."""
     if shared is None:
         return ()
-    keeping = Led(role.leadership, parts.database, shared.keeper)
+    keeping = Led(role.leadership, database, shared.keeper)
     return (shared.attached, shared.demand, keeping)
 
 

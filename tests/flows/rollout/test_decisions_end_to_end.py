@@ -22,10 +22,10 @@ from tests.support.fakes.proxy import Exchange, passed
 from tests.support.in_process import CATALOGUE
 from tests.system.faults.stage import BEFORE, Stage
 from tuneship.gates.plan import CanaryPlan
-from tuneship.service.common import in_flight
 from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 from tuneship.service.generation import accounting
 from tuneship.service.generation import handlers as generation
+from tuneship.service.telemetry import in_flight
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.long]
 

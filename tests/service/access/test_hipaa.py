@@ -412,8 +412,8 @@ def test_prompts_and_completions_are_never_stored(hospital: Callable[..., Servic
         answer = service.call("POST", path, json=body, headers={"Idempotency-Key": f"k{stream}"})
         assert answer.status_code == 200, answer.text
         assert "idempotent-replayed" not in answer.headers
-    service.parts.store_metrics()
-    service.parts.store_logs()
+    service.supervisor.records.store_metrics()
+    service.supervisor.records.store_logs()
     stored = "".join(repr(rows_of(service, table)) for table in tables.METADATA.sorted_tables)
     stored += "".join(service.log.texts)
     stored += repr(list(contents_below(service.settings.data_dir).values()))

@@ -20,7 +20,7 @@ from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers
 from tuneship.contract.scopes import SCOPES
 from tuneship.service.access import api_keys
-from tuneship.service.common.downloads import Download
+from tuneship.service.answers.downloads import Download
 from tuneship.service.models import content
 
 Start = Callable[..., Service]

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tests.support.in_process import ANSWER, Service
 from tuneship.contract.errors import ApiError
@@ -58,8 +59,9 @@ def kept_of(
     async def work() -> None:
         parts = service.parts
         caller = BackgroundCaller("alice", KEPT, "create_example", "ex_1")
-        pace = BackgroundPace(parts.in_flight, lambda _: True)
-        run = BackgroundRun(parts, caller, pace, Threads("examples", 1), BackgroundTiming())
+        pace = BackgroundPace(parts.in_flight, lambda _: True, parts.drain)
+        new_context, threads = partial(Context, parts), Threads("examples", 1)
+        run = BackgroundRun(new_context, caller, pace, threads, BackgroundTiming())
         begun = asyncio.create_task(run.run(iter(examples), store))
         await asyncio.to_thread(started, run)
         await begun

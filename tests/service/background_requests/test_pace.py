@@ -4,11 +4,12 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from tuneship.service.background_requests.pace import MOST_AT_ONCE, BackgroundPace
-from tuneship.service.common.in_flight import InFlightGenerations
+from tuneship.service.context.drain import Drain
+from tuneship.service.telemetry.in_flight import InFlightGenerations
 
 
 def pace_of(in_flight: InFlightGenerations) -> BackgroundPace:
-    return BackgroundPace(in_flight, lambda _: True)
+    return BackgroundPace(in_flight, lambda _: True, Drain())
 
 
 class Run:
@@ -95,6 +96,6 @@ def test_tenants_share_and_then_the_batches_of_each() -> None:
 
 
 def test_a_tenant_without_room_in_its_limit_sends_nothing() -> None:
-    pace = BackgroundPace(InFlightGenerations(), lambda client: client == "bob")
+    pace = BackgroundPace(InFlightGenerations(), lambda client: client == "bob", Drain())
     with joined_by(pace, "alice") as alice, joined_by(pace, "bob") as bob:
         assert (taken(alice), taken(bob)) == (0, 1)

@@ -27,6 +27,7 @@ from tuneship.service.background_requests import background_run
 from tuneship.service.background_requests.background_keeper import to_start
 from tuneship.service.background_requests.background_run import BackgroundTiming
 from tuneship.service.batches import stored_answers
+from tuneship.service.batches.stored_answers import BatchStore
 from tuneship.store.database import tables
 
 both_databases = pytest.mark.both_databases
@@ -206,14 +207,14 @@ def test_answers_for_which_an_upload_took_the_room_meanwhile_are_not_kept(
 ) -> None:
     service = start(maximum_dataset_bytes=6000)
     deployment, big = service.deployment("answers"), b"x" * 5000
-    keep = stored_answers._store
+    keep = BatchStore._store_fitting
 
     def late(*arguments: Any) -> Any:
         form, files = {"purpose": "batch"}, {"file": ("big.jsonl", big)}
         assert call(service, "POST", "files", data=form, files=files).status_code == 200
         return keep(*arguments)
 
-    monkeypatch.setattr(stored_answers, "_store", late)
+    monkeypatch.setattr(BatchStore, "_store_fitting", late)
     service.supervisor.leader_work.batches.timing = AT_THE_END
     done = ended(service, batch(service, request("a", deployment), request("b", deployment)))
     assert (done["status"], done["output_file_id"]) == ("failed", None)

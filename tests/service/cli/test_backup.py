@@ -543,7 +543,7 @@ def test_a_job_that_ran_when_the_backup_was_made_starts_over(tmp_path: Path) -> 
         service.halt()
     shutil.rmtree(tmp_path / "data" / "work")
     restored = Service(tmp_path / "data")
-    recover(restored.parts)
+    recover(restored.parts, None)
     with restored:
         trainer = restored.trainer()
         trainer.start_of(3)

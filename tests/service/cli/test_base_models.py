@@ -25,12 +25,12 @@ from tests.support.processes import ROOT, Serve
 from tests.support.repeats import variants
 from tests.support.waiting import until
 from tuneship.cli.main import app
+from tuneship.conversion import running
 from tuneship.conversion.order import ReadingReport
 from tuneship.processes.forked_workers import ForkedProcesses
 from tuneship.service.catalogues.adding import refuse_unusable, staged, sweep
 from tuneship.service.catalogues.base_models import SHIPPED, AddedModels
 from tuneship.service.catalogues.sources import AddingRefused
-from tuneship.service.common import conversion
 
 TINY = SHIPPED / "tuneship-tiny"
 Change = Callable[[Path], object]
@@ -45,7 +45,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     libraries = {"tuneship.conversion": ("torch", "tuneship.conversion.__main__")}
     with (
         closing(ForkedProcesses(isolated=False, log=log, libraries=libraries)) as runtime,
-        patch.object(conversion, "LocalProcesses", lambda **_: runtime),
+        patch.object(running, "LocalProcesses", lambda **_: runtime),
     ):
         yield
 

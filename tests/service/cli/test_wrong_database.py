@@ -124,7 +124,7 @@ def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_
 def recover(installed: Installed, opened: Any) -> None:
     """Run the step of a start that deleted files in earlier versions."""
     service = Service(installed.data_dir, **installed.options)
-    recover_files(service.parts)
+    recover_files(service.parts, None)
     service.database.close()
 
 

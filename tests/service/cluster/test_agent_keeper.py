@@ -24,7 +24,7 @@ from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.replicas.replica_link import NoReplica
 from tuneship.service.cluster.agent_keeper import AgentKeeper, AgentKeeperTiming
 from tuneship.service.cluster.attached_agents import AttachedAgents
-from tuneship.service.common.streaming import Notifier
+from tuneship.service.context.notifier import Notifier
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.cluster import agent_records, leader_lease
 from tuneship.store.database.database import Database

@@ -8,9 +8,8 @@ import sqlalchemy as sa
 
 from tests.support.waiting import until_async
 from tuneship.service.cluster.shared_demand import TOPIC, DemandTiming, SharedDemand
-from tuneship.service.common.in_flight import InFlightGenerations
-from tuneship.service.common.scaling import Demand
-from tuneship.service.common.streaming import Notifier
+from tuneship.service.context.notifier import Notifier
+from tuneship.service.telemetry.in_flight import Demand, InFlightGenerations
 from tuneship.store.cluster import member_demand
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database

@@ -95,7 +95,7 @@ def test_the_counts_of_both_members_are_added_up_before_and_after_the_leader_mer
             answer = member.call("POST", f"/v1/deployments/{deployment}/generate", json=PROMPT)
             assert answer.status_code == 200
     for member in members:
-        member.parts.store_metrics()
+        member.supervisor.records.store_metrics()
 
     def counted(member: Service) -> int:
         path = f"/v1/deployments/{deployment}/metrics?interval=1m&metrics=error_rate"
@@ -107,11 +107,11 @@ def test_the_counts_of_both_members_are_added_up_before_and_after_the_leader_mer
     assert set(shards(leader)) == {leader.parts.member_number, other.parts.member_number}
     assert leader.parts.member_number != other.parts.member_number
 
-    leader.supervisor.leader_work.fold_hours(leader.clock() + timedelta(hours=2))
+    leader.supervisor.leader_work.retention.fold_hours(leader.clock() + timedelta(hours=2))
     assert set(shards(leader)) == {WHOLE}
     assert [counted(member) for member in members] == [5, 5]
     assert other.call("POST", f"/v1/deployments/{deployment}/generate", json=PROMPT).is_success
-    other.parts.store_metrics()
+    other.supervisor.records.store_metrics()
     assert other.parts.member_number in shards(leader), "what comes late is stored apart"
 
 
@@ -129,8 +129,8 @@ def test_members_store_while_a_tenants_rows_are_held(members: list[Service]) -> 
     deployment = leader.deployment("d")
     assert other.call("POST", f"/v1/deployments/{deployment}/generate", json=PROMPT).is_success
     with leader.database.write():
-        other.parts.store_metrics()
-        other.parts.store_logs()
+        other.supervisor.records.store_metrics()
+        other.supervisor.records.store_logs()
         other.keys.store_uses()
     with leader.database.read() as connection:
         assert metric_windows.has_requests(connection, deployment, 0.0)

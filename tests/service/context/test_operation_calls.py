@@ -31,7 +31,7 @@ def create(service: Service, arguments: Arguments, *scopes: str) -> WholeAnswer:
         scopes=frozenset(scopes),
         audit_facts=AuditFacts(action="create_endpoint", is_change=True),
     )
-    calls = OperationCalls(CREATE, service.parts, service.keys, RequestSlots())
+    calls = OperationCalls(CREATE, service.keys, RequestSlots())
     answer = service.run(calls.carry_out(context, nullcontext(arguments), stay))
     assert isinstance(answer, WholeAnswer)
     return answer

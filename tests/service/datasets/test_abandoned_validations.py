@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.waiting import until
-from tuneship.service.datasets import handlers
+from tuneship.service.datasets import new_datasets
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 
 LARGE = jsonl(*LINES) * 100
@@ -34,7 +34,7 @@ def test_validations_leave_uploads_alone_and_end_with_their_callers(
             time.sleep(0.01)
         raise ReadingStopped
 
-    monkeypatch.setattr(handlers, "read_dataset", read_for_ever)
+    monkeypatch.setattr(new_datasets, "read_dataset", read_for_ever)
     service.listen()
     senders = [f"tenant{number}" for number in range(4)]
     for name in (*senders, "fifth"):

@@ -238,7 +238,14 @@ def test_tenants_take_turns_with_their_big_files(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
     service.rest()
     owners = {service.dataset(client): client for client in ("alice", "alice", "alice", "bob")}
-    processing, order = DatasetProcessing(service.parts), list[str]()
+    parts, order = service.parts, list[str]()
+    processing = DatasetProcessing(
+        database=parts.database,
+        blobs=parts.blobs,
+        keyring=parts.keyring,
+        catalogue=parts.catalogue,
+        clock=parts.clock,
+    )
     while processing._process_next():
         states = {
             one: service.call("GET", f"/v1/datasets/{one}", client).json()["status"]

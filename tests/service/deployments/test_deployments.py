@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tests.support.in_process import Service
 from tuneship.security.sealed_files import write_sealed
-from tuneship.service.common.log_recorder import MAX_WAITING, LogRecorder
+from tuneship.service.telemetry.log_recorder import MAX_WAITING, LogRecorder
 from tuneship.store.database import rows, tables
 from tuneship.store.records import deployment_logs
 from tuneship.store.records.deployment_logs import LogEntry, LogPosition, position_of

@@ -10,7 +10,7 @@ from tests.support.in_process import Service
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.windows import CELLS_PER_DOUBLING
 from tuneship.service.context.context import Context
-from tuneship.service.endpoints.handlers import own_endpoint
+from tuneship.service.endpoints.lookup import own_endpoint
 from tuneship.service.generation.routing import RoutingTarget, choose_by_split
 from tuneship.store.database import tables
 from tuneship.store.records import metric_windows
@@ -51,7 +51,7 @@ def serve(service: Service, deployment: str, start: float, **fields: Any) -> Non
                     **{**shape, "caller": place % 3},
                 )
             )
-    service.parts.store_metrics()
+    service.supervisor.records.store_metrics()
 
 
 @pytest.mark.both_databases

@@ -282,7 +282,7 @@ def test_a_summary_of_forgotten_seconds_is_of_whole_minutes_and_says_so(service:
     ]
     for one in own:
         service.parts.recorder.record(one)
-    service.parts.store_metrics()
+    service.supervisor.records.store_metrics()
 
     def asked(first: int, last: int) -> dict[str, Any]:
         ends = [datetime.fromtimestamp(minute + one, UTC).isoformat() for one in (first, last)]
@@ -315,7 +315,7 @@ def test_counts_from_before_they_were_counted_are_null_and_later_ones_are_not(
         service.parts.recorder.record(
             Observation(deployment, "", minute + start, outcome, 5.0, caller=1)
         )
-        service.parts.store_metrics()
+        service.supervisor.records.store_metrics()
 
     def rows(interval: str) -> list[tuple[int | None, ...]]:
         query = {"interval": interval, "metrics": "error_rate"}
@@ -410,7 +410,7 @@ def test_seconds_that_are_forgotten_are_refused_not_left_out(service: Service) -
     service.parts.recorder.record(
         Observation(deployment, "", now.timestamp(), RequestOutcome.SUCCESS, 5.0)
     )
-    service.parts.store_metrics()
+    service.supervisor.records.store_metrics()
     path = f"/v1/deployments/{deployment}/metrics"
     query = {"start_time": at(now, hours=1), "end_time": at(now, minutes=-5), "interval": "30s"}
     assert service.call("GET", path, params=query).status_code == 200

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.service.common.scaling import (
+from tuneship.service.deployments.scaling import (
     COOLDOWN,
-    Demand,
     ReplicaBounds,
     ScalingDecision,
     ScalingSettings,
     Supply,
     next_decision,
 )
+from tuneship.service.telemetry.in_flight import Demand
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PATIENCE = ScalingSettings(queue=timedelta(seconds=1), idle=timedelta(seconds=300))

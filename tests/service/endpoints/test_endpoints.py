@@ -12,14 +12,9 @@ import sqlalchemy as sa
 
 from tests.support.in_process import Service, split
 from tuneship.contract.deployments import DeploymentStatus
-from tuneship.contract.endpoints import (
-    CanaryEndpoint,
-    Endpoint,
-    EndpointCreate,
-    EndpointUpdate,
-)
+from tuneship.contract.endpoints import CanaryEndpoint, Endpoint, EndpointCreate, EndpointUpdate
 from tuneship.service.context.context import Context
-from tuneship.service.endpoints.handlers import own_endpoint
+from tuneship.service.endpoints.lookup import own_endpoint
 from tuneship.service.generation.routing import choose_by_split
 from tuneship.store.database import tables
 from tuneship.store.records import endpoint_records

@@ -151,7 +151,7 @@ def test_the_age_of_what_is_in_flight_begins_with_its_request(
         assert not waiting(service, deployment).older_than(10_000)
         later = time.perf_counter() + 33.0
         with monkeypatch.context() as patch:
-            patch.setattr("tuneship.service.common.in_flight.time.perf_counter", lambda: later)
+            patch.setattr("tuneship.service.telemetry.in_flight.time.perf_counter", lambda: later)
             assert waiting(service, deployment).older_than(10_000) == [(30_000.0, 40_000.0, 1)]
         past = (service.clock() - timedelta(minutes=1)).isoformat()
         assert "in_flight" not in metrics(service, deployment, end_time=past)
@@ -251,7 +251,7 @@ def test_neither_routing_key_nor_prompt_is_stored_or_logged(service: Service) ->
         "POST", path_of(deployment), json={"prompt": "planted-prompt " * 3000}, headers=headers
     )
     assert counted(service, deployment).error_callers == 1
-    service.parts.store_logs()
+    service.supervisor.records.store_logs()
     with service.database.read() as connection:
         for table in tables.METADATA.sorted_tables:
             assert "planted" not in repr(connection.execute(sa.select(table)).all()), table.name

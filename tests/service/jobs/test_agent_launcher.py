@@ -349,6 +349,6 @@ def test_a_start_waits_for_leases_of_agents_that_may_still_run(
     service.run(nodes.nodes[0].close())
     service.rest()
     nodes.end_with_service = end_with_service
-    recover(service.parts)
+    recover(service.parts, nodes)
     has_lapsed = row_of(service, job_id)["lease_until"] < service.clock()
     assert has_lapsed is end_with_service

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import Service
-from tuneship.service.common.timing import ServiceTiming
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.store.database import tables
 
 pytestmark = pytest.mark.both_databases

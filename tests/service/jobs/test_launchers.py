@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.in_process import Service
 from tuneship.host.thread_pools import Threads
-from tuneship.service import leader_work
+from tuneship.service import composition
 from tuneship.service.jobs.launcher import (
     StoredCheckpoint,
     Training,
@@ -98,7 +98,7 @@ class LauncherInMemory:
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> LauncherInMemory:
     launcher = LauncherInMemory()
-    monkeypatch.setattr(leader_work, "LocalTrainingLauncher", lambda *_: launcher)
+    monkeypatch.setattr(composition, "LocalTrainingLauncher", lambda **_: launcher)
     return launcher
 
 

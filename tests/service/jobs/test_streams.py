@@ -21,9 +21,10 @@ from tests.support.processes import Serve, rows_file, start_job, trainer_at_work
 from tests.support.waiting import until, until_async
 from tuneship.contract.errors import ApiError
 from tuneship.contract.job_reports import JobLogEntry
-from tuneship.service.common.streaming import Frame, Notifier, Stream
-from tuneship.service.common.timing import ServiceTiming
+from tuneship.service.answers.streaming import Frame, Stream
 from tuneship.service.context.context import Context
+from tuneship.service.context.notifier import Notifier
+from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.http.streams import (
     EVENTS,
     LINES,
@@ -174,8 +175,10 @@ def test_lines_hold_the_same_objects_and_no_mark(service: Service) -> None:
 def test_more_than_one_reading_keeps_the_order(service: Service) -> None:
     job_id = ended_job(service, steps=9)
 
+    context = Context(service.parts, "alice", "req_1")
+
     async def read(rows_at_once: int) -> bytes:
-        frames = job_frames(service.parts, job_id, StreamPosition(), rows_at_once)
+        frames = job_frames(context, job_id, StreamPosition(), rows_at_once)
         return b"".join([as_event(one) async for together in frames for one in together])
 
     expected = whole(service, job_id).content

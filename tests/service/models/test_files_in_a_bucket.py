@@ -147,7 +147,7 @@ def test_an_object_without_a_row_is_set_aside_after_a_day_and_no_other(
     obstore.put(object_server.store(bucket), "datasets/ds_left/data.jsonl", b"of a killed upload")
     with caplog.at_level(logging.WARNING):
         service.clock.ahead += timedelta(hours=23)
-        service.run(service.supervisor.leader_work.sweep_files())
+        service.run(service.supervisor.leader_work.retention.sweep_files())
         assert "datasets/ds_left" in prefixes(object_server, bucket)
         service.clock.ahead += timedelta(hours=2)
         service.until(lambda: "datasets/ds_left" not in prefixes(object_server, bucket))

@@ -29,13 +29,10 @@ from tuneship.conversion.received_adapter import (
     AdapterFault,
     unpack,
 )
+from tuneship.conversion.running import ConversionFailed, ConversionLimits, convert_in_process
 from tuneship.security.sealed_files import read_plain
-from tuneship.service.common.conversion import (
-    ConversionFailed,
-    ConversionLimits,
-    convert_in_process,
-)
-from tuneship.service.models import content, handlers
+from tuneship.service.context.context import Context
+from tuneship.service.models import content, served_models
 from tuneship.store.database import tables
 
 Start = Callable[..., Service]
@@ -267,10 +264,11 @@ def test_the_template_of_an_earlier_import_is_never_compiled(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = send(service).json()["id"]
-    monkeypatch.setattr(handlers, "_template", None)
+    monkeypatch.setattr(served_models, "_template", None)
     assert service.deployment("serves", model_name=made)
+    context = Context(service.parts, "alice", "req_1")
     with service.database.read() as connection:
-        served = handlers.served_model(connection, service.parts, "alice", made)
+        served = served_models.models_of(context).served(connection, "alice", made)
     assert served.template.source == served.base.text_format.template.source
 
 

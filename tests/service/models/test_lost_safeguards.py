@@ -77,7 +77,7 @@ def restart() -> Iterator[Restart]:
                 for name in ("database_url", "private_networks", "concurrent_jobs")
             }
             service = Service(ended.settings.data_dir, **(kept | settings))
-            recover(service.parts)
+            recover(service.parts, None)
             service.come_over_tls()
             return opened.enter_context(service)
 

@@ -163,7 +163,7 @@ def test_files_that_a_crash_left_behind_are_set_aside_and_the_others_stay(servic
     with service.database.write() as connection:
         connection.execute(sa.delete(tables.models).where(tables.models.c.id == lost))
     content = contents_below(left)
-    recover(service.parts)
+    recover(service.parts, None)
     assert not left.exists()
     (set_aside,) = (service.settings.data_dir / SET_ASIDE).iterdir()
     aside = contents_below(set_aside / "models" / left.name)

@@ -4,7 +4,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from tuneship.service.common.tar_stream import BLOCK_BYTES, TarStream
+from tuneship.service.models.tar_stream import BLOCK_BYTES, TarStream
 
 SIZES = (0, 1, 511, 512, 513, 1024, BLOCK_BYTES, BLOCK_BYTES + 1)
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as parse_openmetrics,
-)
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.support.in_process import ANSWER, Service
@@ -259,7 +257,7 @@ def test_the_series_of_a_deleted_deployment_go_away_and_the_sums_stay(service: S
     assert value(after, summed) == value(before, summed) == 6
     # The hourly clean-up of the supervisor.
     service.rest()
-    service.supervisor.forget_counts()
+    service.supervisor.records.forget_counts()
     assert {target[0] for target in service.parts.recorder._totals} == {stays}
 
 

@@ -66,9 +66,9 @@ def test_an_idle_one_is_deleted_after_a_day_unless_it_is_used_or_routed_to(
         assert ask(service, "tuneship-tiny", client) == ANSWER
     (kept,) = deployments(service, "bob")
     service.endpoint("wanted", kept["id"], "bob")
-    service.parts.store_metrics()
+    service.supervisor.records.store_metrics()
     service.clock.ahead += timedelta(hours=20)
-    forget = service.supervisor.leader_work.forget_old
+    forget = service.supervisor.leader_work.retention.forget_old
     forget(service.parts.clock())
     assert len(deployments(service)) == 1
     service.clock.ahead += timedelta(hours=6)

@@ -5,11 +5,9 @@ with a key of at most 90 days. Safeguards of every installation need no rule her
 no core file. Names are left out of webhooks by `store/records/outbox.py`.
 """
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from tuneship.contract.deployments import DeploymentSecuritySettings
@@ -20,8 +18,7 @@ from tuneship.contract.errors import (
     ValidationRefused,
 )
 from tuneship.contract.jobs import JobSecuritySettings
-from tuneship.service.common.refusals import refused
-from tuneship.settings import ServiceSettings
+from tuneship.service.answers.refusals import refused
 
 HIPAA = "hipaa"
 MODE = "security_settings.compliance_mode"
@@ -77,21 +74,7 @@ def with_required_settings(settings: S) -> S:
     return settings.model_copy(update=required)
 
 
-def missing_here(able: Mapping[str, bool], settings: ServiceSettings) -> list[str]:
-    """List what this installation lacks for hipaa mode. `able` says of each safeguard, by name, if it is enforced."""
-    missing = [
-        f"{name}, which is not enforced here" for name in REQUIRED if not able.get(name, False)
-    ]
-    has_tls = settings.tls_certificate is not None or bool(settings.trusted_proxies)
-    is_local = settings.host == "localhost"
-    with suppress(ValueError):
-        is_local = ip_address(settings.host).is_loopback
-    if not (has_tls or (is_local and settings.cluster is None)):
-        missing.append("a certificate, a declared proxy, or a service that listens on loopback")
-    return missing
-
-
-def refuse_create(missing: list[str], caller: Caller) -> None:
+def refuse_create(missing: Sequence[str], caller: Caller) -> None:
     """Refuse to create something in hipaa mode where anything is missing; `ValidationRefused` names all of it."""
     if not caller.is_private:
         missing = [*missing, GOOD_WAY]

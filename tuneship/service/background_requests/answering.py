@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from tuneship.contract.errors import ApiError
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
-from tuneship.service.common.failures import declared
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.answers.failures import declared
+from tuneship.service.context.context import Context, NewContext
 from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.store.database.identifiers import new_id
 
@@ -63,12 +63,11 @@ class BackgroundCaller:
     action: str
     resource_id: str
 
-    def context(self, parts: Parts) -> Context:
+    def context(self, new: NewContext) -> Context:
         """The context of one more request."""
         kept = self.kept
         lifetime_s = kept["key_lifetime_s"]
-        return Context(
-            parts,
+        return new(
             self.client_id,
             new_id("req"),
             scopes=frozenset(kept["scopes"]),
@@ -102,7 +101,7 @@ def kept_caller(context: Context, *, is_private: bool) -> dict[str, Any]:
 
 
 async def answer(
-    parts: Parts,
+    new_context: NewContext,
     caller: BackgroundCaller,
     request: BackgroundRequest,
     retry_after_s: Sequence[float],
@@ -110,7 +109,7 @@ async def answer(
     """Answer a request, and retry it where an error may pass. `retry_after_s`: the pauses before the retries."""
     pauses = iter(retry_after_s)
     while True:
-        context, status = caller.context(parts), 200
+        context, status = caller.context(new_context), 200
         try:
             run, content_of = await request.begin(context)
             content = await run.answer_as(content_of)

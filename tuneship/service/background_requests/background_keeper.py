@@ -7,17 +7,18 @@ Work that fails by a fault of the service is tried a few times, then the resourc
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Generic, Protocol, TypedDict, TypeVar
 
 import sqlalchemy as sa
 
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
+from tuneship.service.background.background_retries import BackgroundRetries
 from tuneship.service.background_requests.background_run import BackgroundRun, BackgroundTiming
 from tuneship.service.background_requests.pace import BackgroundPace
-from tuneship.service.common.background_retries import BackgroundRetries
-from tuneship.service.context.context import Parts
+from tuneship.store.database.database import Database
 from tuneship.store.records import api_key_records
 
 logger = logging.getLogger(__name__)
@@ -106,13 +107,21 @@ def to_start(waiting: Sequence[R], running: Mapping[str, int]) -> list[R]:
 class BackgroundKeeper(Generic[R]):
     """The loop over the resources of one kind, and a task for each that is worked on."""
 
-    def __init__(self, parts: Parts, kind: BackgroundKind[R], pace: BackgroundPace) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Callable[[], datetime],
+        kind: BackgroundKind[R],
+        pace: BackgroundPace,
+    ) -> None:
         """`pace` is shared with the keepers of other kinds."""
-        self._parts = parts
+        self._database = database
+        self._clock = clock
         self._kind = kind
         self._pace = pace
         self._ticks = Ticks()
-        self._retries = BackgroundRetries(parts.clock)
+        self._retries = BackgroundRetries(clock)
         self._runs: dict[str, BackgroundWork] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # Resources that are being cancelled because their key has ended.
@@ -123,7 +132,7 @@ class BackgroundKeeper(Generic[R]):
     async def run(self) -> None:
         """Work until cancelled; what was not stored by then is answered again after the next start."""
         try:
-            with self._parts.database.listening(self._ticks.wake):
+            with self._database.listening(self._ticks.wake):
                 await self._ticks.repeat(self._look)
         finally:
             tasks = [*self._tasks.values(), *self._ending.values()]
@@ -157,10 +166,10 @@ class BackgroundKeeper(Generic[R]):
 
     def _open_rows(self) -> tuple[Sequence[R], set[str]]:
         """The resources, and the keys among theirs that have ended."""
-        with self._parts.database.read() as connection:
+        with self._database.read() as connection:
             found = self._kind.open_rows(connection)
             keys = {row["caller"]["key_id"] for row in found}
-            return found, api_key_records.ended(connection, keys, self._parts.clock())
+            return found, api_key_records.ended(connection, keys, self._clock())
 
     async def _cancel(self, row: R) -> None:
         """Cancel a resource whose key has ended."""

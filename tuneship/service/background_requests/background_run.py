@@ -21,7 +21,7 @@ from tuneship.service.background_requests.answering import (
     answer,
 )
 from tuneship.service.background_requests.pace import BackgroundPace
-from tuneship.service.context.context import Parts
+from tuneship.service.context.context import NewContext
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +57,14 @@ class BackgroundRun:
 
     def __init__(
         self,
-        parts: Parts,
+        new_context: NewContext,
         caller: BackgroundCaller,
         pace: BackgroundPace,
         threads: Threads,
         timing: BackgroundTiming,
     ) -> None:
         """`threads` read requests and store answers."""
-        self._parts = parts
+        self._new_context = new_context
         self._caller = caller
         self._pace = pace
         self._threads = threads
@@ -150,7 +150,7 @@ class BackgroundRun:
             coming.cancel()
             self._begun.append((waiting.popleft(), coming))
             return True
-        if self._parts.drain.has_begun or not self._has_room():
+        if self._pace.is_draining or not self._has_room():
             return False
         ended = (one for _, one in self._begun if one.done() and not one.cancelled())
         held = sum(len(one.result().content) for one in ended)
@@ -160,7 +160,7 @@ class BackgroundRun:
             return False
         request = waiting.popleft()
         task = asyncio.create_task(
-            answer(self._parts, self._caller, request, self._timing.retry_after_s)
+            answer(self._new_context, self._caller, request, self._timing.retry_after_s)
         )
         task.add_done_callback(lambda _: self._pace.ended())
         task.add_done_callback(lambda _: self._changed.set())
@@ -168,7 +168,7 @@ class BackgroundRun:
         return True
 
     def _is_time_to_store(self) -> bool:
-        if self._parts.drain.has_begun or len(self._answers) >= BEGUN_AT_MOST // 2:
+        if self._pace.is_draining or len(self._answers) >= BEGUN_AT_MOST // 2:
             return True
         if sum(len(one.content) for one in self._answers) >= STORED_AT_BYTES:
             return True

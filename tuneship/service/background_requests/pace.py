@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from tuneship.service.common.in_flight import InFlightGenerations
+from tuneship.service.context.drain import Drain
+from tuneship.service.telemetry.in_flight import InFlightGenerations
 
 # Background requests in flight while nobody else asks.
 MOST_AT_ONCE = 16
@@ -19,13 +20,19 @@ TakeSpare = Callable[[str], bool]
 class BackgroundPace:
     """Divides what may be in flight among tenants, and then among the runs of each."""
 
-    def __init__(self, in_flight: InFlightGenerations, take_spare: TakeSpare) -> None:
+    def __init__(self, in_flight: InFlightGenerations, take_spare: TakeSpare, drain: Drain) -> None:
         """`take_spare` charges a tenant's limit with one request; False where too little of it is left."""
         self._in_flight = in_flight
         self._take_spare = take_spare
+        self._drain = drain
         # Runs at work, by tenant.
         self._runs: Counter[str] = Counter()
         self._allowed = 1
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the service ends, so that no request may start."""
+        return self._drain.has_begun
 
     @contextmanager
     def joined(self, client_id: str) -> Generator[None]:

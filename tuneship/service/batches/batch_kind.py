@@ -9,8 +9,8 @@ from tuneship.host.thread_pools import Threads
 from tuneship.service.background_requests.background_run import BackgroundTiming
 from tuneship.service.background_requests.pace import BackgroundPace
 from tuneship.service.batches.batch_run import BatchRun
-from tuneship.service.batches.stored_answers import BatchLost, cancel_for_its_key, end_batch
-from tuneship.service.context.context import Parts
+from tuneship.service.batches.stored_answers import BatchLost, BatchStore
+from tuneship.service.context.context import NewContext
 from tuneship.store.database.tables import BatchRow
 from tuneship.store.records import batch_records
 
@@ -24,9 +24,10 @@ class BatchKind:
     name = "batch"
     lost: type[Exception] = BatchLost
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, store: BatchStore, new_context: NewContext) -> None:
         """Keep what a batch's run is made of."""
-        self._parts = parts
+        self._store = store
+        self._new_context = new_context
 
     def open_rows(self, connection: sa.Connection) -> Sequence[BatchRow]:
         return batch_records.open_batches(connection)
@@ -34,7 +35,7 @@ class BatchKind:
     def begin(
         self, row: BatchRow, pace: BackgroundPace, threads: Threads, timing: BackgroundTiming
     ) -> BatchRun:
-        return BatchRun(self._parts, row, pace, threads, timing)
+        return BatchRun(self._store, self._new_context, row, pace, threads, timing)
 
     def is_asking(self, row: BatchRow) -> bool:
         return row["status"] in ASKING
@@ -42,12 +43,12 @@ class BatchKind:
     def why_stop(self, row: BatchRow) -> str:
         if row["status"] == BatchStatus.CANCELLING:
             return "batch_cancelled"
-        return "batch_expired" if self._parts.clock() >= row["expires_at"] else ""
+        return "batch_expired" if self._store.clock() >= row["expires_at"] else ""
 
     def cancel_for_its_key(self, row: BatchRow) -> None:
-        cancel_for_its_key(self._parts, row)
+        self._store.cancel_for_its_key(row)
 
     def give_up(self, row: BatchRow, error: Exception) -> None:
         text = f"the batch could not be answered: {error}"
         errors = [BatchError(code="server_error", message=text)]
-        end_batch(self._parts, row, BatchStatus.FAILED, OPEN, errors, has_files=False)
+        self._store.end(row, BatchStatus.FAILED, OPEN, errors, has_files=False)

@@ -10,14 +10,8 @@ from tuneship.service.background_requests.background_run import BackgroundRun, B
 from tuneship.service.background_requests.pace import BackgroundPace
 from tuneship.service.batches.input_lines import check_input, requests_of
 from tuneship.service.batches.output_lines import OPERATIONS
-from tuneship.service.batches.stored_answers import (
-    OverQuota,
-    change_state,
-    end_batch,
-    store_answers,
-)
-from tuneship.service.context.context import Parts
-from tuneship.service.openai.batch_files import open_batch_file
+from tuneship.service.batches.stored_answers import BatchStore, OverQuota
+from tuneship.service.context.context import NewContext
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import BatchRow
 
@@ -27,22 +21,23 @@ class BatchRun:
 
     def __init__(
         self,
-        parts: Parts,
+        store: BatchStore,
+        new_context: NewContext,
         batch: BatchRow,
         pace: BackgroundPace,
         threads: Threads,
         timing: BackgroundTiming,
     ) -> None:
         """`batch` is its row as it was just read."""
-        self._parts = parts
+        self._store = store
         self._batch = batch
         self._threads = threads
         operation, _ = OPERATIONS[batch["endpoint"]]
         caller = BackgroundCaller(batch["client_id"], batch["caller"], operation.name, batch["id"])
-        self.requests = BackgroundRun(parts, caller, pace, threads, timing)
+        self.requests = BackgroundRun(new_context, caller, pace, threads, timing)
         if batch["status"] == BatchStatus.CANCELLING:
             self.requests.cancel("batch_cancelled")
-        elif batch["expired_at"] is not None or parts.clock() >= batch["expires_at"]:
+        elif batch["expired_at"] is not None or store.clock() >= batch["expires_at"]:
             self.requests.cancel("batch_expired")
 
     async def run(self) -> None:
@@ -56,14 +51,14 @@ class BatchRun:
                 stored = self._batch["completed"] + self._batch["failed"]
                 requests = requests_of(source, self._batch["endpoint"], stored)
                 try:
-                    await self.requests.run(requests, self._store)
+                    await self.requests.run(requests, self._store_answers)
                 except OverQuota as over:
                     self._batch = over.batch
                     errors.append(self._over_quota())
         await self._finish(errors)
 
     def _open(self) -> BinaryIO:
-        with self._parts.database.read() as connection:
+        with self._store.database.read() as connection:
             file = rows.fetch(
                 connection,
                 tables.batch_files,
@@ -72,7 +67,7 @@ class BatchRun:
             )
         if file is None:
             raise FileNotFoundError("the file of a batch has no row")
-        return open_batch_file(self._parts, file)
+        return self._store.open(file)
 
     async def _is_valid(self) -> bool:
         """Check the file; one with a problem ends the batch."""
@@ -81,31 +76,29 @@ class BatchRun:
         batch, before = self._batch, [BatchStatus.VALIDATING]
         if problems:
             failed = BatchStatus.FAILED
-            await self._threads.run(end_batch, self._parts, batch, failed, before, problems)
+            await self._threads.run(self._store.end, batch, failed, before, problems)
             return False
         self._batch = await self._threads.run(
-            change_state,
-            self._parts,
+            self._store.change_state,
             batch,
             before,
             status=BatchStatus.IN_PROGRESS,
-            in_progress_at=self._parts.clock(),
+            in_progress_at=self._store.clock(),
             total=total,
         )
         return True
 
-    def _store(self, answers: Sequence[BackgroundAnswer]) -> None:
+    def _store_answers(self, answers: Sequence[BackgroundAnswer]) -> None:
         """Store answers, and before the first one that says so, that the time of the batch is up."""
         if self.requests.why_not == "batch_expired" and self._batch["expired_at"] is None:
             before = [BatchStatus.IN_PROGRESS]
-            self._batch = change_state(
-                self._parts, self._batch, before, expired_at=self._parts.clock()
-            )
-        self._batch = store_answers(self._parts, self._batch, answers)
+            expired_at = self._store.clock()
+            self._batch = self._store.change_state(self._batch, before, expired_at=expired_at)
+        self._batch = self._store.store(self._batch, answers)
 
     def _over_quota(self) -> BatchError:
         kept = self._batch["completed"] + self._batch["failed"]
-        most = self._parts.settings.maximum_dataset_bytes
+        most = self._store.settings.maximum_dataset_bytes
         text = (
             f"The files of this client may hold {most} bytes in all. The answers to the first {kept} requests are "
             "kept: delete files, and send the other requests in a new batch."
@@ -121,11 +114,9 @@ class BatchRun:
         elif errors:
             status = BatchStatus.FAILED
         elif before is BatchStatus.IN_PROGRESS:
-            finalizing = {"status": BatchStatus.FINALIZING, "finalizing_at": self._parts.clock()}
-            batch = await self._threads.run(
-                change_state, self._parts, batch, [before], **finalizing
-            )
+            finalizing = {"status": BatchStatus.FINALIZING, "finalizing_at": self._store.clock()}
+            batch = await self._threads.run(self._store.change_state, batch, [before], **finalizing)
             before = BatchStatus.FINALIZING
         if batch["expired_at"] is not None and status is not BatchStatus.CANCELLED:
             status = BatchStatus.EXPIRED
-        await self._threads.run(end_batch, self._parts, batch, status, [before], errors)
+        await self._threads.run(self._store.end, batch, status, [before], errors)

@@ -12,14 +12,10 @@ from pydantic import ValidationError
 from tuneship.contract import strict_json
 from tuneship.contract.common import SERVICE
 from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
-from tuneship.contract.openai.batches import (
-    MAXIMUM_EMBEDDED_TEXTS,
-    MAXIMUM_REQUESTS,
-    BatchError,
-)
+from tuneship.contract.openai.batches import MAXIMUM_EMBEDDED_TEXTS, MAXIMUM_REQUESTS, BatchError
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
+from tuneship.service.answers.refusals import refusal, refused
 from tuneship.service.batches.output_lines import OPERATIONS, BatchRequest, Body
-from tuneship.service.common.refusals import refusal, refused
 
 # As long as the body of one request may be.
 MAXIMUM_LINE_BYTES = 1 << 20

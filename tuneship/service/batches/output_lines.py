@@ -8,7 +8,7 @@ from typing import Any
 from tuneship.contract.errors import ApiError
 from tuneship.contract.openai import chat, completions, embeddings, responses
 from tuneship.contract.openai.declaring import OpenAIOperation
-from tuneship.service.common.long_answers import dumped
+from tuneship.service.answers.long_answers import dumped
 from tuneship.service.context.context import Context
 from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.service.openai.embeddings import embeddings_run

@@ -18,21 +18,16 @@ from pathlib import Path
 from tuneship.contract.common import render_time
 from tuneship.contract.errors import InternalError
 from tuneship.conversion.order import ALLOWED_DIFFERENCE, ReadingOrder, ReadingReport
+from tuneship.conversion.running import ConversionFailed, convert_in_process
 from tuneship.host import staging
 from tuneship.host.disk_space import check_room
 from tuneship.host.durable import flush, flush_open
 from tuneship.host.file_digest import sha256_of
 from tuneship.host.machine import GIB
+from tuneship.service.answers.refusals import abbreviated
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
-from tuneship.service.catalogues.origins import (
-    MODEL_ID,
-    ORIGIN_FILE,
-    Origin,
-    added_folder,
-)
+from tuneship.service.catalogues.origins import MODEL_ID, ORIGIN_FILE, Origin, added_folder
 from tuneship.service.catalogues.sources import AddingRefused, CheckpointSource, GgufSource
-from tuneship.service.common.conversion import ConversionFailed, convert_in_process
-from tuneship.service.common.refusals import abbreviated
 from tuneship.serving.weights import WEIGHTS
 from tuneship.settings import ServiceSettings
 

@@ -112,6 +112,10 @@ class InstanceCatalogue:
         """The type with this name."""
         return self._kinds.get(name)
 
+    def of_training(self, name: str) -> InstanceKind:
+        """The type with this name. One that was taken out of the file after its job was created says nothing."""
+        return self.get(name) or EMBEDDED[0]
+
     def of_replicas(self, base: CataloguedModel | None) -> InstanceKind:
         """The type of a base model's replicas where Ray places them. Raises `CatalogueFault` for an unknown one."""
         name = LOCAL if base is None or base.instance_type is None else base.instance_type

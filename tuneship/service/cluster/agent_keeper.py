@@ -27,10 +27,10 @@ from tuneship.replicas.local_replicas import START_TIMEOUT_S
 from tuneship.replicas.replica import Replica
 from tuneship.replicas.replica_group import DRAIN_S
 from tuneship.replicas.replica_groups import ReplicaGroups
+from tuneship.service.background.shutdown import end_tasks
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.cluster.attached_agents import TOPIC, address_of, heard
-from tuneship.service.common.shutdown import end_tasks
-from tuneship.service.common.streaming import Notifier
+from tuneship.service.context.notifier import Notifier
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, ServingError
 from tuneship.store.cluster import agent_records, leader_lease
 from tuneship.store.cluster.agent_records import AgentStanding, ReportedFailures

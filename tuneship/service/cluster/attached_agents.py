@@ -18,7 +18,7 @@ from tuneship.host.waiting import wait_for_event
 from tuneship.replicas.failed_starts import FailedStarts
 from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.service.catalogues.base_models import Catalogue
-from tuneship.service.common.streaming import Notifier
+from tuneship.service.context.notifier import Notifier
 from tuneship.store.cluster import agent_records
 from tuneship.store.cluster.agent_records import AgentStanding, ReportedFailures
 from tuneship.store.database.database import Database

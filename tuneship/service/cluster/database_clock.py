@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.service.common.clock_watch import awake_s
+from tuneship.service.background.clock_watch import awake_s
 from tuneship.store.database.database import Database
 
 READ_EVERY_S = 5.0

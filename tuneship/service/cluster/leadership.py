@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.host.thread_pools import Threads
-from tuneship.service.common.shutdown import end_tasks
+from tuneship.service.background.shutdown import end_tasks
 from tuneship.store.cluster import leader_lease
 from tuneship.store.cluster.leader_lease import LEASE_S, LeadershipLost
 from tuneship.store.database.database import Database, Fence

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from tuneship.service.background.clock_watch import utc_now
+from tuneship.service.background.periodic import Periodic
 from tuneship.service.cluster.database_clock import READ_EVERY_S, DatabaseClock
 from tuneship.service.cluster.leadership import (
     BackgroundTask,
@@ -15,9 +17,7 @@ from tuneship.service.cluster.leadership import (
     LeaseLeadership,
     SoleService,
 )
-from tuneship.service.common.clock_watch import utc_now
-from tuneship.service.common.periodic import Periodic
-from tuneship.service.common.streaming import Notifier, SharedNotifier
+from tuneship.service.context.notifier import Notifier, SharedNotifier
 from tuneship.store.cluster.leader_lease import LEASE_S
 from tuneship.store.cluster.member_sessions import ALONE
 from tuneship.store.cluster.news import ANYTHING, ROWS, News

@@ -17,9 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
-from tuneship.service.common.in_flight import InFlightGenerations
-from tuneship.service.common.scaling import Demand
-from tuneship.service.common.streaming import Notifier
+from tuneship.service.context.notifier import Notifier
+from tuneship.service.telemetry.in_flight import Demand, InFlightGenerations
 from tuneship.store.cluster import member_demand
 from tuneship.store.database.database import Database
 from tuneship.store.database.tables import MemberDemandRow

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from tuneship.contract.operation import Operation
-from tuneship.service.common.downloads import Download
-from tuneship.service.common.streaming import Stream
-from tuneship.service.common.tar_stream import TarStream
+from tuneship.service.answers.downloads import Download
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.context import Context
 
 P = ParamSpec("P")
@@ -70,8 +69,8 @@ class Bind(Protocol[P, R]):
 
     @overload
     def __call__(
-        self, handler: Callable[Concatenate[Context, P], Awaitable[TarStream]], /
-    ) -> Callable[Concatenate[Context, P], Awaitable[TarStream]]: ...
+        self, handler: Callable[Concatenate[Context, P], Awaitable[Download]], /
+    ) -> Callable[Concatenate[Context, P], Awaitable[Download]]: ...
 
 
 def serves(

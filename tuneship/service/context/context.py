@@ -2,126 +2,29 @@
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuneship.agents.training_agents import TrainingAgents
 from tuneship.contract.errors import InvalidRequestError, PermissionDenied
-from tuneship.events.connector import Receivers
-from tuneship.host.gpus import GpuLeases
-from tuneship.metrics.recorder import Recorder, WindowKey
-from tuneship.metrics.windows import MetricWindow
-from tuneship.replicas.replica_groups import ReplicaGroups
-from tuneship.security.vault import Vault
 from tuneship.service.access.audit_facts import AuditFacts
-from tuneship.service.access.data_keys import Keyring
 from tuneship.service.access.hipaa import Caller, is_hipaa, refuse_use
-from tuneship.service.catalogues.base_models import Catalogue
-from tuneship.service.catalogues.instance_types import InstanceCatalogue
-from tuneship.service.common.clock_watch import ClockWatch
-from tuneship.service.common.conversion import Convert, convert_in_process
-from tuneship.service.common.cursors import Cursors
-from tuneship.service.common.drain import Drain
-from tuneship.service.common.fair_threads import RequestThreads
-from tuneship.service.common.in_flight import InFlightGenerations
-from tuneship.service.common.log_recorder import LogRecorder
-from tuneship.service.common.request_counts import RequestCounts
-from tuneship.service.common.signed_audit import SignedAudit
-from tuneship.service.common.staged_bytes import StagedBytes, StagedCount
-from tuneship.service.common.streaming import Notifier
-from tuneship.service.common.timing import ServiceTiming
-from tuneship.service.common.tracing import SpanNotes, Tracing
-from tuneship.settings import ApiProfile, ServiceSettings
-from tuneship.store.cluster import member_ages
-from tuneship.store.cluster.member_sessions import ALONE
+from tuneship.service.context.parts import Parts
+from tuneship.service.context.staged_bytes import StagedCount
+from tuneship.service.telemetry.tracing import SpanNotes
+from tuneship.settings import ApiProfile
 from tuneship.store.database import rows, tables
-from tuneship.store.database.database import Database
 from tuneship.store.database.rows import Row
-from tuneship.store.files.blobs import Blobs
-from tuneship.store.records import deployment_logs, job_records, metric_windows
-from tuneship.store.records.audit import AuditRecord, Chain
-from tuneship.traffic.large_keys import LargeKeys
+from tuneship.store.records import job_records
+from tuneship.store.records.audit import AuditRecord
 
 logger = logging.getLogger(__name__)
 
 # The most entries of a list without pages: nobody's answer may grow without a bound.
 WHOLE_LIST = 1_000
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of the service, built once in the composition root (`service/serve.py`)."""
-
-    settings: ServiceSettings
-    public_url: str
-    database: Database
-    blobs: Blobs
-    catalogue: Catalogue
-    recorder: Recorder
-    replicas: ReplicaGroups
-    cursors: Cursors
-    # The rules for webhook receivers that may be called.
-    receivers: Receivers
-    vault: Vault
-    keyring: Keyring
-    audit: Chain
-    # The current UTC moment.
-    clock: Callable[[], datetime]
-    # Whether worker processes have no network on this host.
-    isolates: bool
-    # A random number in [0, 10000) for the split.
-    draw: Callable[[], int]
-    convert: Convert = convert_in_process
-    timing: ServiceTiming = field(default_factory=ServiceTiming)
-    clock_watch: ClockWatch = field(default_factory=ClockWatch)
-    instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
-    in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
-    large_keys: LargeKeys = field(default_factory=LargeKeys)
-    deployment_log: LogRecorder = field(default_factory=LogRecorder)
-    # The number of this process among the members of a cluster: its shard of stored metrics, its idempotency keys.
-    member_number: int = ALONE
-    request_counts: RequestCounts = field(default_factory=RequestCounts)
-    signed_audit: SignedAudit = field(default_factory=SignedAudit)
-    staged_bytes: StagedBytes = field(default_factory=StagedBytes)
-    # Starts agents that train; None where trainings are processes of the service.
-    training_agents: TrainingAgents | None = None
-    # The GPUs of this machine, which its trainings and vLLM servers share out among themselves.
-    gpus: GpuLeases = field(default_factory=GpuLeases)
-    # Takes the spans of requests and jobs; None where no collector is set.
-    tracing: Tracing | None = None
-    notifier: Notifier = field(default_factory=Notifier)
-    drain: Drain = field(default_factory=Drain)
-    threads: RequestThreads = field(default_factory=RequestThreads)
-    # Set when the service ends, so that the reading of a big file stops.
-    halted: threading.Event = field(default_factory=threading.Event)
-
-    def store_metrics(self) -> None:
-        """Write the recorder's windows; on a failure they are kept for the next time."""
-
-        def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
-            with self.database.write_beside() as connection:
-                now = self.clock().timestamp()
-                metric_windows.store(connection, windows, now, self.member_number)
-
-        self.recorder.hand_over(store)
-
-    def store_ages(self) -> None:
-        """Let the other members of a cluster know how old this one's requests in flight are."""
-        with self.database.write_beside() as connection:
-            member_ages.write(connection, self.member_number, self.in_flight.all_ages())
-
-    def store_logs(self) -> None:
-        """Write the buffered lines of deployments' logs; on a failure they are kept for the next time."""
-
-        def store(entries: Sequence[deployment_logs.LogEntry]) -> None:
-            with self.database.write_beside() as connection:
-                deployment_logs.add(connection, *entries)
-
-        self.deployment_log.hand_over(store, self.clock())
 
 
 @dataclass
@@ -282,3 +185,7 @@ class Context:
                 opened.__exit__(type(reason), reason, reason.__traceback__)
         finally:
             self._run(self.after_rollback)
+
+
+# Makes the context of a request from all but the parts of the service.
+NewContext = Callable[..., Context]

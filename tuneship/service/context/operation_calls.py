@@ -19,13 +19,13 @@ from typing import Any
 
 from tuneship.contract.errors import ApiError, AuthenticationError, InvalidRequestError
 from tuneship.service.access.api_keys import Keys
-from tuneship.service.common.downloads import Download
-from tuneship.service.common.failures import declared
-from tuneship.service.common.long_answers import dumped, is_long
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.downloads import Download
+from tuneship.service.answers.failures import declared
+from tuneship.service.answers.long_answers import dumped, is_long
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context import profiles
 from tuneship.service.context.bindings import BoundOperation
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.context import Context
 from tuneship.service.context.request_slots import RequestSlots
 from tuneship.store.records import idempotency
 
@@ -71,12 +71,9 @@ class OngoingAnswer:
 class OperationCalls:
     """Carries out the calls of one operation."""
 
-    def __init__(
-        self, bound: BoundOperation, parts: Parts, keys: Keys, slots: RequestSlots
-    ) -> None:
+    def __init__(self, bound: BoundOperation, keys: Keys, slots: RequestSlots) -> None:
         self._bound = bound
         self._operation = bound.operation
-        self._parts = parts
         self._keys = keys
         self._in_flight = slots.of(bound)
         self._streams = slots.streams
@@ -140,14 +137,14 @@ class OperationCalls:
             await _commit_audit_entry(context, self._operation.status)
             begun.pop_all()
         if is_long(reply):
-            texts = self._parts.threads.texts
+            texts = context.parts.threads.texts
             return await texts.run(context.client_id, self._answer, context, reply)
         return self._answer(context, reply)
 
     async def _in_thread(
         self, context: Context, arguments: Arguments, departure: Departure
     ) -> AnyAnswer:
-        threads, work = self._parts.threads, partial(self._in_transaction, context, arguments)
+        threads, work = context.parts.threads, partial(self._in_transaction, context, arguments)
         if self._bound.own_threads is None:
             pool = threads.files if self._bound.is_long else threads.requests
             return await pool.run(context.client_id, work)
@@ -192,7 +189,7 @@ class OperationCalls:
             if context.audit_facts.requires_entry(status):
                 context.add_audit_entry(context.transaction, status)
             if hold is not None and isinstance(answer, WholeAnswer):
-                body = self._parts.vault.seal(answer.body, hold.key.about)
+                body = context.parts.vault.seal(answer.body, hold.key.about)
                 location = answer.headers.get("Location")
                 stored = idempotency.StoredAnswer(status, location, body)
                 idempotency.finish(context.transaction, hold, stored)
@@ -201,7 +198,7 @@ class OperationCalls:
             context.roll_back(error)
             if hold is not None:
                 # Outside the transaction, which is gone: the key is free for a retry.
-                with self._parts.database.write(context.client_id) as connection:
+                with context.parts.database.write(context.client_id) as connection:
                     idempotency.abandon(connection, hold)
             raise
         return answer
@@ -209,7 +206,7 @@ class OperationCalls:
     def _answer(self, context: Context, reply: Any) -> AnyAnswer:
         if isinstance(reply, Stream | Download):
             return reply
-        operation, settings = self._operation, self._parts.settings
+        operation, settings = self._operation, context.parts.settings
         # A handler of a long answer returns it as JSON.
         is_json = isinstance(reply, bytes)
         body = reply if is_json else dumped(operation.reply_type, reply)

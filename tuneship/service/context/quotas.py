@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import QuotaExceeded
 from tuneship.host.disk_space import check_room
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.context import Context
+from tuneship.settings import ServiceSettings
 from tuneship.store.database import rows
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.records import dataset_records
@@ -26,15 +27,15 @@ def check_quota(
         raise QuotaExceeded(f"this client has {limit} {what}, the most it may have")
 
 
-def room_left(parts: Parts, connection: sa.Connection, client_id: str) -> int:
+def room_left(settings: ServiceSettings, connection: sa.Connection, client_id: str) -> int:
     """The bytes that the client's files may still grow by, all kinds of them together."""
     used = dataset_records.bytes_of(connection, client_id)
-    return parts.settings.maximum_dataset_bytes - used
+    return settings.maximum_dataset_bytes - used
 
 
 def check_bytes(context: Context, more: int) -> None:
     """Raises `QuotaExceeded` when `more` bytes would be too many for the client's files together."""
-    if room_left(context.parts, context.transaction, context.client_id) < more:
+    if room_left(context.parts.settings, context.transaction, context.client_id) < more:
         raise _no_bytes_left(context)
     # The row counts from the commit on. Until then nothing does, lest another upload find the file counted twice.
     context.parts.staged_bytes.close(context.staged)
@@ -56,7 +57,7 @@ def staging(context: Context) -> Generator[StagedFile]:
 def own_room(context: Context) -> int:
     """The bytes that the client's files may grow by, those included that are staged now."""
     with context.read() as connection:
-        return room_left(context.parts, connection, context.client_id)
+        return room_left(context.parts.settings, connection, context.client_id)
 
 
 def reserve(context: Context, room: int, *, announced: int = 0, arrived: int = 0) -> None:

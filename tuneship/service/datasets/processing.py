@@ -7,21 +7,25 @@ event. A dataset that cannot be processed is tried a few times, then it is `fail
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.ticks import Ticks
 from tuneship.security.sealed_files import open_plain
-from tuneship.service.catalogues.base_models import CatalogueFault
-from tuneship.service.common.background_retries import BackgroundRetries
-from tuneship.service.context.context import Parts
+from tuneship.service.access.data_keys import Keyring
+from tuneship.service.background.background_retries import BackgroundRetries
+from tuneship.service.catalogues.base_models import Catalogue, CatalogueFault
 from tuneship.service.datasets.advice import suggestions
-from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
+from tuneship.service.datasets.lookup import object_of
+from tuneship.service.datasets.new_datasets import announce, counts, verdict
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.store.database import rows, tables
+from tuneship.store.database.database import Database
 from tuneship.store.database.tables import DatasetRow
+from tuneship.store.files.blobs import Blobs
 from tuneship.store.files.stored_files import dataset_file
 from tuneship.store.records import dataset_records
 from tuneship.store.records.outbox import emit
@@ -32,12 +36,21 @@ logger = logging.getLogger(__name__)
 class DatasetProcessing:
     """The loop over rows in `processing`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        blobs: Blobs,
+        keyring: Keyring,
+        catalogue: Catalogue,
+        clock: Callable[[], datetime],
+    ) -> None:
         """Begin with no dataset tried."""
-        self._parts = parts
+        self._database, self._blobs, self._keyring = database, blobs, keyring
+        self._catalogue, self._clock = catalogue, clock
         self._ticks = Ticks(tick_s=0.0)
         self._stopped = threading.Event()
-        self._retries = BackgroundRetries(parts.clock)
+        self._retries = BackgroundRetries(clock)
         # The tenants that have had their turn, the last one at the end.
         self._served: list[str] = []
         self.threads = Threads("dataset processing", 1)
@@ -46,7 +59,7 @@ class DatasetProcessing:
         """Process datasets until cancelled; the file that is being read is then read again at the next start."""
         self._stopped.clear()
         try:
-            with self._parts.database.listening(self._ticks.wake):
+            with self._database.listening(self._ticks.wake):
                 await self._ticks.repeat(lambda: self.threads.run(self._process_next))
         finally:
             self._stopped.set()
@@ -54,7 +67,7 @@ class DatasetProcessing:
     def _process_next(self) -> bool:
         """Process the oldest dataset of the tenant whose turn it is; return whether to continue at once."""
         try:
-            with self._parts.database.read() as connection:
+            with self._database.read() as connection:
                 waiting = dataset_records.to_process(connection)
                 self._retries.keep_only(waiting)
                 due = self._next(
@@ -115,21 +128,21 @@ class DatasetProcessing:
 
     def _read(self, row: DatasetRow) -> DatasetReading:
         # A merged dataset may have its counts from its sources: then only repetitions are counted.
-        catalogue = self._parts.catalogue
+        catalogue = self._catalogue
         base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
         plan = Plan(row["format"], base, self._stopped.is_set)
-        with self._parts.database.read() as connection:
-            key = self._parts.keyring.find(connection, row["client_id"], object_of(row))
+        with self._database.read() as connection:
+            key = self._keyring.find(connection, row["client_id"], object_of(row))
         with (
-            dataset_file(self._parts.blobs, row) as path,
+            dataset_file(self._blobs, row) as path,
             open_plain(path, key) as file,
         ):
             return read_dataset(file, row["bytes"], plan)
 
     def _end(self, row: DatasetRow, values: dict[str, Any]) -> None:
         """Write the outcome with its event, unless the dataset was deleted meanwhile."""
-        now = self._parts.clock()
-        with self._parts.database.write(row["client_id"]) as connection:
+        now = self._clock()
+        with self._database.write(row["client_id"]) as connection:
             if not dataset_records.end_processing(connection, row["id"], now, values):
                 return
             ended = {**row, **values}

@@ -7,7 +7,8 @@ leader, on what it sees of them.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -18,20 +19,22 @@ from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.prompts.parity import Parity, reads_alike
 from tuneship.prompts.text_tokenizer import encode
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.replicas.replica_link import Adapter, FilesAway, NotStartedYet
+from tuneship.service.access.capabilities import Capabilities
+from tuneship.service.background.background_retries import BackgroundRetries, GivenUp
+from tuneship.service.background.shutdown import end_tasks
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
-from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
-from tuneship.service.common.shutdown import end_tasks
-from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
 from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep
-from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
+from tuneship.service.models.served_models import ModelLookup, ServedModel
+from tuneship.service.telemetry.in_flight import InFlightGenerations
 from tuneship.serving.replica_client import ServingError
 from tuneship.store.database import rows, tables
-from tuneship.store.database.database import is_away
+from tuneship.store.database.database import Database, is_away
 from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.files.blobs import FileDamaged
 from tuneship.store.records import deployment_records
@@ -53,18 +56,38 @@ CANNOT_BE_SERVED = (ModelNotFound, DeploymentError, FilesDamaged, CatalogueFault
 class DeploymentKeeper:
     """Compares rows with processes at every tick, and remembers only what it works on."""
 
-    def __init__(
-        self, parts: Parts, leadership: Leadership, shared: SharedReplicas | None = None
+    def __init__(  # noqa: PLR0913 - all that it uses, by name
+        self,
+        *,
+        database: Database,
+        replicas: ReplicaGroups,
+        models: ModelLookup,
+        capabilities: Capabilities,
+        in_flight: InFlightGenerations,
+        clock: Callable[[], datetime],
+        drain_s: float,
+        plan: ScalingDecisions,
+        health_checks: HealthChecks,
+        leadership: Leadership,
+        shared: SharedReplicas | None = None,
     ) -> None:
-        """Start without loaded deployments. `shared`: the replicas are those of the whole cluster."""
-        self._parts = parts
+        """Start without loaded deployments. `shared`: the replicas are those of the whole cluster.
+
+        `drain_s`: how long the generations of a deleted deployment may last.
+        """
+        self._replicas = replicas
+        self._models = models
+        self._capabilities = capabilities
+        self._in_flight = in_flight
+        self._clock = clock
+        self._drain_s = drain_s
+        self._plan = plan
+        self._health_checks = health_checks
         self._shared = shared
         self._leadership = leadership
-        self._database = parts.database.fenced(leadership.fence)
+        self._database = database.fenced(leadership.fence)
         self._working: dict[str, asyncio.Task[None]] = {}
-        self._retries = BackgroundRetries(parts.clock)
-        self._plan = ScalingDecisions(parts, leadership, None if shared is None else shared.demand)
-        self._health_checks = HealthChecks(parts, self._plan, leadership, shared)
+        self._retries = BackgroundRetries(clock)
         self._records = Threads("deployment records", 4)
         # Apart from the records: a model on a file system that hangs delays no other deployment's row.
         self._files = Threads("deployment files", MODELS_TOGETHER)
@@ -80,7 +103,7 @@ class DeploymentKeeper:
         unsettled = await self._records.run(self._rows, is_unsettled)
         for row in unsettled:
             if row["is_forced"]:
-                self._parts.in_flight.end_all(row["id"])
+                self._in_flight.end_all(row["id"])
         if self._leadership.leads:
             self._retries.keep_only({row["id"] for row in unsettled})
             for row in unsettled:
@@ -92,7 +115,7 @@ class DeploymentKeeper:
         return bool(unsettled)
 
     def _rows(self, condition: sa.ColumnElement[bool]) -> list[DeploymentRow]:
-        with self._parts.database.read() as connection:
+        with self._database.read() as connection:
             return rows.matching(connection, tables.deployments, condition)
 
     async def _settle(self, row: DeploymentRow) -> None:
@@ -118,10 +141,10 @@ class DeploymentKeeper:
 
     async def _load(self, row: DeploymentRow, served: ServedModel) -> None:
         """Make replicas and adapter ready, then set the row to `running`; to `failed` if that is not possible."""
-        group = self._parts.replicas.of(served.base.path)
+        group = self._replicas.of(served.base.path)
         wanted = max(1, self._plan.replicas(row))
         try:
-            check_served(self._parts, row["security_settings"], served)
+            check_served(self._capabilities, row["security_settings"], served)
             await group.ready(served.adapter, wanted)
         except (FilesAway, NotStartedYet):
             raise  # the next try finds the files again, or replicas of the leader
@@ -146,13 +169,13 @@ class DeploymentKeeper:
 
     def _checked_model(self, row: DeploymentRow) -> ServedModel:
         """The model of a deployment, after its files were read and checked. Raises `CANNOT_BE_SERVED`."""
-        with self._parts.database.read() as connection:
-            served = served_model(connection, self._parts, row["client_id"], row["model_name"])
+        with self._database.read() as connection:
+            served = self._models.served(connection, row["client_id"], row["model_name"])
         # Read here, so that a base model that was damaged later fails the deployment by name.
         _ = served.format
         if served.adapter is not None and served.files is not None:
             try:
-                with self._parts.blobs.fetched(served.files, is_checked=True):
+                with self._models.blobs.fetched(served.files, is_checked=True):
                     check_tokens(served, served.adapter)
             except FileDamaged as damage:
                 raise FilesDamaged(f"the stored file {damage.name} is damaged") from None
@@ -164,15 +187,14 @@ class DeploymentKeeper:
         Where unloading was given up, the adapter stays until its replica ends; the deployment is deleted all the same.
         """
         if given_up is None:
-            drain_s = self._parts.timing.deployment_drain_s
-            await self._parts.in_flight.wait_until_drained(row["id"], drain_s)
+            await self._in_flight.wait_until_drained(row["id"], self._drain_s)
             if self._shared is not None:
-                await self._shared.demand.wait_until_drained(row["id"], drain_s)
+                await self._shared.demand.wait_until_drained(row["id"], self._drain_s)
             name = row["model_name"]
             if name.startswith("ft:") and not await self._records.run(self._is_needed, row):
-                base = self._parts.catalogue.get(name.split(":")[1])
+                base = self._models.catalogue.get(name.split(":")[1])
                 if base is not None:
-                    await self._parts.replicas.of(base.path).unload(name)
+                    await self._replicas.of(base.path).unload(name)
         await self._records.run(
             self._change, row, status=DeploymentStatus.DELETED, current_replicas=0, error=None
         )
@@ -180,7 +202,7 @@ class DeploymentKeeper:
     def _is_needed(self, row: DeploymentRow) -> bool:
         """Whether another live deployment serves the same model."""
         table = tables.deployments
-        with self._parts.database.read() as connection:
+        with self._database.read() as connection:
             same = (table.c.model_name == row["model_name"]) & (table.c.id != row["id"])
             return rows.count(connection, table, same, table.c.status.not_in(GONE)) > 0
 
@@ -189,7 +211,7 @@ class DeploymentKeeper:
             return
         # If the row was changed meanwhile, nothing is written: the next tick sees it again.
         with self._database.write(row["client_id"]) as connection:
-            deployment_records.change_if_same(connection, row, self._parts.clock(), **changes)
+            deployment_records.change_if_same(connection, row, self._clock(), **changes)
 
     async def warm(self) -> None:
         """Load again what was running before a restart and was not asleep, then start the health checks."""
@@ -202,7 +224,7 @@ class DeploymentKeeper:
                 by_model.setdefault(row["model_name"], []).append(row)
                 continue
             try:
-                check_kept(self._parts, row["security_settings"])
+                check_kept(self._capabilities, row["security_settings"])
             except SafeguardLost as error:
                 await self._record_failure(row, error)
         slots = asyncio.Semaphore(MODELS_TOGETHER)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,23 +24,20 @@ from tuneship.contract.deployments import (
     ModelConfiguration,
 )
 from tuneship.contract.endpoints import EndpointStatus
-from tuneship.contract.errors import (
-    DeploymentError,
-    InstanceTypeUnavailable,
-    InvalidRequestError,
-    ResourceNotFound,
-)
+from tuneship.contract.errors import DeploymentError, InstanceTypeUnavailable, InvalidRequestError
 from tuneship.service.access.hipaa import HIPAA, MODE, is_hipaa
+from tuneship.service.answers.refusals import abbreviated, refused
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import abbreviated, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
 from tuneship.service.deployments.faults import faults_of
-from tuneship.service.models.handlers import FoundModel, find_model, job_of, served_model
+from tuneship.service.deployments.lookup import DELETED_SHOWN_FOR, own_deployment
 from tuneship.service.models.instances import require_serving_type
+from tuneship.service.models.lookup import job_of
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
+from tuneship.service.models.served_models import FoundModel, models_of
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
@@ -50,7 +46,6 @@ from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records
 
 DEFAULT_OUTPUT_TOKENS = 256
-DELETED_SHOWN_FOR = timedelta(hours=24)
 MAX_TAGS = 64
 # The fields that a PATCH can change.
 PATCHED = ("deployment_name", "min_replicas", "max_replicas", "auto_scaling", "tags", "generation")
@@ -80,13 +75,14 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     _check_replicas(row)
 
     # The model's files are tried before the transaction, for which other writers would wait.
+    models, model_name = models_of(context), deployment.model_name
     with context.read() as reading:
-        served_model(reading, context.parts, context.client_id, deployment.model_name)
+        models.served(reading, context.client_id, model_name)
     connection = context.transaction
-    served = find_model(connection, context.parts, context.client_id, deployment.model_name)
+    served = models.find(connection, context.client_id, model_name)
     row["generation"] = _merged_configuration(served.base, {}, deployment.generation)
     _check_safeguards(context, deployment, served)
-    require_serving_type(context.parts, deployment, served.base)
+    require_serving_type(context, deployment, served.base)
     _check_capacity(context, row)
     _check_name(context, deployment.deployment_name)
     most = context.parts.settings.maximum_deployments
@@ -168,25 +164,6 @@ def _fields(context: Context, row: DeploymentRow) -> dict[str, Any]:
     return {**row, "endpoint": address, "model_config": row["generation"]}
 
 
-def own_deployment(context: Context, deployment_id: str) -> DeploymentRow:
-    """The caller's deployment. Raises `ResourceNotFound`, the same for a missing one and for another tenant's."""
-    with context.read() as connection:
-        row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
-        context.touch_models(connection, [row["model_name"]] if row else [])
-    return shown_deployment(context, row)
-
-
-def shown_deployment(context: Context, row: DeploymentRow | None) -> DeploymentRow:
-    """A deployment of the caller that was read; the request has looked at it. Raises `ResourceNotFound`."""
-    if row is None or (
-        row["status"] == DeploymentStatus.DELETED
-        and context.now - row["updated_at"] > DELETED_SHOWN_FOR
-    ):
-        raise ResourceNotFound("there is no such deployment")
-    context.touch(row)
-    return row
-
-
 @serves(contract.get_deployment)
 def get_deployment(context: Context, deployment_id: str) -> Deployment:
     """The present record, with its `ETag`."""
@@ -263,9 +240,7 @@ def _checked_changes(
         if context.parts.settings.allow_fault_injection:
             faults_of(tags)
     if update.generation is not None:
-        served = find_model(
-            context.transaction, context.parts, context.client_id, row["model_name"]
-        )
+        served = models_of(context).find(context.transaction, context.client_id, row["model_name"])
         changes["generation"] = _merged_configuration(
             served.base, row["generation"], update.generation
         )

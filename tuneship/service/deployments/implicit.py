@@ -25,10 +25,12 @@ from tuneship.contract.deployments import (
 )
 from tuneship.contract.errors import DeploymentError, InternalError, ModelNotFound
 from tuneship.service.access.audit_facts import AuditFacts
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import create_deployment
-from tuneship.service.models.handlers import find_model, job_of
+from tuneship.service.models.lookup import job_of
+from tuneship.service.models.served_models import models_of
 from tuneship.store.database import rows, tables
+from tuneship.store.database.database import Database
 from tuneship.store.database.tables import DeploymentRow
 from tuneship.store.records import deployment_records, endpoint_records, metric_windows
 
@@ -91,7 +93,7 @@ def make_implicit(context: Context, model_name: str) -> str:
 
 def _wanted(context: Context, model_name: str) -> DeploymentCreate:
     with context.read() as connection:
-        found = find_model(connection, context.parts, context.client_id, model_name)
+        found = models_of(context).find(connection, context.client_id, model_name)
         job = job_of(connection, context.client_id, model_name)
     fields = DeploymentSecuritySettings.model_fields
     kept: dict[str, Any] = {} if job is None else job["security_settings"]
@@ -174,14 +176,14 @@ def remove_implicit(context: Context, model_name: str) -> None:
             time.sleep(POLL_S)
 
 
-def delete_idle(parts: Parts, now: datetime) -> None:
+def delete_idle(database: Database, now: datetime) -> None:
     """Delete the implicit deployments of all clients that no request has come to for a day."""
     table, since = tables.deployments, now - IDLE_FOR
     is_old = sa.and_(table.c.implicit, table.c.created_at < since, table.c.status.not_in(GONE))
-    with parts.database.read() as connection:
+    with database.read() as connection:
         clients = {row["client_id"] for row in rows.matching(connection, table, is_old)}
     for client_id in sorted(clients):
-        with parts.database.write(client_id) as connection:
+        with database.write(client_id) as connection:
             own = table.c.client_id == client_id
             for row in rows.matching(connection, table, own, is_old):
                 was_used = metric_windows.has_requests(connection, row["id"], since.timestamp())

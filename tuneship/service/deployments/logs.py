@@ -5,11 +5,12 @@ from typing import Literal
 
 from tuneship.contract import deployments as contract
 from tuneship.contract.deployments import DeploymentLogs
-from tuneship.service.common.refusals import refuse_times_out_of_range, refused
+from tuneship.service.answers.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.deployments.log_filters import conditions_of
+from tuneship.service.deployments.lookup import own_deployment
+from tuneship.service.telemetry.record_keeper import store_logs
 from tuneship.store.database.tables import deployment_logs as table
 from tuneship.store.records import deployment_logs
 from tuneship.store.records.deployment_logs import LogPosition, position_of
@@ -48,7 +49,8 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
         position = position_of(context.parts.cursors.position(bound_to, token, name))
 
     own_deployment(context, deployment_id)
-    context.parts.store_logs()
+    parts = context.parts
+    store_logs(parts.deployment_log, parts.database, parts.clock)
     with context.read() as connection:
         # One more line than the page holds shows whether there is a next page.
         lines = deployment_logs.lines(

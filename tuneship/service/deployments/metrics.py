@@ -20,12 +20,13 @@ from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns, Records, Whole
 from tuneship.metrics.windows import CELLS_PER_DOUBLING
-from tuneship.service.common.in_flight import AGES_MS
-from tuneship.service.common.refusals import refuse_times_out_of_range, refused
+from tuneship.service.answers.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.deployments.handlers import own_deployment
-from tuneship.service.endpoints.handlers import own_endpoint
+from tuneship.service.deployments.lookup import own_deployment
+from tuneship.service.endpoints.lookup import own_endpoint
+from tuneship.service.telemetry.in_flight import AGES_MS
+from tuneship.service.telemetry.record_keeper import store_metrics
 from tuneship.store.cluster import member_ages
 from tuneship.store.cluster.member_sessions import ALONE
 from tuneship.store.records import metric_windows
@@ -121,7 +122,8 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
     if endpoint_id is not None:
         own_endpoint(context, endpoint_id)
 
-    context.parts.store_metrics()
+    parts = context.parts
+    store_metrics(parts.recorder, parts.database, parts.clock, parts.member_number)
     now = context.now.timestamp()
     summed = _summary_seconds(start, end, now)
     source = WindowSource(deployment_id, endpoint_id or EVERY)

@@ -7,7 +7,7 @@ number of replicas is decided by `scaling_decisions.py`.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,16 +19,18 @@ from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.replicas.replica_group import ReplicaGroup
+from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.replicas.replica_link import Adapter, NotStartedYet
+from tuneship.service.background.background_retries import BackgroundRetries, error_kind
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_replicas import SharedReplicas
-from tuneship.service.common.background_retries import BackgroundRetries, error_kind
-from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.scaling_decisions import ScalingDecisions, is_asleep
-from tuneship.service.models.handlers import FoundModel, find_model
+from tuneship.service.models.served_models import FoundModel, ModelLookup
+from tuneship.service.telemetry.in_flight import InFlightGenerations
+from tuneship.service.telemetry.log_recorder import LogRecorder
 from tuneship.serving.replica_client import ServingError
-from tuneship.store.database.database import is_away
+from tuneship.store.database.database import Database, is_away
 from tuneship.store.database.rows import Row
 from tuneship.store.records import deployment_records
 from tuneship.store.records.deployment_logs import LogEntry
@@ -86,31 +88,46 @@ RowChange = tuple[WatchedDeployment, dict[str, Any]]
 class HealthChecks:
     """Compares rows and processes again at each check, and remembers only plans and failures."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it uses, by name
         self,
-        parts: Parts,
+        *,
+        database: Database,
+        replicas: ReplicaGroups,
+        models: ModelLookup,
+        in_flight: InFlightGenerations,
+        log: LogRecorder,
+        clock: Callable[[], datetime],
         plan: ScalingDecisions,
         leadership: Leadership,
+        keeps_default: bool,
         shared: SharedReplicas | None = None,
     ) -> None:
-        """No check starts before `begin`. `shared`: the replicas are those of the whole cluster."""
-        self._parts = parts
+        """No check starts before `begin`. `shared`: the replicas are those of the whole cluster.
+
+        `keeps_default`: the default base model stays loaded when no deployment needs it.
+        """
+        self._replicas = replicas
+        self._lookup = models
+        self._in_flight = in_flight
+        self._log = log
+        self._clock = clock
+        self._keeps_default = keeps_default
         self._shared = shared
         self._leadership = leadership
-        self._database = parts.database.fenced(leadership.fence)
+        self._database = database.fenced(leadership.fence)
         self._plan = plan
         self._due: datetime | None = None
         self._reading: asyncio.Task[None] | None = None
         # By base model.
         self._checking: dict[Path, asyncio.Task[None]] = {}
-        self._retries = BackgroundRetries(parts.clock)
+        self._retries = BackgroundRetries(clock)
         self._news = ReplicaNews()
         self._models: dict[str, FoundModel] = {}
         self.threads = Threads("deployment rounds", 2)
 
     def begin(self) -> None:
         """Start the checks. All deployments of before a restart are loaded by now, so a missing replica is lost."""
-        self._due = self._parts.clock()
+        self._due = self._clock()
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -119,7 +136,7 @@ class HealthChecks:
 
     def start_when_due(self) -> None:
         """Start a check unless the one before still reads the rows. Returns at once."""
-        now = self._parts.clock()
+        now = self._clock()
         is_reading = self._reading is not None and not self._reading.done()
         if self._due is None or now < self._due or is_reading:
             return
@@ -127,7 +144,7 @@ class HealthChecks:
         self._reading = asyncio.create_task(self._start_checks())
 
     async def _start_checks(self) -> None:
-        requests = {path: group.ready_calls for path, group in self._parts.replicas.groups.items()}
+        requests = {path: group.ready_calls for path, group in self._replicas.groups.items()}
         try:
             watched = await self.threads.run(self.watched)
             if self._shared is not None and self._leadership.leads:
@@ -140,9 +157,7 @@ class HealthChecks:
         known = {one.id for one in watched}
         self._plan.keep_only(known)
         self._news.keep_only(known)
-        by_base: dict[Path, list[WatchedDeployment]] = {
-            path: [] for path in self._parts.replicas.groups
-        }
+        by_base: dict[Path, list[WatchedDeployment]] = {path: [] for path in self._replicas.groups}
         for one in watched:
             by_base.setdefault(one.served.base.path, []).append(one)
         # Each base model has a task of its own: a replica that hangs delays no other model's check.
@@ -153,13 +168,13 @@ class HealthChecks:
                 task.add_done_callback(lambda _, path=path: self._checking.pop(path, None))
 
     def _deleted_lately(self) -> list[Row]:
-        since = self._parts.clock() - UNLOADED_WITHIN
-        with self._parts.database.read() as connection:
+        since = self._clock() - UNLOADED_WITHIN
+        with self._database.read() as connection:
             return deployment_records.deleted_since(connection, since)
 
     def watched(self) -> list[WatchedDeployment]:
         """The deployments that need replicas and have a model."""
-        with self._parts.database.read() as connection:
+        with self._database.read() as connection:
             live = deployment_records.with_replicas(connection, ROW_COLUMNS)
             for row in live:
                 if row["id"] not in self._models and not self._retries.is_waiting(row["id"]):
@@ -175,8 +190,8 @@ class HealthChecks:
 
     def _find_model(self, connection: sa.Connection, row: Row) -> None:
         try:
-            self._models[row["id"]] = find_model(
-                connection, self._parts, row["client_id"], row["model_name"]
+            self._models[row["id"]] = self._lookup.find(
+                connection, row["client_id"], row["model_name"]
             )
             # A failure to find the model is no failure to start: starts are counted from zero.
             self._retries.end(row["id"])
@@ -201,7 +216,7 @@ class HealthChecks:
         `deleted`: deployments of any base model that another member has deleted. `requests`: the group's count of
         requests for replicas when the rows were read.
         """
-        group = self._parts.replicas.of(path)
+        group = self._replicas.of(path)
         try:
             await group.probe(PROBE_TIMEOUT_S)
             # A deployment that came since the rows were read has asked for replicas, which must stay.
@@ -209,10 +224,10 @@ class HealthChecks:
                 needed = {one.model for one in watched}
                 for row in deleted:
                     model: str = row["model_name"]
-                    base = self._parts.catalogue.get(model.split(":")[1])
+                    base = self._lookup.catalogue.get(model.split(":")[1])
                     is_here = base is not None and base.path == path and model not in needed
                     # Its last requests are answered first.
-                    if is_here and not self._parts.in_flight.count(row["id"]):
+                    if is_here and not self._in_flight.count(row["id"]):
                         await group.unload(model)
                 await self._update(path, group, watched)
         except Exception:  # the next check tries again
@@ -226,8 +241,8 @@ class HealthChecks:
             replace(one, wanted=self._plan.decide(one.row, group, one.model)) for one in watched
         ]
         # The most demanding deployment decides. The default model stays loaded for the next one.
-        settings, default = self._parts.settings, self._parts.catalogue.default
-        spare = 1 if settings.preload_base_models and path == default.path else 0
+        is_kept = self._keeps_default and path == self._lookup.catalogue.default.path
+        spare = 1 if is_kept else 0
         wanted = max((one.wanted for one in watched), default=0) or spare
         wanted_by_model: dict[str | None, int] = {}
         for one in watched:
@@ -299,8 +314,8 @@ class HealthChecks:
                 f"an internal error ({kind}), of which the operator finds more in the service's log"
             )
         text = f"start {failures} of {MAX_STARTS} failed: {why}"
-        entry = LogEntry(deployment.id, self._parts.clock(), "error", "replica", text)
-        self._parts.deployment_log.add(entry)
+        entry = LogEntry(deployment.id, self._clock(), "error", "replica", text)
+        self._log.add(entry)
         if failures < MAX_STARTS:
             return UNHEALTHY
         message = f"the replicas ended and could not be started again: {why}"
@@ -319,7 +334,7 @@ class HealthChecks:
             for client_id, own in by_client.items():
                 with self._database.write(client_id) as connection:
                     for one, values in own:
-                        now = self._parts.clock()
+                        now = self._clock()
                         row = {**one.row, **values, "updated_at": now}
                         if deployment_records.change_if_same(connection, one.row, now, **values):
                             kept.append(replace(one, row=row))
@@ -333,10 +348,10 @@ class HealthChecks:
 
     def _log_news(self, group: ReplicaGroup, watched: Sequence[WatchedDeployment]) -> None:
         listeners = [Listener(one.id, one.model, one.wanted) for one in watched]
-        news = self._news.entries(group, listeners, self._parts.clock())
+        news = self._news.entries(group, listeners, self._clock())
         # What happens to a shared replica is logged once.
         if news and (group.is_own or self._leadership.leads):
-            self._parts.deployment_log.add(*news)
+            self._log.add(*news)
 
 
 async def _fault(group: ReplicaGroup, adapter: Adapter | None) -> Exception | None:

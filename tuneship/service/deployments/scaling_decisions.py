@@ -1,24 +1,26 @@
-"""Decides how many replicas each deployment should have: feeds its row, demand and machine into `common/scaling.py`.
+"""Decides how many replicas each deployment should have: feeds its row, demand and machine into `scaling.py`.
 
 Remembers the decisions; after a restart it continues from the rows. Starts nothing.
 """
 
-from collections.abc import Collection
-from datetime import timedelta
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
 
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
 from tuneship.replicas.replica_group import ReplicaGroup
 from tuneship.service.cluster.leadership import Leadership
 from tuneship.service.cluster.shared_demand import SharedDemand
-from tuneship.service.common.scaling import (
+from tuneship.service.deployments.scaling import (
     ReplicaBounds,
     ScalingDecision,
     ScalingSettings,
     Supply,
     next_decision,
 )
-from tuneship.service.context.context import Parts
+from tuneship.service.telemetry.in_flight import InFlightGenerations
+from tuneship.service.telemetry.log_recorder import LogRecorder
+from tuneship.settings import ServiceSettings
 from tuneship.store.database.rows import Row
 from tuneship.store.records.deployment_logs import LogEntry
 
@@ -38,14 +40,23 @@ class ScalingDecisions:
     """The scaling decisions of all deployments under health checks."""
 
     def __init__(
-        self, parts: Parts, leadership: Leadership, shared: SharedDemand | None = None
+        self,
+        *,
+        settings: ServiceSettings,
+        clock: Callable[[], datetime],
+        in_flight: InFlightGenerations,
+        log: LogRecorder,
+        leadership: Leadership,
+        shared: SharedDemand | None = None,
     ) -> None:
         """Start without decisions. `shared`: the demand at all members of a cluster, for which its leader decides."""
-        self._parts = parts
+        self._clock = clock
+        self._in_flight = in_flight
+        self._log = log
         self._leadership = leadership
         self._shared = shared
         self._decisions: dict[str, ScalingDecision] = {}
-        settings = parts.settings
+        self._most = settings.replica_processes
         self._scaling = ScalingSettings(
             queue=timedelta(seconds=settings.auto_scaling_queue_s),
             idle=timedelta(seconds=settings.auto_scaling_idle_s),
@@ -68,15 +79,15 @@ class ScalingDecisions:
         if self._shared is not None:  # what another leader has decided
             known = row["wanted_replicas"] or known
         count = max(least, known) if row["auto_scaling"] else least
-        now = self._parts.clock()
+        now = self._clock()
         return ScalingDecision(min(count, max(least, row["max_replicas"])), now, now)
 
     def decide(self, row: Row, group: ReplicaGroup, model: str | None) -> int:
         """Decide the number of replicas; a change is written into the deployment's log."""
-        now, before = self._parts.clock(), self._decision(row)
+        now, before = self._clock(), self._decision(row)
         supply = Supply(group.answering(model), group.waiting, group.slots)
         if self._shared is None:
-            demand = self._parts.in_flight.take_demand(row["id"], now)
+            demand = self._in_flight.take_demand(row["id"], now)
         elif self._leadership.leads:
             demand = self._shared.demand_of(row["id"])
         else:
@@ -86,7 +97,7 @@ class ScalingDecisions:
         is_settled = row["status"] == DeploymentStatus.RUNNING
         least = max(row["min_replicas"], 0 if is_settled else 1)
         if row["auto_scaling"]:
-            most = min(row["max_replicas"], self._parts.settings.replica_processes)
+            most = min(row["max_replicas"], self._most)
             if group.is_here:  # elsewhere, a replica without room does not start
                 fits = len(group.pids) + more_processes(group.pids)
                 most = min(most, this_machine().cpus, fits)
@@ -99,7 +110,7 @@ class ScalingDecisions:
         self._decisions[row["id"]] = after
         if after.replicas != before.replicas:
             text = f"replicas wanted: {after.replicas} instead of {before.replicas}: {after.why}"
-            self._parts.deployment_log.add(LogEntry(row["id"], now, "info", "supervisor", text))
+            self._log.add(LogEntry(row["id"], now, "info", "supervisor", text))
         return after.replicas
 
     def _decided_elsewhere(self, row: Row, before: ScalingDecision) -> int:
@@ -108,13 +119,13 @@ class ScalingDecisions:
         if wanted is None:
             return before.replicas
         if wanted != before.replicas:
-            now = self._parts.clock()
+            now = self._clock()
             self._decisions[row["id"]] = ScalingDecision(wanted, now, now)
         return wanted
 
     def keep_only(self, deployments: Collection[str]) -> None:
         """Forget all other deployments."""
-        self._parts.in_flight.forget_others(deployments)
+        self._in_flight.forget_others(deployments)
         self._decisions = {
             name: decision for name, decision in self._decisions.items() if name in deployments
         }

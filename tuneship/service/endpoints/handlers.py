@@ -26,11 +26,12 @@ from tuneship.contract.endpoints import (
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.service.access.hipaa import is_hipaa
-from tuneship.service.common.refusals import refused
+from tuneship.service.answers.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
+from tuneship.service.endpoints.lookup import own_endpoint
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import CANARY_ENDPOINTS, ENDPOINTS
@@ -181,22 +182,6 @@ def _refuse_another_mode(
 def _refuse_idle(status: DeploymentStatus, who: str, param: str) -> None:
     if status not in SERVING:
         raise DeploymentError(f"{who} is {status}: it cannot take traffic", param=param)
-
-
-def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) -> EndpointRow:
-    """The caller's endpoint. Raises `ResourceNotFound`, the same for a missing one and for another tenant's."""
-    with context.read() as connection:
-        row = rows.fetch(connection, tables.endpoints, endpoint_id, client_id=context.client_id)
-    return endpoint_in_force(context, row, kind)
-
-
-def endpoint_in_force(
-    context: Context, row: EndpointRow | None, kind: str | None = None
-) -> EndpointRow:
-    """An endpoint of the caller that was read, with the split that its lease gives it now. Raises 404."""
-    if row is None or row["status"] == EndpointStatus.DELETED or kind not in (None, row["kind"]):
-        raise ResourceNotFound("there is no such endpoint")
-    return endpoint_records.in_force(row, context.now)
 
 
 def _etag(row: EndpointRow) -> str:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from tuneship.service.common.background_retries import BackgroundRetries
-from tuneship.service.context.context import Parts
+from tuneship.service.background.background_retries import BackgroundRetries
+from tuneship.store.database.database import Database
 from tuneship.store.records import endpoint_records, job_leases
 from tuneship.store.records.job_leases import JobLease
 
@@ -27,14 +27,21 @@ RENEW_EVERY = timedelta(seconds=10)
 class LeaseKeeper:
     """Ends and renews leases from `start` to `stop`."""
 
-    def __init__(self, parts: Parts, held: Callable[[], Sequence[JobLease]]) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Callable[[], datetime],
+        held: Callable[[], Sequence[JobLease]],
+    ) -> None:
         """`held` returns, on any thread, the leases of the jobs that this service runs."""
-        self._parts = parts
+        self._database = database
+        self._clock = clock
         self._held = held
-        self._renew_at = parts.clock()
+        self._renew_at = clock()
         # Endpoints whose lease cannot be ended. That is retried forever: requests follow the fallback
         # in any case.
-        self._retries = BackgroundRetries(parts.clock)
+        self._retries = BackgroundRetries(clock)
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -59,17 +66,17 @@ class LeaseKeeper:
         while not self._stopped.wait(pause_s):
             pause_s = LOOK_EVERY_S
             try:
-                due = work(self._parts.clock())
+                due = work(self._clock())
             except Exception:  # the database is away: the next look tries again
                 logger.exception("leases could not be ended or renewed")
                 continue
             if due is not None:
-                left_s = (due - self._parts.clock()).total_seconds()
+                left_s = (due - self._clock()).total_seconds()
                 pause_s = min(LOOK_EVERY_S, max(0.0, left_s))
 
     def _end_lapsed(self, now: datetime) -> datetime | None:
         """End the leases that have lapsed; returns when the next one lapses."""
-        with self._parts.database.read(first=True) as connection:
+        with self._database.read(first=True) as connection:
             lapsed = endpoint_records.lapsed(connection, now)
             next_lapse = endpoint_records.next_lapse(connection, now)
         self._retries.keep_only(lapsed)
@@ -78,7 +85,7 @@ class LeaseKeeper:
         clients = {client for endpoint_id, client in lapsed.items() if endpoint_id not in waiting}
         for client_id in sorted(clients):
             try:
-                with self._parts.database.write(client_id, first=True) as connection:
+                with self._database.write(client_id, first=True) as connection:
                     ended = endpoint_records.revert_lapsed(connection, client_id, now, waiting)
                 for endpoint_id, error in ended.items():
                     if error is None:
@@ -94,6 +101,6 @@ class LeaseKeeper:
             return
         held = self._held()
         if held:
-            with self._parts.database.write_beside(first=True) as connection:
+            with self._database.write_beside(first=True) as connection:
                 job_leases.renew(connection, held, now)
         self._renew_at = now + RENEW_EVERY

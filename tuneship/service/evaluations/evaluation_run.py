@@ -1,6 +1,7 @@
 """One evaluation, from its dataset to its verdict. A restarted service begins it again from its row."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,6 @@ from tuneship.contract.evaluations import (
     OPEN,
     EvaluationSettings,
     EvaluationStatus,
-    create_evaluation,
 )
 from tuneship.evaluation.scoring import (
     DeploymentGone,
@@ -23,13 +23,12 @@ from tuneship.gates.evaluation import LOOK_EXAMPLES, EvaluationResult, judge, lo
 from tuneship.gates.evaluation_report import report_of
 from tuneship.gates.evaluation_tally import example_of, rules_of, tally_of
 from tuneship.host.thread_pools import Threads
-from tuneship.service.background_requests.answering import BackgroundAnswer, BackgroundCaller
-from tuneship.service.background_requests.background_run import BackgroundRun, BackgroundTiming
-from tuneship.service.background_requests.pace import BackgroundPace
-from tuneship.service.context.context import Parts
+from tuneship.service.background_requests.answering import BackgroundAnswer
+from tuneship.service.background_requests.background_run import BackgroundRun
 from tuneship.service.evaluations.example_requests import ExampleRequest, answer_in
-from tuneship.service.evaluations.held_out import leaks, read_held_out
+from tuneship.service.evaluations.held_out import HeldOutReader
 from tuneship.store.database import rows, tables
+from tuneship.store.database.database import Database
 from tuneship.store.database.tables import EvaluationRow
 from tuneship.store.records import evaluation_records
 from tuneship.store.records.outbox import emit
@@ -50,14 +49,16 @@ class EvaluationRun:
 
     def __init__(
         self,
-        parts: Parts,
+        store: "EvaluationStore",
+        reader: HeldOutReader,
         row: EvaluationRow,
-        pace: BackgroundPace,
+        requests: BackgroundRun,
         threads: Threads,
-        timing: BackgroundTiming,
     ) -> None:
         """`row` as it was just read."""
-        self._parts = parts
+        self._records = store
+        self._reader = reader
+        self.requests = requests
         self._row = row
         self._threads = threads
         self._settings = EvaluationSettings.model_validate(row["settings"])
@@ -74,10 +75,6 @@ class EvaluationRun:
         self._leaked = frozenset[int]()
         # Answers to examples of which not all deployments have answered.
         self._pending: list[BackgroundAnswer] = []
-        caller = BackgroundCaller(
-            row["client_id"], row["caller"], create_evaluation.name, row["id"]
-        )
-        self.requests = BackgroundRun(parts, caller, pace, threads, timing)
 
     async def run(self) -> None:
         """Work until the evaluation has ended. Raises `EvaluationLost`, `OSError` and SQLAlchemy's errors."""
@@ -88,16 +85,14 @@ class EvaluationRun:
         except _Decided:
             pass
         except DeploymentGone as gone:
-            await self._threads.run(
-                end_failed, self._parts, self._row, "deployment_gone", gone.code
-            )
+            await self._threads.run(self._records.fail, self._row, "deployment_gone", gone.code)
             return
         await self._threads.run(self._finish)
 
     def _prepare(self) -> None:
         """Read the examples, and find those that leaked, once."""
-        row, parts = self._row, self._parts
-        with parts.database.read() as connection:
+        row = self._row
+        with self._records.database.read() as connection:
             dataset = rows.fetch(
                 connection, tables.datasets, row["dataset_id"], client_id=row["client_id"]
             )
@@ -110,24 +105,21 @@ class EvaluationRun:
             )
         if dataset is None:
             raise EvaluationLost(row["id"])  # its owner has deleted it, and so ended the evaluation
-        self._examples = read_held_out(parts, dataset, self._settings)
+        self._examples = self._reader.read(dataset, self._settings)
         if row["leaked_lines"] is None:
             models = [name for name in (row["candidate_model"], row["baseline_model"]) if name]
-            found, is_complete = leaks(
-                parts, row["client_id"], models, self._examples, self._is_halted
+            found, is_complete = self._reader.leaks(
+                row["client_id"], models, self._examples, lambda: bool(self.requests.why_not)
             )
             self._change(
                 OPEN,
                 status=EvaluationStatus.RUNNING,
-                started_at=parts.clock(),
+                started_at=self._records.clock(),
                 selected=len(self._examples),
                 leaked_lines=found,
                 leaks_checked=is_complete,
             )
         self._leaked = frozenset(self._row["leaked_lines"] or ())
-
-    def _is_halted(self) -> bool:
-        return self._parts.halted.is_set() or bool(self.requests.why_not)
 
     def _requests(self) -> Iterator[ExampleRequest]:
         """The requests for the examples behind the stored ones; both models get an example before the next begins."""
@@ -189,13 +181,13 @@ class EvaluationRun:
         self, results: Sequence[Stored], answers: Sequence[BackgroundAnswer], *, is_decided: bool
     ) -> None:
         """Store scores with the numbers of the evaluation, in one transaction."""
-        row, now = self._row, self._parts.clock()
+        row, now = self._row, self._records.clock()
         safeguards: dict[str, Any] = dict(row["security_settings"])
         safeguards["audit_logging"] |= any(one.has_audit for one in answers)
         if any(one.is_hipaa for one in answers):
             safeguards["compliance_mode"] = "hipaa"
         found = judge(self._tally.counts, self._rules)
-        with self._parts.database.write(row["client_id"]) as connection:
+        with self._records.database.write(row["client_id"]) as connection:
             is_stored = evaluation_records.advance(
                 connection,
                 row,
@@ -223,7 +215,7 @@ class EvaluationRun:
         self._change(
             [EvaluationStatus.RUNNING],
             status=EvaluationStatus.COMPLETED,
-            completed_at=self._parts.clock(),
+            completed_at=self._records.clock(),
             report=report,
             verdict=found.verdict,
             reason=found.reason,
@@ -233,25 +225,43 @@ class EvaluationRun:
     def _change(
         self, before: Sequence[EvaluationStatus], emits: str | None = None, **values: Any
     ) -> None:
-        self._row = change_evaluation(self._parts, self._row, before, emits, **values)
+        self._row = self._records.change(self._row, before, emits, **values)
 
 
-def change_evaluation(
-    parts: Parts,
-    row: EvaluationRow,
-    before: Sequence[EvaluationStatus],
-    emits: str | None,
-    **values: Any,
-) -> EvaluationRow:
-    """Change an evaluation that is in one of these states, with an event if one is named. Raises `EvaluationLost`."""
-    now = parts.clock()
-    with parts.database.write(row["client_id"]) as connection:
-        if not evaluation_records.move(connection, row["id"], before, now, **values):
-            raise EvaluationLost(row["id"])
-        changed = evaluation_row(connection, row["id"])
-        if emits is not None:
-            announce_end(connection, emits, changed, now)
-        return changed
+@dataclass(frozen=True)
+class EvaluationStore:
+    """Changes the rows of evaluations. Called from threads."""
+
+    database: Database
+    clock: Callable[[], datetime]
+
+    def change(
+        self,
+        row: EvaluationRow,
+        before: Sequence[EvaluationStatus],
+        emits: str | None,
+        **values: Any,
+    ) -> EvaluationRow:
+        """Change one that is in one of these states, with an event if one is named. Raises `EvaluationLost`."""
+        now = self.clock()
+        with self.database.write(row["client_id"]) as connection:
+            if not evaluation_records.move(connection, row["id"], before, now, **values):
+                raise EvaluationLost(row["id"])
+            changed = evaluation_row(connection, row["id"])
+            if emits is not None:
+                announce_end(connection, emits, changed, now)
+            return changed
+
+    def fail(self, row: EvaluationRow, code: str, why: str) -> None:
+        """End one that cannot go on. Raises `EvaluationLost`."""
+        self.change(
+            row,
+            OPEN,
+            "evaluation.failed",
+            status=EvaluationStatus.FAILED,
+            completed_at=self.clock(),
+            error={"code": code, "message": why},
+        )
 
 
 def announce_end(connection: sa.Connection, kind: str, row: EvaluationRow, now: datetime) -> None:
@@ -273,16 +283,3 @@ def evaluation_row(connection: sa.Connection, evaluation_id: str) -> EvaluationR
     if row is None:
         raise EvaluationLost(evaluation_id)
     return row
-
-
-def end_failed(parts: Parts, row: EvaluationRow, code: str, why: str) -> None:
-    """End an evaluation that cannot go on. Raises `EvaluationLost`."""
-    change_evaluation(
-        parts,
-        row,
-        OPEN,
-        "evaluation.failed",
-        status=EvaluationStatus.FAILED,
-        completed_at=parts.clock(),
-        error={"code": code, "message": why},
-    )

@@ -31,20 +31,20 @@ from tuneship.evaluation.scoring import Stored
 from tuneship.gates.evaluation import RULE_VERSION, judge
 from tuneship.gates.evaluation_report import report_of
 from tuneship.gates.evaluation_tally import example_of, rules_of, tally_of
+from tuneship.service.answers.refusals import refused
 from tuneship.service.background_requests.answering import kept_caller
-from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota
-from tuneship.service.datasets.handlers import own_dataset
-from tuneship.service.deployments.handlers import own_deployment
+from tuneship.service.datasets.lookup import own_dataset
+from tuneship.service.deployments.lookup import own_deployment
 from tuneship.service.evaluations.evaluation_run import (
     EVALUATION,
     announce_end,
     evaluation_row,
 )
-from tuneship.service.evaluations.held_out import read_held_out
+from tuneship.service.evaluations.held_out import HeldOutReader
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import EVALUATIONS
@@ -80,7 +80,8 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
     elif evaluation.baseline is not None:
         baseline_model = _serving(context, evaluation.baseline, "baseline")["model_name"]
     # Reads the file: a slice that no line has must not be found out after hours.
-    read_held_out(context.parts, dataset, settings)
+    parts = context.parts
+    HeldOutReader(parts.database, parts.blobs, parts.keyring, parts.halted).read(dataset, settings)
 
     connection = context.transaction
     most = context.parts.settings.maximum_active_evaluations

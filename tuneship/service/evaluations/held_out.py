@@ -1,7 +1,9 @@
 """Reads the examples of an evaluation out of its dataset, and finds those that a model was trained on."""
 
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from tuneship.contract.dataset_lines import (
@@ -20,64 +22,114 @@ from tuneship.evaluation.scoring import HeldOutExample
 from tuneship.evaluation.selection import select
 from tuneship.evaluation.slices import SliceRefused, read_clusters, read_slices
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
-from tuneship.service.common.refusals import refused
-from tuneship.service.context.context import Parts
-from tuneship.service.datasets.handlers import object_of
-from tuneship.service.models.handlers import TUNED, job_of
+from tuneship.service.access.data_keys import Keyring
+from tuneship.service.answers.refusals import refused
+from tuneship.service.datasets.lookup import object_of
+from tuneship.service.models.lookup import TUNED, job_of
 from tuneship.store.database import rows, tables
+from tuneship.store.database.database import Database
 from tuneship.store.database.tables import DatasetRow
+from tuneship.store.files.blobs import Blobs
 from tuneship.store.files.stored_files import dataset_file
 
 # The selected examples are in memory while they are evaluated.
 MAXIMUM_CHARACTERS = 256 << 20
 
 
-def read_held_out(
-    parts: Parts, dataset: DatasetRow, settings: EvaluationSettings
-) -> list[HeldOutExample]:
-    """Read the selected examples in their random order. Raises `ValidationRefused`, `DatasetError` and `OSError`."""
-    chosen = select(dataset["num_examples"], settings.max_examples, settings.seed)
-    wanted, found = set(chosen), dict[int, tuple[int, EvaluationItem]]()
-    characters = 0
-    with opened(parts, dataset) as file:
-        for position, (line, content) in enumerate(numbered(file)):
-            if position not in wanted:
-                continue
-            characters += len(content)
-            if characters > MAXIMUM_CHARACTERS:
-                text = "selects more than 256 MiB of examples"
-                raise refused("max_examples", text, "out_of_range")
-            found[position] = line, read_item(content, dataset["format"])
-    picked = [found[position] for position in chosen]
-    metadata = [item.metadata for _, item in picked]
-    try:
-        slices = read_slices(metadata, settings.slice_by)
-        clusters = read_clusters(metadata, settings.cluster_by) if settings.cluster_by else None
-    except SliceRefused as error:
-        line = None if error.example is None else picked[error.example][0]
-        detail = ErrorDetail(error.field, error.code, error.message, line=line)
-        text = f"{error.field} {error.message}" + ("" if line is None else f" (line {line})")
-        raise ValidationRefused(text, param=error.field, details=[detail]) from None
-    return [
-        HeldOutExample(line, item, slices[number], None if clusters is None else clusters[number])
-        for number, (line, item) in enumerate(picked)
-    ]
+@dataclass(frozen=True)
+class HeldOutReader:
+    """Reads datasets."""
 
+    database: Database
+    blobs: Blobs
+    keyring: Keyring
+    # Set when the service ends.
+    halted: threading.Event
 
-@contextmanager
-def opened(parts: Parts, dataset: DatasetRow) -> Generator[BinaryIO]:
-    """Open the plain bytes of a dataset. Raises `DatasetError` for one that is gone or damaged, and `BlobsAway`."""
-    with parts.database.read() as connection:
-        key = parts.keyring.find(connection, dataset["client_id"], object_of(dataset))
-    try:
-        with (
-            dataset_file(parts.blobs, dataset, is_checked=True) as path,
-            open_plain(path, key) as file,
-        ):
-            yield file
-    except (FileNotFoundError, ObjectDamaged):
-        text = "the stored dataset is damaged or missing"
-        raise DatasetError(text, param="dataset_id", status=409) from None
+    def read(self, dataset: DatasetRow, settings: EvaluationSettings) -> list[HeldOutExample]:
+        """Read the selected examples in their random order. Raises `ValidationRefused` and `DatasetError`."""
+        chosen = select(dataset["num_examples"], settings.max_examples, settings.seed)
+        wanted, found = set(chosen), dict[int, tuple[int, EvaluationItem]]()
+        characters = 0
+        with self._opened(dataset) as file:
+            for position, (line, content) in enumerate(numbered(file)):
+                if position not in wanted:
+                    continue
+                characters += len(content)
+                if characters > MAXIMUM_CHARACTERS:
+                    text = "selects more than 256 MiB of examples"
+                    raise refused("max_examples", text, "out_of_range")
+                found[position] = line, read_item(content, dataset["format"])
+        picked = [found[position] for position in chosen]
+        metadata = [item.metadata for _, item in picked]
+        try:
+            slices = read_slices(metadata, settings.slice_by)
+            clusters = read_clusters(metadata, settings.cluster_by) if settings.cluster_by else None
+        except SliceRefused as error:
+            line = None if error.example is None else picked[error.example][0]
+            detail = ErrorDetail(error.field, error.code, error.message, line=line)
+            text = f"{error.field} {error.message}" + ("" if line is None else f" (line {line})")
+            raise ValidationRefused(text, param=error.field, details=[detail]) from None
+        return [
+            HeldOutExample(
+                line, item, slices[number], None if clusters is None else clusters[number]
+            )
+            for number, (line, item) in enumerate(picked)
+        ]
+
+    def leaks(
+        self,
+        client_id: str,
+        models: Sequence[str],
+        examples: Sequence[HeldOutExample],
+        is_ended: Callable[[], bool],
+    ) -> tuple[list[int], bool]:
+        """The lines of the examples that a model was trained on, and whether all training data could be looked through.
+
+        The data of an imported model are not known, and neither are those of a deleted dataset.
+        """
+
+        def is_over() -> bool:
+            return self.halted.is_set() or is_ended()
+
+        items = {one.line: one.item for one in examples}
+        found, is_complete = set[int](), True
+        datasets: dict[str, DatasetRow] = {}
+        with self.database.read() as connection:
+            for model in models:
+                if not model.startswith(TUNED):
+                    continue
+                job = job_of(connection, client_id, model)
+                dataset = job and rows.fetch(
+                    connection, tables.datasets, job["dataset_id"], client_id=client_id
+                )
+                if dataset:
+                    datasets[dataset["id"]] = dataset
+                else:
+                    is_complete = False
+        for dataset in datasets.values():
+            try:
+                with self._opened(dataset) as file:
+                    training = _conversations(file, dataset["format"], is_over)
+                    found |= leaked_lines(items, training)
+            except DatasetError:  # deleted since its row was read
+                is_complete = False
+        return sorted(found), is_complete
+
+    @contextmanager
+    def _opened(self, dataset: DatasetRow) -> Generator[BinaryIO]:
+        """Open the plain bytes of a dataset. Raises `DatasetError` for one that is gone or damaged, and `BlobsAway`."""
+        with self.database.read() as connection:
+            key = self.keyring.find(connection, dataset["client_id"], object_of(dataset))
+        try:
+            with (
+                dataset_file(self.blobs, dataset, is_checked=True) as path,
+                open_plain(path, key) as file,
+            ):
+                yield file
+        except (FileNotFoundError, ObjectDamaged):
+            text = "the stored dataset is damaged or missing"
+            raise DatasetError(text, param="dataset_id", status=409) from None
 
 
 def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -88,51 +140,15 @@ def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, text
 
 
-def leaks(
-    parts: Parts,
-    client_id: str,
-    models: Sequence[str],
-    examples: Sequence[HeldOutExample],
-    is_halted: Callable[[], bool],
-) -> tuple[list[int], bool]:
-    """The lines of the examples that a model was trained on, and whether all training data could be looked through.
-
-    The data of an imported model are not known, and neither are those of a deleted dataset.
-    """
-    items = {one.line: one.item for one in examples}
-    found, is_complete = set[int](), True
-    datasets: dict[str, DatasetRow] = {}
-    with parts.database.read() as connection:
-        for model in models:
-            if not model.startswith(TUNED):
-                continue
-            job = job_of(connection, client_id, model)
-            dataset = job and rows.fetch(
-                connection, tables.datasets, job["dataset_id"], client_id=client_id
-            )
-            if dataset:
-                datasets[dataset["id"]] = dataset
-            else:
-                is_complete = False
-    for dataset in datasets.values():
-        try:
-            with opened(parts, dataset) as file:
-                training = _conversations(file, dataset["format"], is_halted)
-                found |= leaked_lines(items, training)
-        except DatasetError:  # deleted since its row was read
-            is_complete = False
-    return sorted(found), is_complete
-
-
 class LeaksHalted(Exception):
     """The service shuts down, or the evaluation has ended: whoever goes on begins again."""
 
 
 def _conversations(
-    file: BinaryIO, dataset_format: DatasetFormat, is_halted: Callable[[], bool]
+    file: BinaryIO, dataset_format: DatasetFormat, is_over: Callable[[], bool]
 ) -> Iterator[Sequence[Message]]:
     for _, line in numbered(file):
-        if is_halted():
+        if is_over():
             raise LeaksHalted
         try:
             yield parse_example(decode_line(line), dataset_format)

@@ -10,14 +10,14 @@ from typing import Any
 
 from tuneship.contract.generation import Generate, TokenLogprob
 from tuneship.prompts.text_tokenizer import visible_end
-from tuneship.service.common.in_flight import InFlightGeneration
-from tuneship.service.context.context import Parts
+from tuneship.service.context.context import Context
 from tuneship.service.generation.accounting import WrittenAnswer
 from tuneship.service.generation.call_reader import CallReader, ReadPiece
 from tuneship.service.generation.completion_text import AnswerCut, Completion
 from tuneship.service.generation.token_logprobs import AnswerLogprobs, logprob_of, prompt_logprobs
 from tuneship.service.generation.tool_grammar import CallPlan
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.served_models import ServedModel
+from tuneship.service.telemetry.in_flight import InFlightGeneration
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, TokenStream
 from tuneship.serving.sampling.grammar import accepts
 
@@ -34,7 +34,7 @@ class AnswerRun:
 
     def __init__(  # noqa: PLR0913 (the parts of an answer)
         self,
-        parts: Parts,
+        context: Context,
         served: ServedModel,
         request: Generate,
         prepared: GenerateRequest,
@@ -47,7 +47,8 @@ class AnswerRun:
 
         `is_raw`: the prompt was not rendered by the template, so its answer is no turn of a conversation.
         """
-        self._parts = parts
+        self._replicas = context.parts.replicas
+        self._texts = context.parts.threads.texts
         self._served = served
         self._request = request
         self._prepared = prepared
@@ -84,7 +85,7 @@ class AnswerRun:
         base, request = self._served.base, self._request
         self._reader = None if self._plan is None else self._plan.reader()
         self._released = 0
-        group = self._parts.replicas.of(base.path)
+        group = self._replicas.of(base.path)
         if now is not None:
             self._in_flight.queued(now)
         async with await group.generate(self._served.adapter, self._prepared) as generation:
@@ -168,7 +169,7 @@ class AnswerRun:
             if self._reader.calls or not self._reader.is_complete:
                 return self._reader.is_complete
             grammar = self._plan.text_grammar
-        return grammar is None or await self._parts.threads.texts.run(owner, accepts, grammar, text)
+        return grammar is None or await self._texts.run(owner, accepts, grammar, text)
 
     async def _of_the_prompt(self, generation: TokenStream) -> list[TokenLogprob] | None:
         alternatives, tokens = self._prepared.prompt_logprobs, self._prepared.tokens
@@ -177,7 +178,7 @@ class AnswerRun:
         named = self._served.base.token_texts, tokens, generation.prompt_scores
         if len(tokens) * (1 + alternatives) < LONG_SCORES:
             return prompt_logprobs(*named)
-        return await self._parts.threads.texts.run(self._prepared.owner, prompt_logprobs, *named)
+        return await self._texts.run(self._prepared.owner, prompt_logprobs, *named)
 
     def _note_start(self) -> None:
         self._in_flight.started()

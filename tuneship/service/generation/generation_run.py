@@ -21,9 +21,9 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.prompts.template import TemplateTooSlow
-from tuneship.service.common.long_answers import is_long
-from tuneship.service.common.refusals import refused
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.long_answers import is_long
+from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.accounting import WrittenAnswer, WrittenAnswers
 from tuneship.service.generation.answer_grammar import answer_grammar
@@ -40,7 +40,7 @@ from tuneship.service.generation.routing import RoutingTarget
 from tuneship.service.generation.span import note_answer, note_request
 from tuneship.service.generation.text_stream import TextStream
 from tuneship.service.generation.tool_grammar import CallPlan, call_plan
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.served_models import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.rows import Row
@@ -203,7 +203,7 @@ class GenerationRun(RoutedRun):
         now, count = self._context.now, self._request.n
         runs = [
             AnswerRun(
-                self._parts,
+                self._context,
                 self._served,
                 self._request,
                 one,

@@ -7,7 +7,7 @@ import time
 
 from tuneship.contract import generation as contract
 from tuneship.contract.generation import Generate, Generation
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run

@@ -19,9 +19,9 @@ from tuneship.prompts.template import PromptTemplate, TemplateFailed, TemplateTo
 from tuneship.prompts.template_budget import ANYWHERE, RenderLimits
 from tuneship.prompts.text_format import ModelTextFormat, token_at
 from tuneship.prompts.text_tokenizer import encode, encoding_of
+from tuneship.service.answers.refusals import refused
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import refused
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.served_models import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.database.rows import Row
 

@@ -12,14 +12,14 @@ from typing import ClassVar, TypeVar
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
 from tuneship.replicas.replica_link import NoReplica
-from tuneship.service.common.in_flight import InFlightGeneration
-from tuneship.service.common.refusals import refused, with_names
+from tuneship.service.answers.refusals import refused, with_names
 from tuneship.service.context.context import Context
-from tuneship.service.deployments.handlers import shown_deployment
+from tuneship.service.deployments.lookup import shown_deployment
 from tuneship.service.generation.accounting import GenerationAccount, NoTurn
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row
-from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_served, is_within_reach
+from tuneship.service.models.served_models import ServedModel, models_of
+from tuneship.service.telemetry.in_flight import InFlightGeneration
 from tuneship.serving.replica_client import (
     ReplicaLost,
     RequestTooLarge,
@@ -123,7 +123,7 @@ class RoutedRun(ABC):
         self._served = await cached(
             context,
             ("model", model),
-            lambda connection: served_model(connection, self._parts, context.client_id, model),
+            lambda connection: models_of(context).served(connection, context.client_id, model),
         )
         # Only now is the deployment known to be the caller's, so the metrics may show this request as in flight.
         self._in_flight.accepted, self._in_flight.endpoint_id = self._started, target.endpoint_id
@@ -139,7 +139,9 @@ class RoutedRun(ABC):
         # After a restart requests come before the keeper has checked every deployment, and each of them loads
         # its model.
         try:
-            check_served(self._parts, self._deployment["security_settings"], self._served)
+            check_served(
+                self._parts.capabilities, self._deployment["security_settings"], self._served
+            )
         except SafeguardLost as error:
             raise DeploymentError(f"the model cannot be served: {error}") from error
 

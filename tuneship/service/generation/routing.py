@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.context.context import Context
-from tuneship.service.endpoints.handlers import endpoint_in_force
+from tuneship.service.endpoints.lookup import endpoint_in_force
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import EndpointRow
 from tuneship.traffic.split import draw_of_key, split_of

@@ -6,10 +6,10 @@ The name of a tuned model was chosen by somebody, so the span has its base model
 from collections.abc import Mapping
 
 from tuneship.contract.generation import Generate
-from tuneship.service.common.tracing import AttributeValue, SpanNotes
 from tuneship.service.generation.accounting import WrittenAnswers
 from tuneship.service.generation.routing import RoutingTarget
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.served_models import ServedModel
+from tuneship.service.telemetry.tracing import AttributeValue, SpanNotes
 
 FIRST_TOKEN = "gen_ai.first_token"  # noqa: S105 - the name of an event
 

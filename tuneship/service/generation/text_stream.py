@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
 from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
-from tuneship.service.common.failures import declared
-from tuneship.service.common.streaming import Frame, Stream
+from tuneship.service.answers.failures import declared
+from tuneship.service.answers.streaming import Frame, Stream
 
 PIECES_TOGETHER = 20
 

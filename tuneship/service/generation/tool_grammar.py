@@ -10,10 +10,10 @@ from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.generation import Generate
 from tuneship.contract.tools import NO_PARAMETERS
 from tuneship.prompts.tool_syntax import CallSyntax
-from tuneship.service.common.refusals import refused
+from tuneship.service.answers.refusals import refused
 from tuneship.service.generation.answer_grammar import FIELD, check_schema, schema_of
 from tuneship.service.generation.call_reader import CallReader
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.served_models import ServedModel
 from tuneship.serving.sampling.grammar import grammar_of_calls
 
 UNKNOWN_SYNTAX = "is not supported for this model: its chat template writes calls in a form that is not read here"

@@ -25,10 +25,10 @@ from tuneship.contract.operation import Operation
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context import profiles
 from tuneship.service.context.bindings import BoundOperation
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.context import Context
 from tuneship.service.context.operation_calls import Arguments, OperationCalls, WholeAnswer
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary
@@ -98,13 +98,14 @@ class _OperationEndpoint:
 
     def __init__(self, boundary: Boundary, bound: BoundOperation) -> None:
         self._operation = bound.operation
-        self._parts = boundary.parts
+        self._boundary = boundary
+        self._settings = boundary.parts.settings
         self._limits = boundary.limits
-        self._calls = OperationCalls(bound, boundary.parts, boundary.keys, boundary.slots)
+        self._calls = OperationCalls(bound, boundary.keys, boundary.slots)
 
     async def answer(self, request: Request) -> Response:
         dialect: Dialect = request.state.dialect
-        context = _context_of(self._parts, self._operation, request)
+        context = _context_of(self._boundary, self._operation, request)
         request.state.operation, request.state.span = self._operation, context.span
         try:
             window: RateWindow | None = request.state.window
@@ -137,28 +138,28 @@ class _OperationEndpoint:
         async with content_of(operation, request, context) as content:
             if profiles.HEADER in operation.headers:
                 sent = request.headers.getlist(profiles.HEADER)
-                context.profile = profiles.chosen(sent, context.client_id, self._parts.settings)
+                context.profile = profiles.chosen(sent, context.client_id, self._settings)
                 is_paged = not {"limit", "offset"}.isdisjoint(request.query_params)
                 context.wants_whole_lists = context.profile == "simplified" and not is_paged
             # A long body takes milliseconds to parse, which would delay every other request.
             if len(content.body or b"") > SHORT_BODY_BYTES:
-                read = self._parts.threads.texts.run
+                read = context.parts.threads.texts.run
                 yield await read(context.client_id, _arguments, operation, request, content)
             else:
                 yield _arguments(operation, request, content)
 
 
-def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
+def _context_of(boundary: Boundary, operation: Operation[..., Any], request: Request) -> Context:
     principal: Principal = request.state.principal
     identifier = next(iter(request.path_params.values()), None)
     address = address_of(request)
     # Private is TLS or this machine, unless a proxy is in between that may have been reached otherwise: in a cluster
     # there always is one.
-    is_alone = parts.settings.cluster is None
+    is_alone = boundary.parts.settings.cluster is None
     is_local = is_alone and bool(address) and ip_address(address).is_loopback
     is_private = is_scheme_known(request.scope) and (request.scope["scheme"] == "https" or is_local)
     return Context(
-        parts=parts,
+        parts=boundary.parts,
         client_id=principal.client_id,
         request_id=request.state.request_id,
         if_match=request.headers.get("if-match"),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tuneship.service.access.api_keys import Keys
-from tuneship.service.context.context import Parts
+from tuneship.service.context.parts import Parts
 from tuneship.service.context.request_slots import RequestSlots
 from tuneship.service.http.rate_limits import RateLimits
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tuneship.service.common.downloads import Download
+from tuneship.service.answers.downloads import Download
 from tuneship.service.context.context import Context
 from tuneship.service.context.operation_calls import KeyEnd
 from tuneship.service.http.disconnect import send_while_connected

@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from tuneship.contract.errors import ApiError, InvalidRequestError, QuotaExceeded
 from tuneship.contract.operation import Operation
-from tuneship.service.common.staged_bytes import SPACE_CHECK_BYTES
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve
+from tuneship.service.context.staged_bytes import SPACE_CHECK_BYTES
 from tuneship.service.datasets.reading import FILE_LIMIT
 from tuneship.service.http.arguments import check_file_media, form_tags
 from tuneship.store.files.blobs import StagedFile

@@ -42,7 +42,7 @@ def _routes(boundary: Boundary) -> Sequence[Route]:
         return Response(body, media_type="application/json", headers=headers)
 
     return (
-        route("GET", "/healthz", alive(parts)),
+        route("GET", "/healthz", alive(parts.capabilities)),
         route("GET", "/readyz", Readiness(boundary).answer),
         route("GET", "/openapi.json", describe),
     )

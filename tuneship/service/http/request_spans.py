@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from tuneship.contract.operation import Operation
-from tuneship.service.common.tracing import NANOSECONDS, EndedSpan, SpanNotes
+from tuneship.service.telemetry.tracing import NANOSECONDS, EndedSpan, SpanNotes
 
 TRACEPARENT = "traceparent"
 

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tuneship.service.common.failures import declared
+from tuneship.service.answers.failures import declared
 from tuneship.service.http.dialect import Dialect
 
 # Statuses of answers given before the whole request was read, after which the connection closes.

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tuneship.contract.errors import ApiError
-from tuneship.service.common.long_answers import dumped_frame, is_long
-from tuneship.service.common.streaming import Frame, Stream
+from tuneship.service.answers.long_answers import dumped_frame, is_long
+from tuneship.service.answers.streaming import Frame, Stream
 from tuneship.service.context.context import Context
 from tuneship.service.context.operation_calls import KeyEnd
 from tuneship.service.http.disconnect import send_while_connected

@@ -35,18 +35,11 @@ from tuneship.agents.training_protocol import (
     TrainOrder,
 )
 from tuneship.host.thread_pools import Threads
-from tuneship.service.catalogues.instance_types import EMBEDDED
-from tuneship.service.context.context import Parts
 from tuneship.service.jobs.launcher import Training, TrainingOrder, TrainingProgress
 from tuneship.service.jobs.next_agents import NextAgents
 from tuneship.service.jobs.stored_checkpoints import FOLDER
-from tuneship.service.jobs.work_folders import (
-    OUTPUT,
-    FolderTraining,
-    PreparedAttempt,
-    WorkFolders,
-)
-from tuneship.store.database.rows import Row
+from tuneship.service.jobs.work_folders import OUTPUT, FolderTraining, PreparedAttempt, WorkFolders
+from tuneship.store.database.database import Database
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.records import job_leases
 from tuneship.store.records.job_leases import JobLease, LeaseLost
@@ -287,10 +280,21 @@ class AgentTrainingLauncher:
     """Starts trainings on agents. Obeys `TrainingLauncher`."""
 
     def __init__(
-        self, parts: Parts, agents: TrainingAgents, folders: WorkFolders, lease_threads: Threads
+        self,
+        *,
+        agents: TrainingAgents,
+        size_of: Callable[[str], AgentSize],
+        folders: WorkFolders,
+        database: Database,
+        clock: Callable[[], datetime],
+        lease_threads: Threads,
     ) -> None:
-        """`agents`: starts them. `lease_threads`: extend leases, which nothing else may delay."""
-        self._parts = parts
+        """`agents`: starts them. `size_of`: of an instance type, by its name.
+
+        `lease_threads`: extend leases, which nothing else may delay.
+        """
+        self._size_of = size_of
+        self._database, self._clock = database, clock
         self._lease_threads = lease_threads
         self._next = NextAgents(agents, folders.threads)
         self._folders = folders
@@ -302,7 +306,8 @@ class AgentTrainingLauncher:
         try:
             agent = await self._next.take(order.job["id"])
             if agent is None:
-                agent = await self._next.agents.start(self._size_for(order.job))
+                instance_type = order.job["compute_config"]["instance_type"]
+                agent = await self._next.agents.start(self._size_of(instance_type))
         except BaseException:
             attempt.held.close()
             raise
@@ -311,7 +316,7 @@ class AgentTrainingLauncher:
         async def extend() -> None:
             await self._lease_threads.run(self._extend, claim)
 
-        threads, blobs = self._folders.threads, self._parts.blobs
+        threads, blobs = self._folders.threads, self._folders.blobs
         training = NodeTraining(attempt, threads, blobs, self._next, agent, extend)
         try:
             await training.begin(order)
@@ -323,15 +328,9 @@ class AgentTrainingLauncher:
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
 
-    def _size_for(self, job: Row) -> AgentSize:
-        """Return the size that the job's instance type asks for."""
-        # A type that was taken out of the file after the job was created says nothing.
-        kind = self._parts.instances.get(job["compute_config"]["instance_type"]) or EMBEDDED[0]
-        return kind.agent_size(self._parts.settings)
-
     def _extend(self, claim: JobLease) -> None:
-        with self._parts.database.write_beside(first=True) as connection:
-            job_leases.extend(connection, claim, self._parts.clock())
+        with self._database.write_beside(first=True) as connection:
+            job_leases.extend(connection, claim, self._clock())
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress of an attempt as far as it was copied."""

@@ -12,12 +12,7 @@ import sqlalchemy as sa
 from tuneship.contract import jobs as contract
 from tuneship.contract.common import render_time
 from tuneship.contract.datasets import DatasetStatus
-from tuneship.contract.errors import (
-    DatasetError,
-    InstanceTypeUnavailable,
-    InvalidRequestError,
-    ResourceNotFound,
-)
+from tuneship.contract.errors import DatasetError, InstanceTypeUnavailable, InvalidRequestError
 from tuneship.contract.job_reports import JobLogEntry, JobLogs
 from tuneship.contract.jobs import (
     ALIVE,
@@ -31,25 +26,26 @@ from tuneship.contract.jobs import (
     JobSummary,
 )
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
-from tuneship.service.common.refusals import refused
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page, own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
-from tuneship.service.datasets.handlers import object_of, own_dataset
+from tuneship.service.datasets.lookup import object_of, own_dataset
 from tuneship.service.jobs.attempts import SEALED_KINDS
+from tuneship.service.jobs.lookup import own_job
 from tuneship.service.jobs.record_progress import forecast_end
 from tuneship.service.jobs.stream import StreamPosition, job_frames, position_of
 from tuneship.service.models import hyperparameters
-from tuneship.service.models.handlers import TUNED, base_of, own_model
 from tuneship.service.models.instances import require_training_type
+from tuneship.service.models.lookup import TUNED, base_of, own_model
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import JOBS
-from tuneship.store.database.tables import DatasetRow, JobLogRow, JobRow
+from tuneship.store.database.tables import DatasetRow, JobLogRow
 from tuneship.store.records import job_queue, job_records
 from tuneship.store.records.outbox import emit
 
@@ -61,7 +57,7 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     job = job.model_copy(update={"security_settings": safeguards})
     if job.base_model.startswith(TUNED):
         raise refused("base_model", "must be a base model: tuning a tuned model is not available")
-    base = base_of(context.parts, job.base_model, "base_model")
+    base = base_of(context.parts.catalogue, job.base_model, "base_model")
     if base.tuning_fault is not None:
         raise refused("base_model", f"names a model that cannot be tuned: {base.tuning_fault}")
     modules = job.hyperparameters.target_modules
@@ -95,7 +91,7 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
         text = "this installation trains on one instance"
         raise InstanceTypeUnavailable(text, param="compute_config.instance_count")
     instance_type = job.compute_config.instance_type
-    require_training_type(context.parts, instance_type, "compute_config.instance_type")
+    require_training_type(context, instance_type, "compute_config.instance_type")
 
     most, is_active = context.parts.settings.maximum_active_jobs, tables.jobs.c.status.in_(ALIVE)
     check_quota(context, tables.jobs, most, "active jobs", is_active)
@@ -155,15 +151,6 @@ def _new_row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[s
         "tags": job.tags,
         "total_epochs": chosen["epochs"],
     }
-
-
-def own_job(context: Context, job_id: str, connection: sa.Connection) -> JobRow:
-    """The caller's job. Raises `ResourceNotFound`, for a missing one and for another tenant's alike."""
-    row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
-    if row is None:
-        raise ResourceNotFound("there is no such job")
-    context.touch(row)
-    return row
 
 
 @serves(contract.get_job)
@@ -243,10 +230,10 @@ def get_job_logs(
 ) -> JobLogs | Stream:
     """Return log entries after the cursor, oldest first; a stream resumes after the last frame that was received."""
     if stream:
-        position = position_of(context.parts, job_id, context.last_event_id or after)
+        position = position_of(context, job_id, context.last_event_id or after)
         with context.read() as connection:
             own_job(context, job_id, connection)
-        return Stream(job_frames(context.parts, job_id, position))
+        return Stream(job_frames(context, job_id, position))
 
     def read(connection: sa.Connection, number: int) -> Sequence[JobLogRow]:
         own_job(context, job_id, connection)

@@ -4,13 +4,13 @@ The process itself is `tuneship/training/`; it writes its progress to a file, an
 """
 
 import os
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from tuneship.host.thread_pools import Threads
 from tuneship.isolation.landlock import Places
 from tuneship.processes.worker_protocol import Runtime, Worker, WorkerSpec
-from tuneship.service.context.context import Parts
 from tuneship.service.jobs.launcher import Training, TrainingOrder, TrainingProgress
 from tuneship.service.jobs.work_folders import FolderTraining, PreparedAttempt, WorkFolders
 from tuneship.store.files.blobs import Blobs
@@ -71,13 +71,19 @@ class LocalTraining(FolderTraining):
 class LocalTrainingLauncher:
     """Starts training processes. Obeys `TrainingLauncher`."""
 
-    def __init__(self, parts: Parts, runtime: Runtime, folders: WorkFolders) -> None:
-        """Load the libraries of trainings some time later, if the settings say so."""
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        folders: WorkFolders,
+        clock: Callable[[], datetime],
+        preloads: bool,
+    ) -> None:
+        """`preloads`: load the libraries of trainings some time later, before there is a job."""
         self._runtime = runtime
         self._folders = folders
         self._running: list[LocalTraining] = []
-        self._preload_at = parts.clock() + SETTLE if parts.settings.preload_training else None
+        self._preload_at = clock() + SETTLE if preloads else None
 
     async def start(self, order: TrainingOrder) -> Training:
         """Write the attempt's spec and hand it to a process. Call it on the main thread (see `processes/launch.py`).
@@ -91,7 +97,7 @@ class LocalTrainingLauncher:
         except BaseException:
             attempt.held.close()
             raise
-        training = LocalTraining(attempt, self._folders.threads, self._parts.blobs, worker)
+        training = LocalTraining(attempt, self._folders.threads, self._folders.blobs, worker)
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
 

@@ -2,19 +2,19 @@
 
 import logging
 
-from tuneship.service.common.tracing import NANOSECONDS, EndedSpan
-from tuneship.service.context.context import Parts
+from tuneship.service.telemetry.tracing import NANOSECONDS, EndedSpan, Tracing
 from tuneship.store.database import rows, tables
+from tuneship.store.database.database import Database
 
 logger = logging.getLogger(__name__)
 
 
-def record_job(parts: Parts, job_id: str, error: str = "") -> None:
+def record_job(tracing: Tracing | None, database: Database, job_id: str, error: str = "") -> None:
     """Send the span of a job whose end is committed; `error` is a code of the service."""
-    if parts.tracing is None:
+    if tracing is None:
         return
     try:
-        with parts.database.read() as connection:
+        with database.read() as connection:
             job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
     except Exception:  # the job has ended, whether or not its span can be made
         logger.exception("the span of a job could not be made: %s", job_id)
@@ -22,7 +22,7 @@ def record_job(parts: Parts, job_id: str, error: str = "") -> None:
     if job is None or job["started_at"] is None:
         return
     end = job["completed_at"] or job["updated_at"]
-    parts.tracing.record(
+    tracing.record(
         EndedSpan(
             name=f"fine_tuning {job['base_model']}",
             start_ns=int(job["started_at"].timestamp() * NANOSECONDS),

@@ -16,7 +16,7 @@ from typing import Any
 
 from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import ObjectDamaged
-from tuneship.service.common.background_retries import BackgroundRetries
+from tuneship.service.background.background_retries import BackgroundRetries
 from tuneship.service.jobs.launcher import StoredCheckpoint
 from tuneship.store.database.rows import Row
 from tuneship.store.files.blobs import CHECKPOINTS, Blobs, check_digest

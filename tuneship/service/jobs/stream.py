@@ -15,8 +15,8 @@ from heapq import merge
 from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.jobs import ENDED
 from tuneship.host.waiting import wait_for_event
-from tuneship.service.common.streaming import Frame
-from tuneship.service.context.context import Parts
+from tuneship.service.answers.streaming import Frame
+from tuneship.service.context.context import Context
 from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row
 from tuneship.store.records import job_records
@@ -45,21 +45,21 @@ class StreamPosition:
         return cls(number & (1 << LOG_BITS) - 1, None if step < 0 else step)
 
 
-def position_of(parts: Parts, job_id: str, token: str | None) -> StreamPosition:
+def position_of(context: Context, job_id: str, token: str | None) -> StreamPosition:
     """Read a cursor; without one, the position is the beginning. Raises `ValidationRefused`."""
     if token is None:
         return StreamPosition()
-    return StreamPosition.of(parts.cursors.position(job_id, token))
+    return StreamPosition.of(context.parts.cursors.position(job_id, token))
 
 
 async def job_frames(
-    parts: Parts, job_id: str, position: StreamPosition, rows_at_once: int = ROWS_AT_ONCE
+    context: Context, job_id: str, position: StreamPosition, rows_at_once: int = ROWS_AT_ONCE
 ) -> AsyncGenerator[Sequence[Frame]]:
     """Yield everything behind the position, live, until the job has ended and all was sent."""
-    with parts.notifier.listening(job_id) as news:
+    with context.parts.notifier.listening(job_id) as news:
         while True:
             news.clear()
-            read = await asyncio.to_thread(_read_on, parts, job_id, position, rows_at_once)
+            read = await asyncio.to_thread(_read_on, context, job_id, position, rows_at_once)
             position = read.position
             if read.frames:
                 yield read.frames
@@ -67,7 +67,7 @@ async def job_frames(
                 yield [Frame("done", "[DONE]")]
                 return
             if not read.has_more:
-                await wait_for_event(news, parts.timing.stream_poll_s)
+                await wait_for_event(news, context.parts.timing.stream_poll_s)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class _StreamRead:
     is_last: bool
 
 
-def _read_on(parts: Parts, job_id: str, position: StreamPosition, limit: int) -> _StreamRead:
+def _read_on(context: Context, job_id: str, position: StreamPosition, limit: int) -> _StreamRead:
     # One view of the database: the end of a job is stored together with its last log entry.
-    with parts.database.read() as connection:
+    with context.parts.database.read() as connection:
         job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
         logs = job_records.logs_of(connection, job_id, after=position.log_id, limit=limit)
         steps = job_records.steps_after(
@@ -95,7 +95,7 @@ def _read_on(parts: Parts, job_id: str, position: StreamPosition, limit: int) ->
         is_step = "step" in row
         change = {"step": row["step"]} if is_step else {"log_id": row["id"]}
         position = replace(position, **change)
-        token = parts.cursors.issue(job_id, position.number)
+        token = context.parts.cursors.issue(job_id, position.number)
         if is_step:
             frames.append(Frame("metrics", JobStep(**row), token))
         else:

@@ -8,26 +8,32 @@ Next: `preparation.py` (what is checked before a start), `launcher.py` (training
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from tuneship.contract.jobs import JobStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import ObjectDamaged
-from tuneship.service.common.background_retries import (
+from tuneship.service.background.background_retries import (
     BackgroundRetries,
     error_kind,
     passes_by_itself,
 )
-from tuneship.service.context.context import Parts
-from tuneship.service.jobs import ends, record_progress
+from tuneship.service.context.notifier import Notifier
+from tuneship.service.jobs import record_progress
 from tuneship.service.jobs.attempts import Attempt, RunningAttempt, remaining_seconds
+from tuneship.service.jobs.ends import JobEnds, model_key
 from tuneship.service.jobs.launcher import TrainingLauncher, TrainingNews, TrainingProgress
-from tuneship.service.jobs.preparation import DataDamaged, training_order
+from tuneship.service.jobs.preparation import DataDamaged, TrainingPreparation
 from tuneship.service.models.safeguards import SafeguardLost
+from tuneship.store.cluster.leader_lease import LeadershipLost
 from tuneship.store.database import rows, tables
+from tuneship.store.database.database import Database
 from tuneship.store.database.tables import JobRow
 from tuneship.store.records import job_leases, job_queue, job_records
 from tuneship.store.records.job_leases import JobLease, LeaseLost
@@ -45,6 +51,8 @@ OVERTIME = timedelta(minutes=5)
 FRUITLESS_ATTEMPTS = 3
 # Pauses before the second and the third attempt to start a training; other jobs start meanwhile.
 START_AGAIN_AFTER = (timedelta(seconds=10), timedelta(seconds=30))
+# The timeout of the last transaction; together with those of `leader_work.py` less than `shutdown.TASKS_END_S`.
+RELEASE_S = 2.0
 # Progress lines in one transaction.
 LINES_AT_ONCE = 500
 # Exit codes of a training whose process was killed, or one of the processes that it started.
@@ -56,11 +64,29 @@ UNREADABLE = (KeyError, TypeError, ValueError)
 class TrainingKeeper:
     """The jobs that this service works on."""
 
-    def __init__(
-        self, parts: Parts, launcher: TrainingLauncher, owner: str, threads: Threads
+    def __init__(  # noqa: PLR0913 - all that it uses, by name
+        self,
+        *,
+        database: Database,
+        notifier: Notifier,
+        clock: Callable[[], datetime],
+        preparation: TrainingPreparation,
+        ends: JobEnds,
+        launcher: TrainingLauncher,
+        owner: str,
+        threads: Threads,
+        concurrent_jobs: int,
+        cancel_patience: timedelta,
     ) -> None:
-        """`owner`: this process in lease rows; `threads`: for the database and for checking files."""
-        self._parts = parts
+        """`owner`: this process in lease rows; `threads`: for the database and for checking files.
+
+        `cancel_patience`: a training that is cancelled is ended after this time.
+        """
+        self._database, self._notifier, self._clock = database, notifier, clock
+        self._preparation = preparation
+        self._ends = ends
+        self._concurrent_jobs = concurrent_jobs
+        self._cancel_patience = cancel_patience
         self._launcher = launcher
         self._owner = owner
         self.threads = threads
@@ -70,7 +96,7 @@ class TrainingKeeper:
         self._preparing: JobLease | None = None
         # The earliest next attempts of jobs whose training could not be started.
         self._not_before: dict[str, datetime] = {}
-        self._retries = BackgroundRetries(parts.clock, TRIES)
+        self._retries = BackgroundRetries(clock, TRIES)
 
     def held(self) -> list[JobLease]:
         """The jobs that this service works on; may be called from any thread."""
@@ -85,7 +111,7 @@ class TrainingKeeper:
         for run in list(self._runs):
             await self._follow_safely(run)
         if all(run.last_step for run in self._runs) and not self._preparing:
-            self._launcher.preload(self._parts.clock())
+            self._launcher.preload(self._clock())
         return bool(self._runs) or self._preparing is not None
 
     async def stop(self) -> None:
@@ -99,6 +125,22 @@ class TrainingKeeper:
         running = {run.claim for run in self._runs if run.training.is_running}
         return [claim for claim in self.held() if claim not in running]
 
+    async def release(self) -> None:
+        """Let another process claim the jobs that were worked on here, whose processes are gone."""
+        held = self.given_up()
+        if not held:
+            return
+
+        def release() -> None:
+            with self._database.write_beside() as connection:
+                job_leases.release(connection, held, self._clock())
+
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await Threads("job leases", 1).run(release)
+        except (LeadershipLost, SQLAlchemyError, TimeoutError) as error:  # they lapse in any case
+            logger.warning("leases of jobs were not given back: %s", type(error).__name__)
+
     # Jobs that are cancelled while nothing trains them.
 
     async def _cancel_abandoned(self) -> None:
@@ -110,14 +152,14 @@ class TrainingKeeper:
             try:
                 await self._store_earlier(job)
                 claim = JobLease.of(job)
-                await self.threads.run(ends.cancel, self._parts, claim)
+                await self.threads.run(self._ends.cancel, claim)
                 await self._launcher.clear(job["id"])
             except Exception as error:  # one job's trouble must not stop the others
                 logger.exception("a job could not be cancelled: %s", job["id"])
                 self._retries.add(job["id"], error)
 
     def _cancelling(self) -> list[JobRow]:
-        with self._parts.database.read() as connection:
+        with self._database.read() as connection:
             return rows.matching(
                 connection, tables.jobs, tables.jobs.c.status == JobStatus.CANCELLING
             )
@@ -127,7 +169,7 @@ class TrainingKeeper:
     async def _start_jobs(self) -> None:
         """Start jobs one after the other, beside the ticks: checking a big file must not delay the running ones."""
         try:
-            while len(self._runs) < self._parts.settings.concurrent_jobs:
+            while len(self._runs) < self._concurrent_jobs:
                 job = await self.threads.run(self._claim)
                 if job is None:
                     return
@@ -141,19 +183,19 @@ class TrainingKeeper:
             self._preparing = None
 
     def _claim(self) -> JobRow | None:
-        now = self._parts.clock()
+        now = self._clock()
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if at > now}
         held = [claim.job_id for claim in self.held()]
         skipped = [*held, *self._not_before, *self._retries.waiting()]
         # The queue is long, so it is read before the transaction, for which the tenant's other writers would wait. A
         # job that has left it meanwhile, e.g. by a cancellation, is not claimed.
-        with self._parts.database.read() as connection:
+        with self._database.read() as connection:
             first = job_queue.first_in_line(connection, now, skipped)
         if first is None:
             return None
 
-        with self._parts.database.write(first.client_id) as connection:
-            now = self._parts.clock()
+        with self._database.write(first.client_id) as connection:
+            now = self._clock()
             job = job_leases.claim(connection, first.job_id, self._owner, now)
             if job is not None:
                 self._preparing = JobLease.of(job)
@@ -162,7 +204,7 @@ class TrainingKeeper:
                 text = f"attempt {job['attempt']} starts"
                 job_records.add_log(connection, job["id"], now, "info", text)
         if job is not None:
-            self._parts.notifier.notify(job["id"])
+            self._notifier.notify(job["id"])
         return job
 
     async def _start(self, job: JobRow) -> None:
@@ -170,7 +212,7 @@ class TrainingKeeper:
         claim = JobLease.of(job)
         try:
             await self._store_earlier(job)
-            order = await self.threads.run(training_order, self._parts, job)
+            order = await self.threads.run(self._preparation.order, job)
             row = await self.threads.run(self._claimed_row, claim)
             if row["status"] != JobStatus.RUNNING:
                 # Cancelled while its files were checked: from now on it is a cancelled job without a training.
@@ -191,7 +233,7 @@ class TrainingKeeper:
             logger.exception("a job could not be started: %s", claim.job_id)
             await self._start_again(claim, job, error)
             return
-        latest_end = self._parts.clock() + timedelta(seconds=remaining_seconds(job)) + OVERTIME
+        latest_end = self._clock() + timedelta(seconds=remaining_seconds(job)) + OVERTIME
         self._runs.append(
             RunningAttempt(claim, claim.attempt, job=job, training=training, latest_end=latest_end)
         )
@@ -200,7 +242,7 @@ class TrainingKeeper:
 
     def _claimed_row(self, claim: JobLease) -> JobRow:
         """Read the job's row. Raises `LeaseLost` when the job is not this attempt's any more."""
-        with self._parts.database.read() as connection:
+        with self._database.read() as connection:
             row = rows.fetch(connection, tables.jobs, claim.job_id, client_id=None)
         if row is None or row["attempt"] != claim.attempt:
             raise LeaseLost(claim.job_id)
@@ -208,7 +250,7 @@ class TrainingKeeper:
 
     async def _start_again(self, claim: JobLease, job: JobRow, error: Exception) -> None:
         """Queue a job whose training could not be started, or give up after three attempts without progress."""
-        why, now = error_kind(error), self._parts.clock()
+        why, now = error_kind(error), self._clock()
         # A database or a store that does not answer is no attempt: it would fail every waiting job.
         fruitless = job["attempts_without_progress"] + (not passes_by_itself(error))
         if fruitless >= FRUITLESS_ATTEMPTS:
@@ -221,7 +263,7 @@ class TrainingKeeper:
         pause = START_AGAIN_AFTER[max(0, fruitless - 1)]
         text = f"the training process could not be started ({why}); it is tried again in {pause.seconds} s"
         with suppress(LeaseLost):
-            await self.threads.run(ends.requeue, self._parts, claim, fruitless, text)
+            await self.threads.run(self._ends.requeue, claim, fruitless, text)
             self._not_before[claim.job_id] = now + pause
 
     # Following.
@@ -243,12 +285,12 @@ class TrainingKeeper:
             await run.training.end()
             with suppress(LeaseLost):
                 text = "the training process reported something unreadable"
-                await self.threads.run(ends.fail, self._parts, run.claim, "internal", text)
+                await self.threads.run(self._ends.fail, run.claim, "internal", text)
             self._runs.remove(run)
         except Exception as error:  # a full disk is waited for until the job's time is over
             logger.exception("a job could not be followed: %s", job_id)
             self._retries.add(job_id, error, counts=not isinstance(error, OSError))
-            if self._parts.clock() > run.latest_end:
+            if self._clock() > run.latest_end:
                 await self._end_late(run)
 
     async def _follow(self, run: RunningAttempt) -> None:
@@ -259,9 +301,9 @@ class TrainingKeeper:
                 run.training.keep_only(run.checkpoint)
             row = await self.threads.run(self._claimed_row, run.claim)
             if row["status"] == JobStatus.CANCELLING and run.cancelled_at is None:
-                run.cancelled_at = self._parts.clock()
+                run.cancelled_at = self._clock()
                 await run.training.cancel()
-                self._parts.notifier.notify(run.claim.job_id)
+                self._notifier.notify(run.claim.job_id)
             if exit_code is None and run.has_model():
                 exit_code = 0  # the model is complete, however its process leaves
             if exit_code is not None:
@@ -273,9 +315,9 @@ class TrainingKeeper:
         if exit_code is not None:
             await run.training.end()
             self._runs.remove(run)
-        elif run.is_overdue(self._parts.clock(), self._parts.timing.cancel_patience):
+        elif run.is_overdue(self._clock(), self._cancel_patience):
             await run.training.end()
-        elif self._parts.clock() > run.latest_end:
+        elif self._clock() > run.latest_end:
             await self._end_late(run)
 
     async def _store_earlier(self, job: JobRow) -> None:
@@ -302,8 +344,8 @@ class TrainingKeeper:
 
         A new checkpoint is named in the same one: what the job goes on from is never behind what its row says.
         """
-        now = self._parts.clock()
-        with self._parts.database.write(attempt.claim.client_id) as connection:
+        now = self._clock()
+        with self._database.write(attempt.claim.client_id) as connection:
             position: dict[str, Any] = {
                 "progress_attempt": attempt.number,
                 "progress_offset": news.offset,
@@ -313,7 +355,7 @@ class TrainingKeeper:
             job_leases.heartbeat(connection, attempt.claim, now, **position)
             record_progress.store_lines(connection, attempt, news.lines, now)
         attempt.offset, attempt.checkpoint = news.offset, news.checkpoint
-        self._parts.notifier.notify(attempt.claim.job_id)
+        self._notifier.notify(attempt.claim.job_id)
 
     # Ending.
 
@@ -321,12 +363,12 @@ class TrainingKeeper:
         """Make of a training's end a model, a failure, a cancellation, or another attempt."""
         claim, end = run.claim, run.end or {"kind": None}
         if run.cancelled_at is not None:
-            await self.threads.run(ends.cancel, self._parts, claim)
+            await self.threads.run(self._ends.cancel, claim)
         elif end["kind"] == "completed":
-            digests = await run.training.store_result(ends.model_key(run.job))
-            await self.threads.run(ends.complete, self._parts, claim, run.job, end, digests)
+            digests = await run.training.store_result(model_key(run.job))
+            await self.threads.run(self._ends.complete, claim, run.job, end, digests)
         elif end["kind"] == "failed":
-            await self.threads.run(ends.fail, self._parts, claim, end["reason"], end["message"])
+            await self.threads.run(self._ends.fail, claim, end["reason"], end["message"])
         else:
             before = run.job["attempts_without_progress"]
             fruitless = 0 if await run.has_advanced() else before + 1
@@ -334,7 +376,7 @@ class TrainingKeeper:
                 text = (
                     f"the training process ended with {exit_code}; it resumes from its checkpoint"
                 )
-                await self.threads.run(ends.requeue, self._parts, claim, fruitless, text)
+                await self.threads.run(self._ends.requeue, claim, fruitless, text)
                 return
             reason = "no_progress"
             message = f"{fruitless} attempts ended without progress (exit code {exit_code})"
@@ -345,7 +387,7 @@ class TrainingKeeper:
                     f"the system killed the training process in {fruitless} attempts that got no further, as it does "
                     f"when the machine's memory is over; {NEEDS_LESS_MEMORY}"
                 )
-            await self.threads.run(ends.fail, self._parts, claim, reason, message)
+            await self.threads.run(self._ends.fail, claim, reason, message)
         await self._launcher.clear(claim.job_id)
 
     async def _end_late(self, run: RunningAttempt) -> None:
@@ -362,5 +404,5 @@ class TrainingKeeper:
     async def _fail(self, claim: JobLease, reason: str, message: str) -> None:
         """End the job with an error, unless it is another attempt's now, and remove its files."""
         with suppress(LeaseLost):
-            await self.threads.run(ends.fail, self._parts, claim, reason, message)
+            await self.threads.run(self._ends.fail, claim, reason, message)
             await self._launcher.clear(claim.job_id)

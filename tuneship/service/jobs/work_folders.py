@@ -7,16 +7,16 @@ whatever is known of a training is read from these files, and goes on to the sto
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tuneship.agents.base_digest import BaseDigests
-from tuneship.host.gpus import GpuLease
+from tuneship.host.gpus import GpuLease, GpuLeases
 from tuneship.host.thread_pools import Threads
-from tuneship.service.context.context import Parts
 from tuneship.service.jobs.attempts import remaining_seconds
 from tuneship.service.jobs.launcher import (
     StoredCheckpoint,
@@ -28,12 +28,7 @@ from tuneship.service.jobs.stored_checkpoints import FOLDER, StoredCheckpoints
 from tuneship.store.files.blobs import CHECKPOINTS, Blobs, BlobsAway
 from tuneship.store.files.stored_files import dataset_file, model_ref
 from tuneship.training.checkpoint_folders import latest_step
-from tuneship.training.spec import (
-    PROGRESS_FILE,
-    SPEC_FILE,
-    ResolvedHyperparameters,
-    TrainingSpec,
-)
+from tuneship.training.spec import PROGRESS_FILE, SPEC_FILE, ResolvedHyperparameters, TrainingSpec
 
 # Folder of an attempt in which its process puts the adapter.
 OUTPUT, ADAPTER = "output", "adapter"
@@ -127,16 +122,27 @@ class FolderTraining(FolderProgress, ABC):
 class WorkFolders:
     """The work folders of all jobs."""
 
-    def __init__(
-        self, parts: Parts, work: Path, threads: Threads, uploads: Threads, *, is_portable: bool
+    def __init__(  # noqa: PLR0913 - all that it uses, by name
+        self,
+        *,
+        blobs: Blobs,
+        clock: Callable[[], datetime],
+        gpus: GpuLeases | None,
+        devices: int,
+        work: Path,
+        threads: Threads,
+        uploads: Threads,
+        is_portable: bool,
     ) -> None:
         """`threads`: for everything that waits for a disk; `uploads`: for checkpoints on their way to a bucket.
 
-        `is_portable`: whether another machine may go on with a training, so that its base model is known by its files
-        and not by its path.
+        `gpus`: those of this machine; None where a cluster says itself which ones an agent gets. `devices`: of a
+        training, at most. `is_portable`: whether another machine may go on with a training, so that its base model is
+        known by its files and not by its path.
         """
         self.threads = threads
-        self._parts = parts
+        self.blobs, self._clock = blobs, clock
+        self._gpus, self._devices = gpus, devices
         self._work = work
         self._upload_threads = uploads
         self._is_portable = is_portable
@@ -145,17 +151,17 @@ class WorkFolders:
     async def prepared(self, order: TrainingOrder) -> PreparedAttempt:
         """Bring the files of an attempt and of its latest checkpoint here, and write its spec."""
         folder = attempt_folder(self._work, order.job["id"], order.job["attempt"])
-        blobs, checkpoints = self._parts.blobs, None
+        blobs, checkpoints = self.blobs, None
         if blobs.is_remote:
-            clock = self._parts.clock
-            checkpoints = StoredCheckpoints(order.job, folder, blobs, self._upload_threads, clock)
+            uploads, clock = self._upload_threads, self._clock
+            checkpoints = StoredCheckpoints(order.job, folder, blobs, uploads, clock)
             await self.threads.run(checkpoints.fetch)
         spec, held = await self.threads.run(self._write_spec, folder, order)
         return PreparedAttempt(folder, spec, held, checkpoints)
 
     def _write_spec(self, folder: Path, order: TrainingOrder) -> tuple[TrainingSpec, ExitStack]:
         """Write paths and numbers: no address and no secret. Returns the holds on files and GPUs that it names."""
-        job, blobs = order.job, self._parts.blobs
+        job, blobs = order.job, self.blobs
         comparison: dict[str, Any] = job["comparison"] or {}
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
@@ -179,7 +185,7 @@ class WorkFolders:
                 max_runtime_seconds=remaining_seconds(job),
                 threads=0,
                 hyperparameters=ResolvedHyperparameters(**hyperparameters),
-                devices=self._parts.settings.training_devices,
+                devices=self._devices,
                 gpus=lease.gpus,
                 shares_gpus=lease.is_shared,
                 base_digest=self._digests.of(order.base) if self._is_portable else None,
@@ -194,12 +200,11 @@ class WorkFolders:
             return spec, held.pop_all()
 
     def _lease(self, batch_size: int) -> AbstractContextManager[GpuLease]:
-        """The GPUs of an attempt; none where a cluster says itself which ones an agent gets."""
-        settings = self._parts.settings
-        if settings.agents == "ray":
+        """The GPUs of an attempt."""
+        if self._gpus is None:
             return nullcontext(GpuLease())
         # Like its processes: no more than a batch has examples.
-        return self._parts.gpus.lease(min(settings.training_devices, batch_size))
+        return self._gpus.lease(min(self._devices, batch_size))
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress file of an attempt, which may be missing."""
@@ -208,7 +213,7 @@ class WorkFolders:
     async def clear(self, job_id: str) -> None:
         """Remove the folder of a job that has ended, and its stored checkpoints if the store answers."""
         await self.threads.run(clear_work, self._work, job_id)
-        blobs = self._parts.blobs
+        blobs = self.blobs
         if blobs.is_remote:
             with suppress(BlobsAway):  # they are removed with files that no row names
                 await self.threads.run(blobs.delete, f"{CHECKPOINTS}/{job_id}")

@@ -14,16 +14,15 @@ from tuneship.contract.errors import InternalError, InvalidRequestError, Permiss
 from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.contract.models import ExportFormat, GgufType, Model, ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
+from tuneship.conversion.running import ConversionFailed, ConversionLimits
 from tuneship.host.disk_space import check_room
 from tuneship.host.staging import remove_abandoned, staged
 from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tuneship.prompts.parity import PARITY_FILE
 from tuneship.security.sealed_files import BLOCK_BYTES, new_key, seal_file
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.conversion import ConversionFailed, ConversionLimits
-from tuneship.service.common.tar_stream import TarStream
 from tuneship.service.context.bindings import serves
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_bytes
 from tuneship.service.models.exports import (
     EXPORTING,
@@ -32,7 +31,8 @@ from tuneship.service.models.exports import (
     exportable,
     refuse_hipaa,
 )
-from tuneship.service.models.handlers import TUNED, base_of, model_id, own_model, tuned_item
+from tuneship.service.models.lookup import TUNED, base_of, model_id, own_model, tuned_item
+from tuneship.service.models.tar_stream import TarStream
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.files.blobs import BlobsAway, StagedFile
@@ -57,8 +57,8 @@ def remove_unfinished(scratch: Path) -> None:
 
 
 @contextmanager
-def _work(parts: Parts, prefix: str) -> Generator[Path]:
-    scratch = parts.settings.data_dir / "scratch"
+def _work(context: Context, prefix: str) -> Generator[Path]:
+    scratch = context.parts.settings.data_dir / "scratch"
     with staged(scratch, prefix, partial(remove_abandoned, prefix=prefix)) as stage:
         yield stage
 
@@ -88,7 +88,7 @@ def _exported(
 ) -> TarStream:
     parts = context.parts
     if not model_id.startswith(TUNED):
-        base_of(parts, model_id, "model_id")
+        base_of(parts.catalogue, model_id, "model_id")
         text = "a base model is not exported: its owner has it"
         raise InvalidRequestError(text, param="model_id", status=409)
     with context.read() as connection:
@@ -103,12 +103,12 @@ def _exported(
     parameters = 0 if base is None or base.fault else base.parameters
     check_room(parts.settings, parameters * 4)
     exporter = Exporter(parts.blobs, parts.catalogue, parts.convert)
-    limits = limits_of(parts, left, parameters)
-    with _work(parts, EXPORTING) as stage:
+    limits = _limits_of(context, left, parameters)
+    with _work(context, EXPORTING) as stage:
         try:
             folder = exporter.make(model, stage, wanted, limits)
         except ExportRefused as refusal:
-            _refuse_stopped(parts)
+            _refuse_stopped(context)
             raise InvalidRequestError(str(refusal), param="model_id", status=409) from None
         archive = TarStream(folder, f"{model.row['name']}-{wanted[0]}")
         if left.is_set():
@@ -116,8 +116,8 @@ def _exported(
         return archive
 
 
-def _refuse_stopped(parts: Parts) -> None:
-    if parts.halted.is_set():
+def _refuse_stopped(context: Context) -> None:
+    if context.parts.halted.is_set():
         raise InternalError("the service is shutting down", status=503, retry_after=1)
 
 
@@ -129,8 +129,9 @@ def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
     """
     if not isinstance(file, StagedFile):
         raise TypeError("the HTTP boundary stages a form's file before its handler runs")
-    parts = context.parts
-    base = None if form.base_model is None else base_of(parts, form.base_model, "base_model")
+    parts, base = context.parts, None
+    if form.base_model is not None:
+        base = base_of(parts.catalogue, form.base_model, "base_model")
     if base is not None and not base.engine.is_own:
         text = f"the adapter is for a base model that {base.runtime} serves, which is not checked"
         raise InvalidRequestError(text, param="base_model")
@@ -142,7 +143,7 @@ def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
         raise InvalidRequestError(text, param="file", status=413)
     # The archive in plain, then its files, their plain copies, and the sealed ones.
     check_room(parts.settings, 4 * file.size + parts.staged_bytes.coming(context.staged))
-    with _work(parts, IMPORTING) as stage:
+    with _work(context, IMPORTING) as stage:
         archive, adapter = stage / "archive.tar", stage / "adapter"
         adapter.mkdir(mode=0o700)
         with file.open() as opened, archive.open("xb") as plain:
@@ -169,12 +170,12 @@ def _checked(context: Context, order: ImportOrder, possible: Sequence[Catalogued
     parts, archive = context.parts, Path(order.archive)
     largest = max((one.parameters for one in possible), default=0)
     memory = IMPORT_MEMORY_BYTES + COPIES_IN_MEMORY * archive.stat().st_size
-    limits = limits_of(parts, context.left, largest, memory)
+    limits = _limits_of(context, context.left, largest, memory)
     readable = tuple(one.path.absolute() for one in possible)
     try:
         report = parts.convert(order, ImportReport, archive.parent, readable, limits)
     except ConversionFailed as failure:
-        _refuse_stopped(parts)
+        _refuse_stopped(context)
         text = f"the adapter cannot be checked: {failure}"
         raise InvalidRequestError(text, param="file") from None
     if report.refused is not None:
@@ -186,8 +187,8 @@ def _checked(context: Context, order: ImportOrder, possible: Sequence[Catalogued
     return report.base_model
 
 
-def limits_of(
-    parts: Parts, left: threading.Event, parameters: int, memory_bytes: int = 0
+def _limits_of(
+    context: Context, left: threading.Event, parameters: int, memory_bytes: int = 0
 ) -> ConversionLimits:
     """How much a conversion with a base model of so many parameters may take; `memory_bytes`: beside the model."""
     if memory_bytes:
@@ -196,7 +197,7 @@ def limits_of(
     return ConversionLimits(
         CONVERSION_S + parameters / PARAMETERS_A_SECOND,
         memory_bytes,
-        lambda: left.is_set() or parts.halted.is_set(),
+        lambda: left.is_set() or context.parts.halted.is_set(),
     )
 
 
@@ -211,7 +212,7 @@ def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter:
     base.text_format.template.save(sealed, key)
     files = sorted(sealed.iterdir())
     size = sum(file.stat().st_size for file in files)
-    undo = partial(_remove_unless_stored, parts, context.client_id, blob)
+    undo = partial(_remove_unless_stored, context, blob)
     context.after_rollback.append(undo)
     try:
         # Before the transaction, for which other writers would wait.
@@ -239,12 +240,12 @@ def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter:
     }
     stored = rows.insert(context.transaction, tables.models, row)
     parts.keyring.add(context.transaction, context.client_id, blob, key, context.now)
-    return tuned_item(parts, stored)
+    return tuned_item(parts.catalogue, stored)
 
 
-def _remove_unless_stored(parts: Parts, client_id: str, blob: str) -> None:
+def _remove_unless_stored(context: Context, blob: str) -> None:
     """Remove files without a row. A commit that failed may have succeeded, so the row is looked for."""
-    with parts.database.write(client_id) as connection:
+    with context.parts.database.write(context.client_id) as connection:
         is_stored = rows.count(connection, tables.models, tables.models.c.blob == blob) > 0
     if not is_stored:
-        parts.blobs.delete(blob)
+        context.parts.blobs.delete(blob)

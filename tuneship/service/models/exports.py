@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.common import render_time
 from tuneship.conversion.order import ExportOrder, ExportReport
+from tuneship.conversion.running import ConversionFailed, ConversionLimits, Convert
 from tuneship.host.durable import flush
 from tuneship.host.file_digest import sha256_of
 from tuneship.host.startup import StartupError
@@ -25,7 +26,6 @@ from tuneship.service.access.hipaa import is_hipaa
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.origins import Origin
 from tuneship.service.catalogues.sources import CheckpointSource
-from tuneship.service.common.conversion import ConversionFailed, ConversionLimits, Convert
 from tuneship.service.models.model_card import CardFacts, DatasetFacts, card
 from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import DatasetRow, JobRow, ModelRow

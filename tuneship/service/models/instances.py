@@ -10,14 +10,14 @@ from tuneship.host.machine import GIB, Machine, this_machine
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceKind
 from tuneship.service.context.bindings import serves
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.context import Context
 
 
 @serves(contract.list_instance_types)
 def list_instance_types(context: Context) -> InstanceTypes:
     """List the catalogue's types, the same for every caller; an entry without sizes has those of the machine."""
     settings = context.parts.settings
-    place = _place(context.parts, None)
+    place = _place(context, None)
     return InstanceTypes(
         instance_types=[
             InstanceType(
@@ -33,12 +33,15 @@ def list_instance_types(context: Context) -> InstanceTypes:
     )
 
 
-def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: CataloguedModel) -> None:
+def require_serving_type(
+    context: Context, deployment: DeploymentCreate, base: CataloguedModel
+) -> None:
     """Raise `InstanceTypeUnavailable` for a type or region that is not here, or is not used for this base (§7)."""
-    kind = _kind(parts, deployment.instance_type, "instance_type")
-    if deployment.region not in parts.instances.regions:
-        raise _unknown("region", parts.instances.regions)
-    place, uses_gpus = _place(parts, base), base.engine.uses_gpus
+    kind = _kind(context, deployment.instance_type, "instance_type")
+    regions = context.parts.instances.regions
+    if deployment.region not in regions:
+        raise _unknown("region", regions)
+    place, uses_gpus = _place(context, base), base.engine.uses_gpus
     is_here = kind.is_on(place) and kind.is_in(deployment.region)
     if not is_here or (kind.gpus and not uses_gpus):
         raise _unavailable("instance_type")
@@ -47,16 +50,17 @@ def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: Catal
         raise InstanceTypeUnavailable(text, param="compute_type")
 
 
-def require_training_type(parts: Parts, name: str, param: str) -> None:
+def require_training_type(context: Context, name: str, param: str) -> None:
     """Raise `InstanceTypeUnavailable` for a type that is not here; a training uses a GPU where there is one."""
-    kind = _kind(parts, name, param)
+    kind = _kind(context, name, param)
     # Which nodes Ray has, or may yet add, is known to the operator who wrote the file.
-    if parts.settings.agents != "ray" and not kind.is_on(this_machine()):
+    if context.parts.settings.agents != "ray" and not kind.is_on(this_machine()):
         raise _unavailable(param)
 
 
-def _place(parts: Parts, base: CataloguedModel | None) -> Machine:
+def _place(context: Context, base: CataloguedModel | None) -> Machine:
     """The resources of this machine, or, where Ray places agents, those that it sets aside for each replica."""
+    parts = context.parts
     if parts.settings.agents != "ray":
         return this_machine()
     # The deployments of a base model share its replicas, so these have one size, whatever the deployments name.
@@ -64,10 +68,11 @@ def _place(parts: Parts, base: CataloguedModel | None) -> Machine:
     return Machine(max(1, int(size.cpus)), size.memory_bytes, int(size.gpus))
 
 
-def _kind(parts: Parts, name: str, param: str) -> InstanceKind:
-    kind = parts.instances.get(name)
+def _kind(context: Context, name: str, param: str) -> InstanceKind:
+    instances = context.parts.instances
+    kind = instances.get(name)
     if kind is None:
-        raise _unknown(param, sorted(known.name for known in parts.instances))
+        raise _unknown(param, sorted(known.name for known in instances))
     return kind
 
 

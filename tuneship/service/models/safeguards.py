@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
 from tuneship.service.access import hipaa
+from tuneship.service.access.capabilities import Capabilities
+from tuneship.service.answers.refusals import refused
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import refused
-from tuneship.service.context.context import Context, Parts
-from tuneship.service.models.handlers import FoundModel
+from tuneship.service.context.context import Context
+from tuneship.service.models.served_models import FoundModel
 from tuneship.store.database.tables import DeploymentRow
 
 # Values that request nothing. Every stored file is sealed in any case; `maximum` insists on it.
@@ -29,29 +30,21 @@ class SafeguardLost(Exception):
     """A setting that was accepted cannot be enforced any more; the message names it and what it needs."""
 
 
-def capabilities(parts: Parts) -> dict[str, bool]:
-    """Whether this installation can enforce a setting on this host, by the setting's name."""
-    able = {
-        "encryption_level": True,  # enforced for every stored file: `security/sealed_files.py`, `access/data_keys.py`
-        "audit_logging": True,  # by the HTTP boundary: `access/audit_facts.py`
-        "network_isolation": parts.isolates,  # by every worker: `isolation/isolation.py`
-        "private_endpoints": True,  # by `is_within_reach`
-    }
-    return {**able, "compliance_mode": not hipaa.missing_here(able, parts.settings)}
-
-
 def in_force(context: Context, settings: S) -> S:
     """The settings of a new resource, with those that `compliance_mode` switches on.
 
     Raises `ValidationRefused` for a contradiction, and for a setting that cannot be enforced here or for this caller.
     """
+    capabilities = context.parts.capabilities
     if settings.compliance_mode == hipaa.HIPAA:
         settings = hipaa.with_required_settings(settings)
-        missing = hipaa.missing_here(capabilities(context.parts), context.parts.settings)
-        hipaa.refuse_create(missing, context.caller)
-    able = capabilities(context.parts)
-    for name in _not_enforced(able, settings.model_dump()):
-        here = "this host does not allow" if name in able else "this release does not enforce"
+        hipaa.refuse_create(capabilities.missing_for_hipaa, context.caller)
+    for name in _not_enforced(capabilities, settings.model_dump()):
+        here = (
+            "this host does not allow"
+            if name in capabilities.able
+            else "this release does not enforce"
+        )
         raise refused(
             f"security_settings.{name}",
             f"asks for a safeguard that {here}",
@@ -60,20 +53,20 @@ def in_force(context: Context, settings: S) -> S:
     return settings
 
 
-def _not_enforced(able: Mapping[str, bool], settings: Mapping[str, Any]) -> list[str]:
+def _not_enforced(capabilities: Capabilities, settings: Mapping[str, Any]) -> list[str]:
     """The names of the settings that request more than can be enforced."""
+    able = capabilities.able
     return [name for name, value in settings.items() if value not in OFF and not able.get(name)]
 
 
-def check_kept(parts: Parts, settings: Mapping[str, Any]) -> None:
+def check_kept(capabilities: Capabilities, settings: Mapping[str, Any]) -> None:
     """Raise `SafeguardLost` for stored settings that this installation cannot enforce now."""
-    able = capabilities(parts)
-    lost = [f"security_settings.{name}" for name in _not_enforced(able, settings)]
+    lost = [f"security_settings.{name}" for name in _not_enforced(capabilities, settings)]
     if not lost:
         return
     text = f"{', '.join(lost)} cannot be enforced here any more (GET /healthz)"
     if hipaa.MODE in lost:
-        text += f"; {hipaa.MODE} needs {'; and '.join(hipaa.missing_here(able, parts.settings))}"
+        text += f"; {hipaa.MODE} needs {'; and '.join(capabilities.missing_for_hipaa)}"
     raise SafeguardLost(text)
 
 
@@ -87,9 +80,11 @@ def check_sealed(settings: Mapping[str, Any], keys: Iterable[str | None]) -> Non
         raise SafeguardLost(text)
 
 
-def check_served(parts: Parts, settings: Mapping[str, Any], served: FoundModel) -> None:
+def check_served(
+    capabilities: Capabilities, settings: Mapping[str, Any], served: FoundModel
+) -> None:
     """Raise `SafeguardLost` where a deployment's settings cannot be enforced for the model that it serves."""
-    check_kept(parts, settings)
+    check_kept(capabilities, settings)
     if lacked := _lacked_by_others(settings, served.base):
         engine = f"which {served.base.runtime} serves now"
         raise SafeguardLost(

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from tuneship.host.machine import resident_memory
 from tuneship.host.memory import free_memory
 from tuneship.metrics.windows import MetricWindow
-from tuneship.service.context.context import Parts
+from tuneship.service.context.context import Context
 from tuneship.service.monitoring import metric_list
 from tuneship.service.monitoring.scrape import Scrape
 from tuneship.service.monitoring.tenant_series import add_states, age_s, embeddings, outcomes
@@ -17,9 +17,10 @@ from tuneship.store.records import state_counts
 
 
 def add_machine(
-    scrape: Scrape, parts: Parts, connection: sa.Connection, together: MetricWindow
+    scrape: Scrape, context: Context, connection: sa.Connection, together: MetricWindow
 ) -> None:
     """Add the series of the machine; `together` has the generations of all tenants."""
+    parts = context.parts
     scrape.add(metric_list.BUILD, 1, version("tuneship"))
     for operation, tally in sorted(parts.request_counts.by_operation(None).items()):
         for status, count in sorted(tally.statuses.items()):
@@ -41,7 +42,7 @@ def add_machine(
         state_counts.by_status(connection, tables.jobs),
         state_counts.by_status(connection, tables.deployments),
     )
-    now, backlogs = parts.clock(), state_counts.webhook_backlogs(connection)
+    now, backlogs = context.now, state_counts.webhook_backlogs(connection)
     scrape.add(metric_list.ALL_PENDING, sum(one.pending for one in backlogs))
     oldest = max((age_s(one.oldest, now) for one in backlogs), default=0.0)
     scrape.add(metric_list.ALL_OLDEST, oldest)
@@ -49,13 +50,13 @@ def add_machine(
         scrape.add(metric_list.AUDIT_AGE, age_s(parts.signed_audit.complete_at, now))
     scrape.add(metric_list.FREE_MEMORY, free_memory())
     scrape.add(metric_list.FREE_DISK, shutil.disk_usage(parts.settings.data_dir).free)
-    _add_replicas(scrape, parts)
+    _add_replicas(scrape, context)
 
 
-def _add_replicas(scrape: Scrape, parts: Parts) -> None:
-    names = {base.path: base.id for base in parts.catalogue}
+def _add_replicas(scrape: Scrape, context: Context) -> None:
+    names = {base.path: base.id for base in context.parts.catalogue}
     # A copy, because the event loop may add a group meanwhile.
-    for path, group in dict(parts.replicas.groups).items():
+    for path, group in dict(context.parts.replicas.groups).items():
         base = names.get(path)
         if base is None:  # no longer in the catalogue
             continue

@@ -8,7 +8,7 @@ import logging
 from importlib.metadata import version
 from typing import Any
 
-from tuneship.service.common.tracing import EndedSpan, Tracing
+from tuneship.service.telemetry.tracing import EndedSpan, Tracing
 from tuneship.settings import ServiceSettings
 
 logger = logging.getLogger(__name__)

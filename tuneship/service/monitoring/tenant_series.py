@@ -11,11 +11,11 @@ from tuneship.contract.jobs import JobStatus
 from tuneship.metrics.observations import RequestOutcome
 from tuneship.metrics.recorder import Totals
 from tuneship.metrics.windows import MetricWindow
-from tuneship.service.common.request_counts import EDGES_S
-from tuneship.service.context.context import Parts
+from tuneship.service.context.context import Context
 from tuneship.service.monitoring import metric_list
 from tuneship.service.monitoring.metric_list import MetricKind
 from tuneship.service.monitoring.scrape import Scrape
+from tuneship.service.telemetry.request_counts import EDGES_S
 from tuneship.store.database import tables
 from tuneship.store.records import state_counts
 
@@ -26,8 +26,9 @@ SHOWN_DEPLOYMENT_STATES = tuple(
 )
 
 
-def add_tenant(scrape: Scrape, parts: Parts, connection: sa.Connection, client_id: str) -> Totals:
-    """Add the series of a tenant; returns the totals that were read for it."""
+def add_tenant(scrape: Scrape, context: Context, connection: sa.Connection) -> Totals:
+    """Add the series of the caller's tenant; returns the totals that were read for it."""
+    parts, client_id = context.parts, context.client_id
     for operation, tally in sorted(parts.request_counts.by_operation(client_id).items()):
         for status, count in sorted(tally.statuses.items()):
             scrape.add(metric_list.REQUESTS, count, operation, status)
@@ -57,7 +58,7 @@ def add_tenant(scrape: Scrape, parts: Parts, connection: sa.Connection, client_i
         state_counts.by_status(connection, tables.jobs, client_id),
         state_counts.by_status(connection, tables.deployments, client_id),
     )
-    backlogs, now = state_counts.webhook_backlogs(connection, client_id), parts.clock()
+    backlogs, now = state_counts.webhook_backlogs(connection, client_id), context.now
     for one in backlogs:
         scrape.add(metric_list.PENDING, one.pending, one.webhook_id)
         scrape.add(metric_list.OLDEST, age_s(one.oldest, now), one.webhook_id)

@@ -15,16 +15,18 @@ from tuneship.contract.openai.batches import MAXIMUM_FILE_BYTES
 from tuneship.contract.openai.files import FileObject, FileObjects
 from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.security.sealed_files import open_plain
-from tuneship.service.common.downloads import FileDownload
-from tuneship.service.context.context import Context, Parts
+from tuneship.service.access.data_keys import Keyring
+from tuneship.service.answers.downloads import FileDownload
+from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_bytes, check_quota
-from tuneship.service.datasets.handlers import keep_file
+from tuneship.service.context.uploaded_files import keep_file
 from tuneship.service.openai.lists import page_behind
 from tuneship.store.database import rows, tables
+from tuneship.store.database.database import Database
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import BATCH_FILES
 from tuneship.store.database.tables import BatchFileRow
-from tuneship.store.files.blobs import DATA_FILE, StagedFile
+from tuneship.store.files.blobs import DATA_FILE, Blobs, StagedFile
 from tuneship.store.files.stored_files import dataset_file
 from tuneship.store.records import batch_records
 from tuneship.store.records.batch_records import INPUT, OUTPUT
@@ -56,14 +58,12 @@ def object_of(file_id: str) -> str:
 
 
 def insert_file(
-    parts: Parts, connection: sa.Connection, row: dict[str, Any], staged: StagedFile
+    keyring: Keyring, connection: sa.Connection, row: dict[str, Any], staged: StagedFile
 ) -> BatchFileRow:
     """Insert the row of a file whose blob is stored, with its key."""
     row = {**row, "sha256": staged.sha256, "bytes": staged.size}
     stored = rows.insert(connection, tables.batch_files, row)
-    parts.keyring.add(
-        connection, row["client_id"], object_of(row["id"]), staged.key, row["created_at"]
-    )
+    keyring.add(connection, row["client_id"], object_of(row["id"]), staged.key, row["created_at"])
     return stored
 
 
@@ -79,7 +79,7 @@ def upload_batch_file(context: Context, name: str, staged: StagedFile) -> BatchF
     is_input = tables.batch_files.c.purpose == INPUT
     check_quota(context, tables.batch_files, most, "files for batches", is_input)
     check_bytes(context, staged.size)
-    return insert_file(context.parts, context.transaction, row, staged)
+    return insert_file(context.parts.keyring, context.transaction, row, staged)
 
 
 def find_batch_file(context: Context, file_id: str) -> BatchFileRow | None:
@@ -128,17 +128,21 @@ def batch_file_content(context: Context, row: BatchFileRow) -> FileDownload:
     if row["purpose"] != OUTPUT:
         raise PermissionDenied("Not allowed to download files of purpose: batch")
     context.require("generate")  # nobody else reads what a model wrote
+    parts = context.parts
     try:
-        return FileDownload(open_batch_file(context.parts, row), row["name"], row["bytes"])
+        content = open_batch_file(parts.database, parts.keyring, parts.blobs, row)
+        return FileDownload(content, row["name"], row["bytes"])
     except FileNotFoundError:
         raise ResourceNotFound("the content of the file is missing") from None
 
 
-def open_batch_file(parts: Parts, row: BatchFileRow) -> BinaryIO:
+def open_batch_file(
+    database: Database, keyring: Keyring, blobs: Blobs, row: BatchFileRow
+) -> BinaryIO:
     """Open the plain bytes of a file, which may be deleted meanwhile. Raises `OSError` and `BlobsAway`."""
-    with parts.database.read() as connection:
-        key = parts.keyring.find(connection, row["client_id"], object_of(row["id"]))
-    with dataset_file(parts.blobs, row) as path:
+    with database.read() as connection:
+        key = keyring.find(connection, row["client_id"], object_of(row["id"]))
+    with dataset_file(blobs, row) as path:
         return open_plain(path, key)
 
 

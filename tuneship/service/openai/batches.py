@@ -15,7 +15,7 @@ from tuneship.contract.openai.ids import shown_id
 from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_bytes, check_quota
-from tuneship.service.datasets.handlers import own_dataset
+from tuneship.service.datasets.lookup import own_dataset
 from tuneship.service.openai.batch_files import NO_SAFEGUARDS, find_batch_file
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.lists import page_behind

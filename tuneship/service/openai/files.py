@@ -14,17 +14,13 @@ from tuneship.contract.openai.files import (
     FilePurpose,
     FileUpload,
 )
-from tuneship.contract.openai.ids import (
-    RESULT_FILE,
-    job_of_result_file,
-    own_id,
-    shown_id,
-)
-from tuneship.service.common.downloads import Download
+from tuneship.contract.openai.ids import RESULT_FILE, job_of_result_file, own_id, shown_id
+from tuneship.service.answers.downloads import Download
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import handlers as datasets
+from tuneship.service.datasets.lookup import own_dataset
 from tuneship.service.datasets.reading import first_object
-from tuneship.service.jobs.handlers import own_job
+from tuneship.service.jobs.lookup import own_job
 from tuneship.service.openai.batch_files import (
     batch_file_content,
     delete_batch_file,
@@ -75,7 +71,7 @@ def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> Fi
     # The main API's answer to a create names what was made; the record of a repeated request needs it.
     context.audit_facts.created_id = made.id
     context.headers["Location"] = f"/v1/datasets/{made.id}"
-    return _shown(datasets.own_dataset(context, made.id))
+    return _shown(own_dataset(context, made.id))
 
 
 @serves_openai(contract.openai_list_files)
@@ -114,7 +110,7 @@ def openai_get_file(context: Context, file_id: str) -> FileObject:
         context.require(LISTS_JOBS)
         return result_file(context, job)
     row = find_batch_file(context, file_id)
-    return _shown(datasets.own_dataset(context, file_id)) if row is None else shown_file(row)
+    return _shown(own_dataset(context, file_id)) if row is None else shown_file(row)
 
 
 @serves_openai(contract.openai_delete_file)
@@ -138,7 +134,7 @@ def openai_get_file_content(context: Context, file_id: str) -> bytes | Download:
         row = find_batch_file(context, file_id)
         if row is not None:
             return batch_file_content(context, row)
-        datasets.own_dataset(context, file_id)
+        own_dataset(context, file_id)
         raise PermissionDenied("Not allowed to download files of purpose: fine-tune")
     context.headers["Content-Type"] = "text/plain; charset=us-ascii"
     return result_content(context, job)

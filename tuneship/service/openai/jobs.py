@@ -22,13 +22,15 @@ from tuneship.contract.openai.jobs import (
     ShownMethod,
     ShownOptions,
 )
-from tuneship.service.common.refusals import refusal, with_names
-from tuneship.service.context.context import Context, Parts
-from tuneship.service.datasets.handlers import own_dataset
+from tuneship.service.answers.refusals import refusal, with_names
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.context.context import Context
+from tuneship.service.datasets.lookup import own_dataset
 from tuneship.service.jobs import handlers as jobs
+from tuneship.service.jobs.lookup import own_job
 from tuneship.service.jobs.record_progress import forecast_end
-from tuneship.service.models.handlers import TUNED, base_of
 from tuneship.service.models.hyperparameters import usual_rate
+from tuneship.service.models.lookup import TUNED, base_of
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.job_events import events_of, place_of
 from tuneship.service.openai.lists import page_behind
@@ -83,13 +85,13 @@ def openai_create_job(context: Context, job: FineTuningJobCreate) -> FineTuningJ
     if job.chosen.learning_rate is None:
         names = NAMES | {f"{HYPERPARAMETERS}.learning_rate": f"{HYPERPARAMETERS}.{MULTIPLIER}"}
     with with_names(names):
-        made = jobs.create_job(context, _job_of(context.parts, job))
+        made = jobs.create_job(context, _job_of(context.parts.catalogue, job))
     context.audit_facts.created_id = made.id
     context.headers["Location"] = f"/v1/fine-tuning/jobs/{made.id}"
-    return _shown(context, jobs.own_job(context, made.id, context.transaction))
+    return _shown(context, own_job(context, made.id, context.transaction))
 
 
-def _job_of(parts: Parts, job: FineTuningJobCreate) -> JobCreate:
+def _job_of(catalogue: Catalogue, job: FineTuningJobCreate) -> JobCreate:
     """The job as the main API takes it. Raises the contract's errors."""
     chosen = job.chosen
     own = chosen.model_dump(exclude_none=True)
@@ -97,7 +99,7 @@ def _job_of(parts: Parts, job: FineTuningJobCreate) -> JobCreate:
     hyperparameters: dict[str, Any] = {"epochs": own.pop("n_epochs"), **own}
     hyperparameters.setdefault("learning_rate", "auto")
     if multiplier != "auto" and not job.model.startswith(TUNED):
-        base = base_of(parts, job.model, "base_model")
+        base = base_of(catalogue, job.model, "base_model")
         hyperparameters["learning_rate"] = multiplier * usual_rate(base.parameters)
     if job.seed is not None:
         hyperparameters["seed"] = job.seed
@@ -141,7 +143,7 @@ def openai_get_job(context: Context, job_id: str) -> FineTuningJob:
 def openai_cancel_job(context: Context, job_id: str) -> FineTuningJob:
     """Cancel the job as the main API does."""
     jobs.cancel_job(context, job_id)
-    return _shown(context, jobs.own_job(context, job_id, context.transaction))
+    return _shown(context, own_job(context, job_id, context.transaction))
 
 
 def _refuse_pausing() -> NoReturn:
@@ -172,7 +174,7 @@ def openai_list_job_events(
     if after is not None and (before := place_of(after)) is None:
         raise InvalidRequestError("after names an entry that does not exist", param="after")
     with context.read() as connection:
-        job = jobs.own_job(context, job_id, connection)
+        job = own_job(context, job_id, connection)
         newest = None if before is None else before[0]
         logs = job_records.logs_before(connection, job_id, before=newest, limit=limit + 2)
         steps = job_records.steps_before(connection, job_id, before=before, limit=limit + 1)
@@ -191,7 +193,7 @@ def openai_list_job_checkpoints(
 ) -> FineTuningJobCheckpoints:
     """Return the state that the model holds."""
     with context.read() as connection:
-        job = jobs.own_job(context, job_id, connection)
+        job = own_job(context, job_id, connection)
         best = job_records.best_step(connection, job_id)
     model = job["fine_tuned_model"]
     if model is None or best is None or after is not None:
@@ -216,7 +218,7 @@ def openai_list_job_checkpoints(
 
 def _own(context: Context, job_id: str) -> JobRow:
     with context.read() as connection:
-        return jobs.own_job(context, job_id, connection)
+        return own_job(context, job_id, connection)
 
 
 def _shown(context: Context, row: JobRow) -> FineTuningJob:
@@ -225,7 +227,7 @@ def _shown(context: Context, row: JobRow) -> FineTuningJob:
     finished = row["completed_at"] or row["updated_at"]
     end = forecast_end(row, context.now)
     validation = row["validation_dataset_id"]
-    shown = _shown_hyperparameters(context.parts, row)
+    shown = _shown_hyperparameters(context.parts.catalogue, row)
     failure: JobFailure | None = None
     if row["error"] is not None:
         reason, message = row["error"]["reason"], row["error"]["message"]
@@ -254,9 +256,9 @@ def _shown(context: Context, row: JobRow) -> FineTuningJob:
     )
 
 
-def _shown_hyperparameters(parts: Parts, row: JobRow) -> ShownHyperparameters:
+def _shown_hyperparameters(catalogue: Catalogue, row: JobRow) -> ShownHyperparameters:
     """The settings in force; the rate as a multiple of what `auto` chooses, 1 where the base model is gone."""
-    chosen, base = row["hyperparameters"], parts.catalogue.get(row["base_model"])
+    chosen, base = row["hyperparameters"], catalogue.get(row["base_model"])
     multiplier = 1.0
     if base is not None and base.fault is None:
         multiplier = float(f"{chosen['learning_rate'] / usual_rate(base.parameters):.{DIGITS}g}")

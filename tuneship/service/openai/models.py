@@ -5,10 +5,11 @@ from tuneship.contract.models import Model
 from tuneship.contract.openai import models as contract
 from tuneship.contract.openai.ids import own_model_id
 from tuneship.contract.openai.models import ModelDeleted, ModelObject, ModelObjects
-from tuneship.service.common.refusals import with_names
+from tuneship.service.answers.refusals import with_names
 from tuneship.service.context.context import WHOLE_LIST, Context
 from tuneship.service.deployments.implicit import remove_implicit
 from tuneship.service.models import handlers as models
+from tuneship.service.models.lookup import TUNED
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.store.database.tables import EndpointRow
 from tuneship.store.records import endpoint_records
@@ -43,7 +44,7 @@ def openai_delete_model(context: Context, model_id: str) -> ModelDeleted:
     """Delete a tuned model as the main API does, and before it the deployment that was made for its name."""
     identifier = own_model_id(model_id, context.client_id)
     with with_names(NAMES):
-        if not identifier.startswith(models.TUNED):
+        if not identifier.startswith(TUNED):
             raise ModelNotFound("only a tuned model can be deleted", param="model_id")
         models.get_model(context, identifier)
         remove_implicit(context, identifier)

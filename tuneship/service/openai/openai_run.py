@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tuneship.service.common.streaming import Stream
+from tuneship.service.answers.streaming import Stream
 from tuneship.service.generation.routed_run import RoutedRun
 
 R = TypeVar("R")

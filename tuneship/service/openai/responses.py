@@ -37,8 +37,8 @@ from tuneship.contract.openai.responses import (
     ResponseUsage,
 )
 from tuneship.contract.tools import WrittenCall, fault_of_calls
-from tuneship.service.common.refusals import refused, with_names
-from tuneship.service.common.streaming import Frame, Stream, reframed
+from tuneship.service.answers.refusals import refused, with_names
+from tuneship.service.answers.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tuneship.service.common.downloads import BLOCK_BYTES, Download
+from tuneship.service.answers.downloads import BLOCK_BYTES, Download
 
 
 class TarStream(Download):

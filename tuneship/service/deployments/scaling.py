@@ -8,6 +8,8 @@ for a while one replica fewer would have been enough. Scales to none, and up fro
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from tuneship.service.telemetry.in_flight import Demand
+
 # A replica that was just added gets this time to shorten the queue before another one is added.
 COOLDOWN = timedelta(seconds=3)
 # One replica fewer is enough when this share of the others' batches would be filled.
@@ -21,18 +23,6 @@ class ReplicaBounds:
     least: int
     # The smaller of the deployment's limit and the machine's; never below `least`.
     most: int
-
-
-@dataclass(frozen=True)
-class Demand:
-    """The requests to a deployment."""
-
-    # The peak since the last decision, so that short requests between two decisions count.
-    in_flight: int = 0
-    # Requests without a first token.
-    waiting: int = 0
-    # The longest wait of them.
-    waited: timedelta = timedelta()
 
 
 @dataclass(frozen=True)

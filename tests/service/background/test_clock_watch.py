@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import Service
-from tuneship.service.common.clock_watch import HOLD_S, ClockWatch
+from tuneship.service.background.clock_watch import HOLD_S, ClockWatch
 from tuneship.store.database import tables
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -65,9 +65,8 @@ def test_a_start_after_a_long_time_forgets_nothing_for_a_day(
 
 def kept(service: Service) -> dict[str, int]:
     """The number of rows in every table from which rows are deleted by age."""
-    parts = service.parts
-    parts.store_metrics()
-    parts.store_logs()
+    service.supervisor.records.store_metrics()
+    service.supervisor.records.store_logs()
     found = (tables.events, tables.idempotency, tables.metric_windows, tables.deployment_logs)
     with service.database.read() as connection:
         return {

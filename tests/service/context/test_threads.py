@@ -14,7 +14,7 @@ import pytest
 from tests.support.in_process import Service
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.contract.errors import InternalError, RateLimitExceeded
-from tuneship.service.common.fair_threads import FairThreads
+from tuneship.service.context.fair_threads import FairThreads
 from tuneship.service.context.request_slots import InFlightLimits
 
 
@@ -207,7 +207,7 @@ def test_a_thread_has_room_for_a_grammar_where_the_host_gives_it_little() -> Non
 import asyncio
 from tuneship.contract.generation import ResponseFormat
 from tuneship.host.thread_pools import use_large_stacks
-from tuneship.service.common.fair_threads import FairThreads
+from tuneship.service.context.fair_threads import FairThreads
 from tuneship.service.generation.answer_grammar import answer_grammar
 
 use_large_stacks()

@@ -4,12 +4,11 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tuneship.host.thread_pools import wait_for_threads, where_is, where_waits
-from tuneship.service.common.fair_threads import RequestThreads
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +37,15 @@ async def end_tasks(
     return late
 
 
-async def leave(spare: ThreadPoolExecutor, threads: RequestThreads) -> None:
+async def leave(spare: ThreadPoolExecutor, dismiss: Callable[[], None]) -> None:
     """Return when the interpreter can end by itself; otherwise log what is stuck and end the process (exit code 0).
 
     The interpreter would wait forever for a thread that is stuck. Call this when everything that matters is stored.
-    `spare`: the event loop's own pool; its idle threads and those of `threads` are dismissed.
+    `spare`: the event loop's own pool; it is dismissed, and `dismiss` lets the idle threads of requests end.
     """
     late = await end_tasks(asyncio.all_tasks() - {asyncio.current_task()}, LAST_TASKS_END_S)
     spare.shutdown(wait=False, cancel_futures=True)
-    threads.dismiss()
+    dismiss()
     stuck = wait_for_threads(THREADS_END_S)
     for thread in stuck:
         logger.warning(

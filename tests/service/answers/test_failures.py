@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.service.common.failures import declared
+from tuneship.service.answers.failures import declared
 from tuneship.store.files.blobs import BlobsAway
 
 SECRET = "/data/a.sqlite: select 1"

@@ -1,6 +1,6 @@
 """Counts the generations in flight by deployment, so that a deleted one can drain and replicas can follow the demand.
 
-Lives on the event loop. What follows the demand is `common/scaling.py`.
+Lives on the event loop. What follows the demand is `deployments/scaling.py`.
 """
 
 import asyncio
@@ -10,8 +10,6 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-
-from tuneship.service.common.scaling import Demand
 
 POLL_S = 0.05
 # Upper edges of the histogram of ages. From 10 s on they are close, since gates need to know which requests are
@@ -50,6 +48,18 @@ class InFlightGeneration:
         if self.first_token is None:
             self.first_token = time.perf_counter()
             self.queued_since = None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The requests to a deployment."""
+
+    # The peak since the last decision, so that short requests between two decisions count.
+    in_flight: int = 0
+    # Requests without a first token.
+    waiting: int = 0
+    # The longest wait of them.
+    waited: timedelta = timedelta()
 
 
 class InFlightGenerations:

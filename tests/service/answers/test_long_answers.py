@@ -15,7 +15,7 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.metrics import LatencySeries
 from tuneship.contract.openai.completions import TextLogprobs
-from tuneship.service.common.long_answers import dumped, dumped_frame, is_long
+from tuneship.service.answers.long_answers import dumped, dumped_frame, is_long
 
 
 def answered(tokens: int, choices: int) -> Generation:

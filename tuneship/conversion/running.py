@@ -1,4 +1,4 @@
-"""Runs the processes of `tuneship/conversion/`, which read foreign files and need much memory, and waits for them."""
+"""Runs the processes of this room, which read foreign files and need much memory, and waits for them."""
 
 import os
 import signal

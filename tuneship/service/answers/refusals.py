@@ -8,12 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tuneship.contract.errors import (
-    ApiError,
-    ErrorDetail,
-    InvalidRequestError,
-    ValidationRefused,
-)
+from tuneship.contract.errors import ApiError, ErrorDetail, InvalidRequestError, ValidationRefused
 
 DECLARED_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 # Parts of pydantic's locations that name a branch of a union, not a field. Those that the contract names begin with

@@ -1,0 +1,1 @@
+"""Answers of handlers, whatever sends them: refusals, streams, downloads, long JSON."""

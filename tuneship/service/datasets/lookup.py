@@ -1,0 +1,21 @@
+"""Finds the caller's datasets and their files."""
+
+from tuneship.contract.errors import ResourceNotFound
+from tuneship.service.context.context import Context
+from tuneship.store.database import rows, tables
+from tuneship.store.database.rows import Row
+from tuneship.store.database.tables import DatasetRow
+
+
+def object_of(row: Row) -> str:
+    """The folder of a dataset's file, which is also the name of its data key."""
+    return f"datasets/{row['id']}"
+
+
+def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> DatasetRow:
+    """The caller's dataset. Raises `ResourceNotFound`, for a missing one and for another tenant's alike."""
+    with context.read() as connection:
+        row = rows.fetch(connection, tables.datasets, dataset_id, client_id=context.client_id)
+    if row is None:
+        raise ResourceNotFound("there is no such dataset", param=param)
+    return row

@@ -1,0 +1,1 @@
+"""Counts and notes about requests, made while they are answered."""
