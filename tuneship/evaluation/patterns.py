@@ -4,7 +4,7 @@ import math
 
 import regex
 
-# A pattern's time for one answer. `re` knows no such limit.
+# A pattern's time for one answer, which the library counts of the processor. `re` knows no such limit.
 SECONDS = 0.1
 # Elements of a pattern with its repeats written out, as the compiler writes them: 300 bytes each.
 MAXIMUM_ELEMENTS = 10_000

@@ -370,10 +370,10 @@ def test_chrf_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_pattern_that_never_ends_is_ended(fields: dict[str, Any]) -> None:
     text = "a" * 60 + "!"
     answer = GivenAnswer(json.dumps([text]) if fields["type"] == "json" else text)
-    made, began = grader(**fields), time.perf_counter()
+    made, began = grader(**fields), time.thread_time()
     assert made.score(item(""), answer) == AnswerScore(0.0, timed_out=True)
-    # A tenth of a second, on a machine with other work.
-    assert time.perf_counter() - began < 1.0
+    # A tenth of a second of the processor, and what it takes to notice.
+    assert time.thread_time() - began < 0.3
 
 
 def test_references_that_multiply_are_ended() -> None:
