@@ -32,6 +32,7 @@ BESIDE = {
     "canary": ("canary",),
     "models": ("models", "base_models"),
     "audit": ("audit",),
+    "evaluations": ("evaluation_commands",),
 }
 FLOWS, API, MACHINE, ACCOUNT = "Pipeline", "The API", "The service's machine", "Which service"
 

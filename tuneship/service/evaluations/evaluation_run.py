@@ -105,7 +105,7 @@ class EvaluationRun:
             )
         if dataset is None:
             raise EvaluationLost(row["id"])  # its owner has deleted it, and so ended the evaluation
-        self._examples = self._reader.read(dataset, self._settings)
+        self._examples, _ = self._reader.read(dataset, self._settings)
         if row["leaked_lines"] is None:
             models = [name for name in (row["candidate_model"], row["baseline_model"]) if name]
             found, is_complete = self._reader.leaks(

@@ -73,21 +73,24 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
         raise DatasetError("the dataset is not processed", param="dataset_id", status=409)
     candidate = _serving(context, evaluation.candidate, "candidate")
     baseline_model: str | None = None
+    earlier: EvaluationRow | None = None
     if evaluation.baseline is not None and evaluation.baseline.startswith(EVALUATION):
         earlier = own_evaluation(context, evaluation.baseline, "baseline")
-        _check_comparable(earlier, settings, dataset["sha256"])
         baseline_model = earlier["candidate_model"]
     elif evaluation.baseline is not None:
         baseline_model = _serving(context, evaluation.baseline, "baseline")["model_name"]
     # Reads the file: a slice that no line has must not be found out after hours.
     parts = context.parts
-    HeldOutReader(parts.database, parts.blobs, parts.keyring, parts.halted).read(dataset, settings)
+    reader = HeldOutReader(parts.database, parts.blobs, parts.keyring, parts.halted)
+    _, sha256 = reader.read(dataset, settings)
+    if earlier is not None:
+        _check_comparable(earlier, settings, sha256)
 
     connection = context.transaction
     most = context.parts.settings.maximum_active_evaluations
     is_open = tables.evaluations.c.status.in_(OPEN)
     check_quota(context, tables.evaluations, most, "evaluations that have not ended", is_open)
-    used_before = evaluation_records.verdicts_on(connection, context.client_id, dataset["sha256"])
+    used_before = evaluation_records.verdicts_on(connection, context.client_id, sha256)
     row = rows.insert(
         connection,
         tables.evaluations,
@@ -99,7 +102,7 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
             "tags": evaluation.tags,
             "name": evaluation.name,
             "dataset_id": dataset["id"],
-            "dataset_sha256": dataset["sha256"],
+            "dataset_sha256": sha256,
             "candidate": candidate["id"],
             "baseline": evaluation.baseline,
             "candidate_model": candidate["model_name"],

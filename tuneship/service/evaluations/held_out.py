@@ -1,10 +1,11 @@
 """Reads the examples of an evaluation out of its dataset, and finds those that a model was trained on."""
 
+import hashlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tuneship.contract.dataset_lines import (
     BYTE_ORDER_MARK,
@@ -46,13 +47,18 @@ class HeldOutReader:
     # Set when the service ends.
     halted: threading.Event
 
-    def read(self, dataset: DatasetRow, settings: EvaluationSettings) -> list[HeldOutExample]:
-        """Read the selected examples in their random order. Raises `ValidationRefused` and `DatasetError`."""
+    def read(
+        self, dataset: DatasetRow, settings: EvaluationSettings
+    ) -> tuple[list[HeldOutExample], str]:
+        """Read the selected examples in their random order, and the SHA-256 of the whole file.
+
+        Raises `ValidationRefused` and `DatasetError`.
+        """
         chosen = select(dataset["num_examples"], settings.max_examples, settings.seed)
         wanted, found = set(chosen), dict[int, tuple[int, EvaluationItem]]()
-        characters = 0
+        characters, digest = 0, hashlib.sha256()
         with self._opened(dataset) as file:
-            for position, (line, content) in enumerate(numbered(file)):
+            for position, (line, content) in enumerate(numbered(_hashed(file, digest))):
                 if position not in wanted:
                     continue
                 characters += len(content)
@@ -70,12 +76,13 @@ class HeldOutReader:
             detail = ErrorDetail(error.field, error.code, error.message, line=line)
             text = f"{error.field} {error.message}" + ("" if line is None else f" (line {line})")
             raise ValidationRefused(text, param=error.field, details=[detail]) from None
-        return [
+        examples = [
             HeldOutExample(
                 line, item, slices[number], None if clusters is None else clusters[number]
             )
             for number, (line, item) in enumerate(picked)
         ]
+        return examples, digest.hexdigest()
 
     def leaks(
         self,
@@ -132,7 +139,13 @@ class HeldOutReader:
             raise DatasetError(text, param="dataset_id", status=409) from None
 
 
-def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _hashed(file: BinaryIO, digest: Any) -> Iterator[bytes]:
+    for line in file:
+        digest.update(line)
+        yield line
+
+
+def numbered(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """The numbers, from 1, and the bytes of the lines of a checked dataset that hold an example."""
     for number, line in enumerate(file, 1):
         text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
