@@ -1,4 +1,4 @@
-"""Gate T11 at a server without evaluations: the pipeline asks both deployments, grades, counts and judges itself.
+"""Gate T12 at a server without evaluations: the pipeline asks both deployments, grades, counts and judges itself.
 
 Texts stay in memory. The examples come from a local file; conversations of several turns are left out, because such a
 server may take a prompt only.

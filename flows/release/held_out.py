@@ -1,4 +1,4 @@
-"""Gate T11: both deployments answer held-out examples before any traffic moves, and graders compare the answers.
+"""Gate T12: both deployments answer held-out examples before any traffic moves, and graders compare the answers.
 
 The service evaluates; where it does not offer that, `bare_evaluation.py` asks the deployments itself and judges by the
 same code. Only counts and line numbers leave this module.
@@ -21,7 +21,7 @@ from tuneship.contract.evaluations import EvaluationStatus
 from tuneship.gates.gate_result import GateResult
 from tuneship.prefect.waits import wait_for_evaluation
 
-NAME = "T11 evaluation"
+NAME = "T12 evaluation"
 # Statuses of a server that does not know the operation.
 NOT_OFFERED = (404, 405, 501)
 HERE = "evaluated by the pipeline: the service offers no evaluations, and leaked examples were not looked for"

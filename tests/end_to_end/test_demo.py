@@ -38,7 +38,7 @@ def test_a_release_is_promoted_and_bad_data_behaviour_and_answers_are_stopped(
     assert data["candidate_deployment_id"] is None
     assert (behaviour["outcome"], behaviour["reason"]) == ("rolled_back", "error_rate")
     assert behaviour["candidate_deleted"]
-    assert (answers["reason"], answers["gate"]) == ("evaluation", "T11 evaluation")
+    assert (answers["reason"], answers["gate"]) == ("evaluation", "T12 evaluation")
     assert answers["candidate_deleted"]
     _check_weights(good["history"], good["candidate_deployment_id"])
     for result in (good, data, behaviour, answers):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ExampleProblem(Exception):
     """A line is refused: a code of the report, the field, and a message without content."""
 

@@ -1,4 +1,4 @@
-"""Gate T11: answers to held-out examples decide a release before any traffic moves, on the real service."""
+"""Gate T12: answers to held-out examples decide a release before any traffic moves, on the real service."""
 
 import json
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Releases
 
 
 def gate_of(result: ReleaseResult) -> dict[str, Any]:
-    return next(one for one in result.training_gates if one["name"] == "T11 evaluation")
+    return next(one for one in result.training_gates if one["name"] == "T12 evaluation")
 
 
 def test_a_worse_model_is_rejected_before_any_traffic(stage: Releases, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_worse_model_is_rejected_before_any_traffic(stage: Releases, tmp_path:
     assert (result.outcome, result.reason, result.gate) == (
         "rejected",
         "evaluation",
-        "T11 evaluation",
+        "T12 evaluation",
     )
     assert result.candidate_deleted
     assert stage.shares() == {stage.baseline: 100}

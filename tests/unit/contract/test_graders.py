@@ -15,7 +15,7 @@ from tuneship.contract.graders import (
     metadata_field,
     template_parts,
 )
-from tuneship.service.common.refusals import refusal
+from tuneship.service.answers.refusals import refusal
 
 SECRET = "Mrs Smith"
 

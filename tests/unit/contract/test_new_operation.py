@@ -41,7 +41,7 @@ HANDLER_CODE = '''
 @serves(contract.get_instance_type)
 def get_instance_type(context: Context, name: str) -> InstanceType:
     """Show one type of the catalogue."""
-    kind = _kind(context.parts, name, "name")
+    kind = _kind(context, name, "name")
     return next(one for one in list_instance_types(context).instance_types if one.name == kind.name)
 '''
 
