@@ -36,7 +36,7 @@ TEXTS = (
     "instruction", "response", "turn", "prompt", "messages", "stop", "routing key", "file name",
     "wrong field", "wrong value", "wrong name", "wrong tag", "torn body", "broken line", "wrong format", "long prompt",
     "query", "key", "content type", "wrong url",
-    "address", "batch prompt", "custom id",
+    "address", "batch prompt", "custom id", "held-out prompt", "held-out reference", "metadata",
 )  # fmt: skip
 TAGGED = {f"database: {table}" for table in ("datasets", "jobs", "models", "deployments")}
 # Places where a name may appear, apart from answers to its owner and the database file with its row.
@@ -48,11 +48,19 @@ ALLOWED: Mapping[str, set[str]] = {
     "deployment name": {"database: deployments"},
     "endpoint name": {"database: endpoints"},
     "description": {"database: webhooks"},
+    "grader's pattern": {"database: evaluations"},
     "webhook path": {"database: webhooks"},
     "idempotency key": {"database: idempotency"},
     # It is part of the model's id, so it may appear wherever an id may.
     "model name": (TAGGED - {"database: datasets"})
-    | {"database: batches", "database: events", "answers: events", "webhooks", "service log"}
+    | {
+        "database: batches",
+        "database: evaluations",
+        "database: events",
+        "answers: events",
+        "webhooks",
+        "service log",
+    }
     | {"database: audit", "answers: audit", "audit exports"},
 }
 
@@ -261,6 +269,27 @@ class Way:
         if len(text) > LONG:
             self.completions.append(text)
 
+    def evaluate(self, deployments: list[str]) -> None:
+        """Have held-out examples answered and graded."""
+        marks = self.marks
+        line = {
+            "instruction": marks["held-out prompt"],
+            "response": marks["held-out reference"],
+            "metadata": {"ward": marks["metadata"], "site": "A"},
+        }
+        dataset = self.upload(
+            (json.dumps(line) + "\n").encode(), "instruction", marks["dataset name"]
+        )
+        graders = [
+            {"name": "same", "type": "string_check"},
+            {"name": "pattern", "type": "regex", "pattern": marks["grader's pattern"]},
+        ]
+        order = {"name": "evaluation", "dataset_id": dataset, "graders": graders}
+        pair = {"candidate": deployments[0], "baseline": deployments[1], "slice_by": ["site"]}
+        made = self.ask("POST", "/v1/evaluations", 201, json=order | pair).json()["id"]
+        self.wait(f"/v1/evaluations/{made}", "completed")
+        self.ask("GET", f"/v1/evaluations/{made}/results")
+
     def go_wrong(self, deployment: str) -> None:
         """Send bodies, addresses and headers that are refused, each with its own mark."""
         marks = self.marks
@@ -395,6 +424,7 @@ def planted(way: Way) -> Way:
         way.generate(f"/v1/deployments/{one}")
     way.generate(f"/v1/endpoints/{endpoint}")
     way.answer_a_batch(model)
+    way.evaluate(deployments)
     for one in deployments:
         way.ask("GET", f"/v1/deployments/{one}/metrics?endpoint_id={endpoint}")
         way.ask("GET", f"/v1/deployments/{one}/logs")
