@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as futures_threads
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -206,9 +206,10 @@ class Service:
         self._server: HttpServer | None = None
         self.url = "http://service.test"
 
-    def new_supervisor(self) -> Supervisor:
-        """A supervisor that knows nothing of the one before, as after a restart."""
-        return supervisor_of(self.parts, self._background, self._take_spare, self.leadership)
+    def new_supervisor(self, owner: str = "test") -> Supervisor:
+        """A supervisor that knows nothing of the one before, as after a restart. `owner`: its name in lease rows."""
+        background = replace(self._background, owner=owner)
+        return supervisor_of(self.parts, background, self._take_spare, self.leadership)
 
     @property
     def _catalogue(self) -> Catalogue:

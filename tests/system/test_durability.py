@@ -318,7 +318,7 @@ def test_a_cancelled_job_ends_cancelled_even_when_it_has_just_completed(service:
     service.rest()
     service.call("POST", f"/v1/fine-tuning/jobs/{job_id}/cancel")
     trainer.complete()
-    service.supervisor = service.new_supervisor()
+    service.supervisor = service.new_supervisor("next")
     service.go_on()
     service.until(lambda: service.job_status(job_id) == "cancelled")
     with service.database.read() as connection:

@@ -26,7 +26,7 @@ LEFT_OVER_AFTER = timedelta(hours=24)
 
 
 class RetentionKeeper:
-    """Its work is due every hour, or more often; each method looks whether it is."""
+    """Does each kind of work when it is due. `forget`, `fold_metrics` and `sweep_files` may be called at every tick."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class RetentionKeeper:
         clock: Callable[[], datetime],
         clock_watch: ClockWatch,
     ) -> None:
-        """Begin with the next tick, but with the files an hour later."""
+        """Old records are due at once, files without a row an hour later."""
         self._database, self._blobs = database, blobs
         self._clock, self._clock_watch = clock, clock_watch
         self._threads = Threads("old records", 1)
