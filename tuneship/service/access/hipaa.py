@@ -20,7 +20,7 @@ from tuneship.contract.errors import (
     ValidationRefused,
 )
 from tuneship.contract.jobs import JobSecuritySettings
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.settings import ServiceSettings
 
 HIPAA = "hipaa"

@@ -19,7 +19,7 @@ from tuneship.contract.openai.batches import (
 )
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.service.batches.output_lines import OPERATIONS, BatchRequest, Body
-from tuneship.service.common.refusals import refusal, refused
+from tuneship.service.common.field_errors import refusal, refused
 
 # As long as the body of one request may be.
 MAXIMUM_LINE_BYTES = 1 << 20

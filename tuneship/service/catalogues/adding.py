@@ -32,7 +32,7 @@ from tuneship.service.catalogues.origins import (
 )
 from tuneship.service.catalogues.sources import AddingRefused, CheckpointSource, GgufSource
 from tuneship.service.common.conversion import ConversionFailed, convert_in_process
-from tuneship.service.common.refusals import abbreviated
+from tuneship.service.common.field_errors import abbreviated
 from tuneship.serving.weights import WEIGHTS
 from tuneship.settings import ServiceSettings
 

@@ -7,7 +7,7 @@ from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
 from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStatus
 from tuneship.contract.errors import DatasetError, ResourceNotFound
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve, staging

@@ -10,7 +10,7 @@ tags.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 
 LONGEST_DELAY_MS = 60_000.0
 

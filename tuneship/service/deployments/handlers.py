@@ -33,7 +33,7 @@ from tuneship.contract.errors import (
 )
 from tuneship.service.access.hipaa import HIPAA, MODE, is_hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import abbreviated, refused
+from tuneship.service.common.field_errors import abbreviated, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page

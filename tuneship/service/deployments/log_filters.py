@@ -9,7 +9,7 @@ import re
 import sqlalchemy as sa
 
 from tuneship.contract.errors import ValidationRefused
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.store.database.tables import deployment_logs
 from tuneship.store.records.deployment_logs import LEVELS
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from tuneship.contract import deployments as contract
 from tuneship.contract.deployments import DeploymentLogs
-from tuneship.service.common.refusals import refuse_times_out_of_range, refused
+from tuneship.service.common.field_errors import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment

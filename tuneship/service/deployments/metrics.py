@@ -20,8 +20,8 @@ from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns, Records, Whole
 from tuneship.metrics.windows import CELLS_PER_DOUBLING
+from tuneship.service.common.field_errors import refuse_times_out_of_range, refused
 from tuneship.service.common.in_flight import AGES_MS
-from tuneship.service.common.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment

@@ -26,7 +26,7 @@ from tuneship.contract.endpoints import (
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.service.access.hipaa import is_hipaa
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page

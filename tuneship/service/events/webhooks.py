@@ -22,7 +22,7 @@ from tuneship.contract.webhooks import (
 from tuneship.events.addresses import TargetRefused
 from tuneship.events.connector import TooManyLookups
 from tuneship.events.signing import new_secret
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page

@@ -8,7 +8,7 @@ from functools import lru_cache
 from tuneship.contract.answer_schemas import AnswerSchema, read_schema
 from tuneship.contract.generation import ResponseFormat
 from tuneship.contract.schema_keywords import SUBSCHEMAS
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.serving.grammar import grammar_of, is_usable
 
 FIELD = "response_format.schema"

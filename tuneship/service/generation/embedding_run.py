@@ -9,7 +9,7 @@ from base64 import b64decode
 from tuneship.contract.embeddings import MAXIMUM_TOKENS, Embed
 from tuneship.contract.errors import ErrorDetail, InvalidRequestError
 from tuneship.contract.generation import Usage
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.service.context.context import Context
 from tuneship.service.generation.prompts import (
     LONG_PROMPT_CHARACTERS,

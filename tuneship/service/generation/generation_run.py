@@ -21,8 +21,8 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.prompts.template import TemplateTooSlow
+from tuneship.service.common.field_errors import refused
 from tuneship.service.common.long_answers import is_long
-from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.accounting import WrittenAnswer, WrittenAnswers

@@ -20,7 +20,7 @@ from tuneship.prompts.template_budget import ANYWHERE, RenderLimits
 from tuneship.prompts.text_format import ModelTextFormat, token_at
 from tuneship.prompts.text_tokenizer import encode, encoding_of
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.database.rows import Row

@@ -12,8 +12,8 @@ from typing import ClassVar, TypeVar
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
 from tuneship.replicas.replica_link import NoReplica
+from tuneship.service.common.field_errors import refused, with_names
 from tuneship.service.common.in_flight import InFlightGeneration
-from tuneship.service.common.refusals import refused, with_names
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import shown_deployment
 from tuneship.service.generation.accounting import GenerationAccount, NoTurn

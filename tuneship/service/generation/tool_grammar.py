@@ -10,7 +10,7 @@ from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.generation import Generate
 from tuneship.contract.tools import NO_PARAMETERS
 from tuneship.prompts.tool_syntax import CallSyntax
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.service.generation.answer_grammar import FIELD, check_schema, schema_of
 from tuneship.service.generation.call_reader import CallReader
 from tuneship.service.models.handlers import ServedModel

@@ -1,6 +1,6 @@
 """Reads an operation's arguments from plain path, query and body values, as strictly as the contract says.
 
-Knows no HTTP framework: it gets text and bytes. `common/refusals.py` turns pydantic's errors into those of the API.
+Knows no HTTP framework: it gets text and bytes. `common/field_errors.py` turns pydantic's errors into those of the API.
 """
 
 import re
@@ -23,7 +23,7 @@ from tuneship.contract.errors import (
     ValidationRefused,
 )
 from tuneship.contract.operation import JSON_LINES, TAR, FileMedia, Operation
-from tuneship.service.common.refusals import DECLARED_NAME, refusal, refused
+from tuneship.service.common.field_errors import DECLARED_NAME, refusal, refused
 
 M = TypeVar("M", bound=BaseModel)
 

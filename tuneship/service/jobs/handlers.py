@@ -31,7 +31,7 @@ from tuneship.contract.jobs import (
     JobSummary,
 )
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context

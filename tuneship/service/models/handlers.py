@@ -22,7 +22,7 @@ from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.replicas.replica_link import Adapter
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import abbreviated
+from tuneship.service.common.field_errors import abbreviated
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page

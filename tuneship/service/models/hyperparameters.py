@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 from tuneship.contract.jobs import Hyperparameters
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 
 STEPS_OF_AN_EPOCH = 32
 SMALLEST_BATCH, LARGEST_BATCH = 4, 32

@@ -12,7 +12,7 @@ from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
 from tuneship.service.access import hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import refused
+from tuneship.service.common.field_errors import refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import FoundModel
 from tuneship.store.database.tables import DeploymentRow

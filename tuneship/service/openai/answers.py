@@ -33,7 +33,7 @@ from tuneship.contract.openai.completions import (
     TextCompletionCreate,
 )
 from tuneship.contract.openai.responses import ResponseCreate
-from tuneship.service.common.refusals import refusal
+from tuneship.service.common.field_errors import refusal
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.generation.accounting import WrittenAnswers
 from tuneship.service.openai.logprobs import (

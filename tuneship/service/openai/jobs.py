@@ -22,7 +22,7 @@ from tuneship.contract.openai.jobs import (
     ShownMethod,
     ShownOptions,
 )
-from tuneship.service.common.refusals import refusal, with_names
+from tuneship.service.common.field_errors import refusal, with_names
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.datasets.handlers import own_dataset
 from tuneship.service.jobs import handlers as jobs

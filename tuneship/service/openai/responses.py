@@ -37,7 +37,7 @@ from tuneship.contract.openai.responses import (
     ResponseUsage,
 )
 from tuneship.contract.tools import WrittenCall, fault_of_calls
-from tuneship.service.common.refusals import refused, with_names
+from tuneship.service.common.field_errors import refused, with_names
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run

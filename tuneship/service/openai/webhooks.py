@@ -30,7 +30,7 @@ from tuneship.contract.webhooks import (
 from tuneship.events.attempt import Sender
 from tuneship.events.delivery import signing_secrets
 from tuneship.events.signing import signed_headers
-from tuneship.service.common.refusals import with_names
+from tuneship.service.common.field_errors import with_names
 from tuneship.service.context.context import Context
 from tuneship.service.events import webhooks
 from tuneship.service.openai.bindings import serves_openai
