@@ -20,7 +20,7 @@ from tuneship.contract.errors import (
     ValidationRefused,
 )
 from tuneship.contract.jobs import JobSecuritySettings
-from tuneship.service.common.field_errors import refused
+from tuneship.service.common.field_errors import field_error
 from tuneship.settings import ServiceSettings
 
 HIPAA = "hipaa"
@@ -71,7 +71,7 @@ def with_required_settings(settings: S) -> S:
     required = {name: REQUIRED[name] for name in REQUIRED if name in type(settings).model_fields}
     for name, value in required.items():
         if name in settings.model_fields_set and getattr(settings, name) != value:
-            raise refused(
+            raise field_error(
                 f"security_settings.{name}", "contradicts compliance_mode", "contradiction"
             )
     return settings.model_copy(update=required)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tuneship.contract.errors import ApiError
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
-from tuneship.service.common.failures import declared
+from tuneship.service.common.failures import error_from_exception
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.store.database.identifiers import new_id
@@ -115,7 +115,7 @@ async def answer(
             run, content_of = await request.begin(context)
             content = await run.answer_as(content_of)
         except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
-            refusal = declared(error, context.request_id)
+            refusal = error_from_exception(error, context.request_id)
             pause = next(pauses, None) if refusal.retryable else None
             if pause is not None:
                 await asyncio.sleep(pause)

@@ -19,7 +19,7 @@ from tuneship.contract.openai.batches import (
 )
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.service.batches.output_lines import OPERATIONS, BatchRequest, Body
-from tuneship.service.common.field_errors import refusal, refused
+from tuneship.service.common.field_errors import error_from_pydantic, field_error
 
 # As long as the body of one request may be.
 MAXIMUM_LINE_BYTES = 1 << 20
@@ -107,11 +107,11 @@ def checked_body(sent: dict[str, Any], endpoint: str) -> Body | Exception:
     try:
         body = kind.model_validate(sent, context=SERVICE, by_alias=True, by_name=False)
     except ValidationError as error:
-        return refusal(error)
+        return error_from_pydantic(error)
     except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
         return error
     if not isinstance(body, EmbeddingsCreate) and body.stream:
-        return refused("stream", "is not supported in a batch", "unsupported_value")
+        return field_error("stream", "is not supported in a batch", "unsupported_value")
     return body
 
 

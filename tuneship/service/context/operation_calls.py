@@ -20,7 +20,7 @@ from typing import Any
 from tuneship.contract.errors import ApiError, AuthenticationError, InvalidRequestError
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.common.downloads import Download
-from tuneship.service.common.failures import declared
+from tuneship.service.common.failures import error_from_exception
 from tuneship.service.common.long_answers import dumped, is_long
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context import profiles
@@ -105,7 +105,7 @@ class OperationCalls:
                 slot = held.pop_all() if self._in_flight else self._streams.slot(context.client_id)
                 return OngoingAnswer(answer, slot, partial(self._key_end, context))
         except Exception as error:  # noqa: BLE001 - it is logged, and becomes a declared error
-            refusal = declared(error, context.request_id)
+            refusal = error_from_exception(error, context.request_id)
             await _commit_audit_entry(context, status_of(refusal))
             raise refusal from None
 

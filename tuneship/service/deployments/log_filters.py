@@ -9,7 +9,7 @@ import re
 import sqlalchemy as sa
 
 from tuneship.contract.errors import ValidationRefused
-from tuneship.service.common.field_errors import refused
+from tuneship.service.common.field_errors import field_error
 from tuneship.store.database.tables import deployment_logs
 from tuneship.store.records.deployment_logs import LEVELS
 
@@ -24,7 +24,7 @@ def conditions_of(text: str | None) -> list[sa.ColumnElement[bool]]:
         return []
     parts = JOINT.split(text)
     if len(parts) > MAX_CONDITIONS:
-        raise refused("filter", f"must have at most {MAX_CONDITIONS} conditions")
+        raise field_error("filter", f"must have at most {MAX_CONDITIONS} conditions")
     return [condition_of(part) for part in parts]
 
 
@@ -36,7 +36,7 @@ def condition_of(part: str) -> sa.ColumnElement[bool]:
     key, sign, value = match.groups()
     column = deployment_logs.c[key]
     if key == "level" and value not in LEVELS:
-        raise refused("filter", f"must compare level with one of {', '.join(LEVELS)}")
+        raise field_error("filter", f"must compare level with one of {', '.join(LEVELS)}")
     if sign == "=":
         return column == value
     if sign == "!=":
@@ -50,7 +50,7 @@ def condition_of(part: str) -> sa.ColumnElement[bool]:
 
 
 def _unreadable() -> ValidationRefused:
-    return refused(
+    return field_error(
         "filter",
         "must hold conditions like level=error, level>=warning, component!=replica or message~text,"
         " joined by a comma or AND",

@@ -20,7 +20,7 @@ from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns, Records, Whole
 from tuneship.metrics.windows import CELLS_PER_DOUBLING
-from tuneship.service.common.field_errors import refuse_times_out_of_range, refused
+from tuneship.service.common.field_errors import field_error, refuse_times_out_of_range
 from tuneship.service.common.in_flight import AGES_MS
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
@@ -171,14 +171,14 @@ def _in_flight(
 def _bucket_starts(start: datetime, end: datetime, interval: str) -> range:
     """The starts of the buckets in epoch seconds: multiples of the interval, up to the bucket that ends at `end`."""
     if start >= end:
-        raise refused("start_time", "must be before end_time")
+        raise field_error("start_time", "must be before end_time")
     interval_s = int(interval[:-1]) * UNIT_SECONDS[interval[-1]]
     if interval_s > UNIT_SECONDS["d"]:
-        raise refused("interval", "must be at most 1d")
+        raise field_error("interval", "must be at most 1d")
     first = int(start.timestamp()) // interval_s * interval_s
     count = -int((first - end.timestamp()) // interval_s)
     if count > MAX_POINTS:
-        raise refused("interval", f"gives {count} points, at most {MAX_POINTS} are answered")
+        raise field_error("interval", f"gives {count} points, at most {MAX_POINTS} are answered")
     return range(first, first + count * interval_s, interval_s)
 
 
@@ -207,7 +207,9 @@ def _read_buckets(
         known = metric_windows.oldest(SECOND, now)
         lost = (starts.start // 60 * 60, min(known, starts.stop))
         if starts.start < known and metric_windows.has_traffic(connection, source, *lost):
-            raise refused("interval", "must be whole minutes: the time reaches back over 2 days")
+            raise field_error(
+                "interval", "must be whole minutes: the time reaches back over 2 days"
+            )
 
     span = (starts.start, starts.stop)
     fine: Columns | None = None

@@ -8,7 +8,7 @@ from functools import lru_cache
 from tuneship.contract.answer_schemas import AnswerSchema, read_schema
 from tuneship.contract.generation import ResponseFormat
 from tuneship.contract.schema_keywords import SUBSCHEMAS
-from tuneship.service.common.field_errors import refused
+from tuneship.service.common.field_errors import field_error
 from tuneship.serving.grammar import grammar_of, is_usable
 
 FIELD = "response_format.schema"
@@ -33,12 +33,12 @@ def check_schema(read: AnswerSchema, field: str, *, is_flexible: bool = False) -
     try:
         grammar = grammar_of(read.schema, is_flexible=is_flexible)
     except ValueError:  # a number or a text that JSON holds in no portable way
-        raise refused(field, "holds a value that is not supported") from None
+        raise field_error(field, "holds a value that is not supported") from None
     if _is_usable(grammar):
         return grammar
     # The place of the first schema without others in it that cannot be followed by itself.
     inner = {"$ref", *SUBSCHEMAS}
     for place, part in read.parts.items():
         if part and not inner & part.keys() and not is_usable(grammar_of(part)):
-            raise refused(field + place, UNUSABLE)
-    raise refused(field, UNUSABLE)
+            raise field_error(field + place, UNUSABLE)
+    raise field_error(field, UNUSABLE)

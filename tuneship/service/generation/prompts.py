@@ -20,7 +20,7 @@ from tuneship.prompts.template_budget import ANYWHERE, RenderLimits
 from tuneship.prompts.text_format import ModelTextFormat, token_at
 from tuneship.prompts.text_tokenizer import encode, encoding_of
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.field_errors import refused
+from tuneship.service.common.field_errors import field_error
 from tuneship.service.models.handlers import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
 from tuneship.store.database.rows import Row
@@ -116,10 +116,10 @@ def raw_tokens(
         tokenizer: Any = base.tokenizer
         tokens: list[int] = tokenizer.encode_batch_fast([prompt], add_special_tokens=True)[0].ids
         if not tokens:
-            raise refused(param, "holds no token")
+            raise field_error(param, "holds no token")
         return tokens
     if max(prompt) >= base.vocabulary:
-        raise refused(param, "holds a token id that the model does not know")
+        raise field_error(param, "holds a token id that the model does not know")
     return prompt
 
 
@@ -136,7 +136,7 @@ def _replica_request(
     if wanted is None:
         wanted = min(DEFAULT_MAX_TOKENS, most)
     elif wanted > most:
-        raise refused("max_tokens", f"must be at most {most}", "out_of_range")
+        raise field_error("max_tokens", f"must be at most {most}", "out_of_range")
     temperature, top_p = request.temperature, request.top_p
     return GenerateRequest(
         adapter=served.adapter.name if served.adapter else None,
@@ -263,7 +263,7 @@ def _rendered(
     except TemplateFailed as error:
         if isinstance(error, TemplateTooSlow) and limits is not ANYWHERE:
             raise
-        raise refused(param, f"cannot be rendered: {error}") from error
+        raise field_error(param, f"cannot be rendered: {error}") from error
 
 
 def _replaced(value: Any, markers: "re.Pattern[str]", placeholders: Mapping[str, str]) -> Any:
@@ -287,7 +287,7 @@ def _encoded_as_text(text_format: ModelTextFormat, special: str, param: str) -> 
     for parts in ([special[:1], special[1:]], list(special)):
         if markers is None or not any(map(markers.search, parts)):
             return [token for part in parts for token in _encoded_within(text_format, part)]
-    raise refused(param, "holds a special token of the model, which is a single character")
+    raise field_error(param, "holds a special token of the model, which is a single character")
 
 
 def _encoded_within(text_format: ModelTextFormat, part: str) -> list[int]:
@@ -311,4 +311,4 @@ def _refuse_other_spellings(text_format: ModelTextFormat, texts: Sequence[str], 
     if normalizer is None or markers is None:
         return
     if any(markers.search(normalizer.normalize_str(text)) for text in texts):
-        raise refused(param, "holds a special token of the model in another spelling")
+        raise field_error(param, "holds a special token of the model in another spelling")

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tuneship.service.common.failures import declared
+from tuneship.service.common.failures import error_from_exception
 from tuneship.service.http.dialect import Dialect
 
 # Statuses of answers given before the whole request was read, after which the connection closes.
@@ -17,7 +17,7 @@ def error_response(request: Request, error: Exception) -> Response:
     """The refusal for any exception, in the form of the dialect that was called."""
     dialect: Dialect = request.state.dialect
     request_id: str = request.state.request_id
-    refusal = dialect.refusal(request, declared(error, request_id))
+    refusal = dialect.refusal(request, error_from_exception(error, request_id))
     body = dialect.refusal_body(refusal, request_id)
     response = Response(body, refusal.status, media_type=dialect.refusal_media)
     response.headers.update(refusal.headers)

@@ -31,7 +31,7 @@ from tuneship.contract.jobs import (
     JobSummary,
 )
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
-from tuneship.service.common.field_errors import refused
+from tuneship.service.common.field_errors import field_error
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
@@ -60,19 +60,23 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     safeguards = in_force(context, job.security_settings)
     job = job.model_copy(update={"security_settings": safeguards})
     if job.base_model.startswith(TUNED):
-        raise refused("base_model", "must be a base model: tuning a tuned model is not available")
+        raise field_error(
+            "base_model", "must be a base model: tuning a tuned model is not available"
+        )
     base = base_of(context.parts, job.base_model, "base_model")
     if base.tuning_fault is not None:
-        raise refused("base_model", f"names a model that cannot be tuned: {base.tuning_fault}")
+        raise field_error("base_model", f"names a model that cannot be tuned: {base.tuning_fault}")
     modules = job.hyperparameters.target_modules
     if modules != ["all-linear"] and not set(modules) <= base.linear_modules:
         known = ", ".join(sorted(base.linear_modules))
-        raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
+        raise field_error(
+            "hyperparameters.target_modules", f"must be all-linear or some of: {known}"
+        )
     largest_rank = base.engine.largest_rank(base.runtime_options)
     if largest_rank is not None and job.hyperparameters.lora_rank > largest_rank:
         rule = f"{base.engine.name} {base.engine.rank_rule(largest_rank)}"
         text = f"must be at most {largest_rank}: {rule}"
-        raise refused("hyperparameters.lora_rank", text, code="out_of_range")
+        raise field_error("hyperparameters.lora_rank", text, code="out_of_range")
     parameters = base.parameters  # read from files, so before the transaction
 
     # The transaction begins before the datasets are read: none of them may be deleted from here on.
@@ -87,10 +91,10 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     if compared is not None:
         if not compared.startswith(TUNED):
             text = "must be a tuned model: the base model is measured anyway"
-            raise refused("comparison.model", text)
+            raise field_error("comparison.model", text)
         model = own_model(context, connection, compared, "comparison.model")
         if model["base_model"] != job.base_model:
-            raise refused("comparison.model", "must be a model that was tuned from base_model")
+            raise field_error("comparison.model", "must be a model that was tuned from base_model")
     if job.compute_config.instance_count > 1:
         text = "this installation trains on one instance"
         raise InstanceTypeUnavailable(text, param="compute_config.instance_count")

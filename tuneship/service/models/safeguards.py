@@ -12,7 +12,7 @@ from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
 from tuneship.service.access import hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.field_errors import refused
+from tuneship.service.common.field_errors import field_error
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import FoundModel
 from tuneship.store.database.tables import DeploymentRow
@@ -52,7 +52,7 @@ def in_force(context: Context, settings: S) -> S:
     able = capabilities(context.parts)
     for name in _not_enforced(able, settings.model_dump()):
         here = "this host does not allow" if name in able else "this release does not enforce"
-        raise refused(
+        raise field_error(
             f"security_settings.{name}",
             f"asks for a safeguard that {here}",
             code="not_enforced",
@@ -108,7 +108,7 @@ def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str
 def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: CataloguedModel) -> None:
     """Raise `ValidationRefused` for a setting that the base model's engine cannot keep."""
     if lacked := _lacked_by_others(settings.model_dump(), base):
-        raise refused(
+        raise field_error(
             f"security_settings.{lacked}",
             f"cannot be had with a base model that {base.runtime} serves",
             code="not_enforced",

@@ -33,7 +33,7 @@ from tuneship.contract.openai.completions import (
     TextCompletionCreate,
 )
 from tuneship.contract.openai.responses import ResponseCreate
-from tuneship.service.common.field_errors import refusal
+from tuneship.service.common.field_errors import error_from_pydantic
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.generation.accounting import WrittenAnswers
 from tuneship.service.openai.logprobs import (
@@ -72,7 +72,7 @@ def generate_of(fields: Mapping[str, Any]) -> Generate:
     try:
         return Generate.model_validate(sent)
     except ValidationError as error:
-        raise refusal(error) from None
+        raise error_from_pydantic(error) from None
 
 
 def choice_fields(request: ChatCompletionCreate | ResponseCreate) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tuneship.contract.openai.jobs import (
     ShownMethod,
     ShownOptions,
 )
-from tuneship.service.common.field_errors import refusal, with_names
+from tuneship.service.common.field_errors import error_from_pydantic, with_names
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.datasets.handlers import own_dataset
 from tuneship.service.jobs import handlers as jobs
@@ -113,7 +113,7 @@ def _job_of(parts: Parts, job: FineTuningJobCreate) -> JobCreate:
             }
         )
     except ValidationError as error:
-        raise refusal(error) from None
+        raise error_from_pydantic(error) from None
 
 
 @serves_openai(contract.openai_list_jobs)

@@ -37,7 +37,7 @@ from tuneship.contract.openai.responses import (
     ResponseUsage,
 )
 from tuneship.contract.tools import WrittenCall, fault_of_calls
-from tuneship.service.common.field_errors import refused, with_names
+from tuneship.service.common.field_errors import field_error, with_names
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run
@@ -116,7 +116,7 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
     turns = joined_turns(said)
     fault = fault_of_calls(turns)
     if fault is not None:
-        raise refused("input", f"holds a turn whose calls do not fit: {fault.message}")
+        raise field_error("input", f"holds a turn whose calls do not fit: {fault.message}")
     form = None if request.text is None else request.text.format
     return generate_of(
         {
