@@ -12,9 +12,9 @@ from tuneship.service.common.long_answers import dumped
 from tuneship.service.context.context import Context
 from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.service.openai.embeddings import embeddings_run
+from tuneship.service.openai.errors import openai_refusal
 from tuneship.service.openai.generation import chat_run, text_run
 from tuneship.service.openai.openai_run import OpenAIRun
-from tuneship.service.openai.refusals import openai_refusal
 from tuneship.service.openai.responses import response_run
 from tuneship.store.database.identifiers import new_id
 

@@ -13,7 +13,7 @@ from tuneship.contract.openai.declaring import PREFIX
 from tuneship.contract.openai.ids import own_id
 from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.rate_limits import RateWindow
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, openai_refusal
+from tuneship.service.openai.errors import INVALID, OpenAIRefusal, openai_refusal
 
 VERSION = "2020-10-01"
 RETRY_COUNT = re.compile(r"[0-9]{1,4}")

@@ -36,13 +36,13 @@ from tuneship.contract.openai.responses import ResponseCreate
 from tuneship.service.common.field_errors import error_from_pydantic
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.generation.accounting import WrittenAnswers
+from tuneship.service.openai.errors import openai_refusal
 from tuneship.service.openai.logprobs import (
     chat_logprobs,
     offsets_of,
     prompt_offsets,
     text_logprobs,
 )
-from tuneship.service.openai.refusals import openai_refusal
 
 SYSTEM = ("system", "developer")
 # Any other reason becomes "stop".

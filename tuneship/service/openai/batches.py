@@ -18,8 +18,8 @@ from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.datasets.handlers import own_dataset
 from tuneship.service.openai.batch_files import NO_SAFEGUARDS, find_batch_file
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.errors import INVALID, OpenAIRefusal
 from tuneship.service.openai.lists import page_behind
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import BATCHES

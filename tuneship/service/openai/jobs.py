@@ -30,9 +30,9 @@ from tuneship.service.jobs.record_progress import forecast_end
 from tuneship.service.models.handlers import TUNED, base_of
 from tuneship.service.models.hyperparameters import usual_rate
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.errors import INVALID, OpenAIRefusal
 from tuneship.service.openai.job_events import events_of, place_of
 from tuneship.service.openai.lists import page_behind
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import rows, tables
 from tuneship.store.database.listings import JOBS
 from tuneship.store.database.tables import JobRow

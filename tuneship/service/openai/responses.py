@@ -43,9 +43,9 @@ from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.errors import openai_refusal
 from tuneship.service.openai.model_lookup import answerer_of
 from tuneship.service.openai.openai_run import OpenAIRun
-from tuneship.service.openai.refusals import openai_refusal
 from tuneship.store.database.identifiers import new_id
 
 NAMES = {

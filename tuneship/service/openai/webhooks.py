@@ -34,8 +34,8 @@ from tuneship.service.common.field_errors import with_names
 from tuneship.service.context.context import Context
 from tuneship.service.events import webhooks
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.errors import INVALID, OpenAIRefusal
 from tuneship.service.openai.lists import page_behind
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import WEBHOOKS
