@@ -36,7 +36,7 @@ from tuneship.contract.openai.responses import ResponseCreate
 from tuneship.service.common.field_errors import error_from_pydantic
 from tuneship.service.common.streaming import Frame, Stream, reframed
 from tuneship.service.generation.accounting import WrittenAnswers
-from tuneship.service.openai.errors import openai_refusal
+from tuneship.service.openai.errors import openai_error
 from tuneship.service.openai.logprobs import (
     chat_logprobs,
     offsets_of,
@@ -253,7 +253,7 @@ async def openai_stream(stream: Awaitable[Stream], pieces: Pieces) -> Stream:
         if isinstance(frame.data, GeneratedText):
             return [Frame("", pieces.text(frame.data))]
         if isinstance(frame.data, BrokenOff):
-            error = openai_refusal(error_from_answer(None, cast("object", frame.data.model_dump())))
+            error = openai_error(error_from_answer(None, cast("object", frame.data.model_dump())))
             return [Frame("", BrokenOff.model_validate(error.as_json(None)))]
         if isinstance(frame.data, Generation):
             usage = [] if pieces.usage is None else [pieces.usage(usage_of(frame.data))]

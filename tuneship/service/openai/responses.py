@@ -43,7 +43,7 @@ from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
-from tuneship.service.openai.errors import openai_refusal
+from tuneship.service.openai.errors import openai_error
 from tuneship.service.openai.model_lookup import answerer_of
 from tuneship.service.openai.openai_run import OpenAIRun
 from tuneship.store.database.identifiers import new_id
@@ -253,7 +253,7 @@ class _Events:
             )
             return _frames([*events, end])
         if isinstance(frame.data, BrokenOff):
-            error = openai_refusal(error_from_answer(None, frame.data.model_dump()))
+            error = openai_error(error_from_answer(None, frame.data.model_dump()))
             failed: dict[str, Any] = {
                 "status": "failed",
                 "error": ResponseFailure(message=error.message),
