@@ -1,4 +1,4 @@
-"""Writes OpenAI's line for each request of a batch: its answer, its refusal, or why it was not answered."""
+"""Writes OpenAI's line for each request of a batch: its answer, its error, or why it was not answered."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -67,7 +67,7 @@ class BatchRequest:
 
         return answering.run, line
 
-    def refused(self, context: Context, error: ApiError) -> tuple[int, bytes]:
+    def failed(self, context: Context, error: ApiError) -> tuple[int, bytes]:
         shown = openai_error(error)
         body = json.dumps(shown.as_json(None)).encode()
         return shown.status, self._line(context, shown.status, body)

@@ -165,7 +165,7 @@ def prompt_param(request: Generate) -> str:
 
 
 class PromptTooLong(ValidationRefused):
-    """The refusal of a prompt that does not fit into the context."""
+    """A prompt does not fit into the context."""
 
     def __init__(self, param: str, tokens: str, context_length: int) -> None:
         """`tokens` is a number, or says that there are more than one."""

@@ -65,8 +65,8 @@ class TextStream:
             if error is None:
                 yield (Frame("done", generation.result()),)
                 return
-            refusal = error_from_exception(error, self._request_id).as_json(self._request_id)
-            yield (Frame("error", BrokenOff.model_validate(refusal)),)
+            body = error_from_exception(error, self._request_id).as_json(self._request_id)
+            yield (Frame("error", BrokenOff.model_validate(body)),)
         finally:
             generation.cancel()
             await asyncio.gather(generation, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""OpenAI's API as a dialect: who asks, what a refusal looks like, which headers are sent."""
+"""OpenAI's API as a dialect: who asks, what an error looks like, which headers are sent."""
 
 import re
 import time
@@ -66,7 +66,7 @@ def _answer_headers(state: Mapping[str, Any], started: float) -> dict[str, str]:
     return headers
 
 
-def _refusal(request: Request, error: ApiError) -> ApiError:
+def _own_error(request: Request, error: ApiError) -> ApiError:
     is_job_create = request.method == "POST" and request.scope["path"] == JOBS
     return openai_error(error, is_job_create=is_job_create)
 
@@ -80,6 +80,6 @@ OPENAI = Dialect(
     retry_count=_retry_count,
     stored_id=own_id,
     answer_headers=_answer_headers,
-    refusal=_refusal,
+    own_error=_own_error,
     unknown_route=lambda: OpenAIError("Unknown request URL", 404, (INVALID, "unknown_url")),
 )
