@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from tuneship.conversion.failure_reasons import refusal_of, versions
+from tuneship.conversion.failure_reasons import fault_of, versions
 from tuneship.conversion.logits import (
     distance,
     engine_answer,
@@ -46,7 +46,7 @@ def main(order_file: str, report_file: str) -> int:
     try:
         report = export(order)
     except Exception as error:  # noqa: BLE001 (whatever a file brings about)
-        report = ExportReport(refused=refusal_of(error))
+        report = ExportReport(fault=fault_of(error))
     report.write(Path(report_file))
     return 0
 

@@ -215,8 +215,8 @@ def read_in_process(
 
 def refuse_unusable(name: str, report: ReadingReport) -> None:
     """Raises `AddingRefused` for a model that cannot be read, or that our engine reads otherwise."""
-    if report.refused is not None:
-        raise AddingRefused(f"{name} cannot be added: {report.refused}")
+    if report.fault is not None:
+        raise AddingRefused(f"{name} cannot be added: {report.fault}")
     if not report.is_alike:
         raise AddingRefused(f"{name} cannot be added: {difference_of(report)}")
 
@@ -275,8 +275,8 @@ def check(model: CataloguedModel) -> CheckResult:
     order = ReadingOrder(folder, folder, weights=model.weights, asks=True)
     with tempfile.TemporaryDirectory(prefix="tuneship-check-") as work:
         report = read_in_process(order, Path(work), model.path.absolute())
-    if report.refused is not None:
-        faults.append(report.refused)
+    if report.fault is not None:
+        faults.append(report.fault)
     elif not report.is_alike:
         faults.append(difference_of(report))
     elif origin and abs(report.loss_after - origin.loss_after) > ALLOWED_DIFFERENCE:

@@ -177,8 +177,8 @@ def _checked(context: Context, order: ImportOrder, possible: Sequence[Catalogued
         _refuse_stopped(parts)
         text = f"the adapter cannot be checked: {failure}"
         raise InvalidRequestError(text, param="file") from None
-    if report.refused is not None:
-        raise InvalidRequestError(f"the adapter {report.refused}", param="file")
+    if report.fault is not None:
+        raise InvalidRequestError(f"the adapter {report.fault}", param="file")
     if report.base_model is None:
         known = ", ".join(one.id for one in parts.catalogue)
         text = f"base_model is needed: the adapter names none of the base models, which are {known}"
