@@ -12,7 +12,7 @@ from tuneship.contract.errors import (
     ApiError,
     ErrorDetail,
     InvalidRequestError,
-    ValidationRefused,
+    ValidationFailed,
 )
 
 DECLARED_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -89,7 +89,7 @@ def error_from_pydantic(error: ValidationError) -> ApiError:
             code = "out_of_range"
         details.setdefault(field, ErrorDetail(field, code, text))
     first = next(iter(details.values()))
-    return ValidationRefused(
+    return ValidationFailed(
         f"{first.field or 'the request'} {first.message}",
         param=first.field,
         details=list(details.values())[:MAX_DETAILS],
@@ -112,15 +112,15 @@ def _malformed(problems: list[Any], code: str, message: str) -> InvalidRequestEr
     )
 
 
-def field_error(field: str, message: str, code: str = "invalid_value") -> ValidationRefused:
+def field_error(field: str, message: str, code: str = "invalid_value") -> ValidationFailed:
     """The error for a value that is refused by a rule which needs more than the field itself."""
-    return ValidationRefused(
+    return ValidationFailed(
         f"{field} {message}", param=field, details=[ErrorDetail(field, code, message)]
     )
 
 
 def refuse_times_out_of_range(**moments: datetime | None) -> None:
-    """Raises `ValidationRefused` for a moment that cannot be converted to UTC; `moments` are by parameter name."""
+    """Raises `ValidationFailed` for a moment that cannot be converted to UTC; `moments` are by parameter name."""
     for name, moment in moments.items():
         if moment is not None and not 1970 < moment.year < 9999:
             raise field_error(name, "must lie after 1970 and before 9999")

@@ -28,7 +28,7 @@ class Faults:
 
 
 def faults_of(tags: Mapping[str, str]) -> Faults:
-    """Read the tags. Raises `ValidationRefused` for a bad value."""
+    """Read the tags. Raises `ValidationFailed` for a bad value."""
     return Faults(
         error_rate=_number(tags, "fault.error_rate", 1.0),
         empty_rate=_number(tags, "fault.empty_rate", 1.0),

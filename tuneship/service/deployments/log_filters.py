@@ -8,7 +8,7 @@ import re
 
 import sqlalchemy as sa
 
-from tuneship.contract.errors import ValidationRefused
+from tuneship.contract.errors import ValidationFailed
 from tuneship.service.common.field_errors import field_error
 from tuneship.store.database.tables import deployment_logs
 from tuneship.store.records.deployment_logs import LEVELS
@@ -19,7 +19,7 @@ MAX_CONDITIONS = 16
 
 
 def conditions_of(text: str | None) -> list[sa.ColumnElement[bool]]:
-    """The conditions of a filter, none without one. Raises `ValidationRefused`."""
+    """The conditions of a filter, none without one. Raises `ValidationFailed`."""
     if text is None:
         return []
     parts = JOINT.split(text)
@@ -29,7 +29,7 @@ def conditions_of(text: str | None) -> list[sa.ColumnElement[bool]]:
 
 
 def condition_of(part: str) -> sa.ColumnElement[bool]:
-    """One condition. Raises `ValidationRefused`."""
+    """One condition. Raises `ValidationFailed`."""
     match = CONDITION.fullmatch(part)
     if match is None:
         raise _unreadable()
@@ -49,7 +49,7 @@ def condition_of(part: str) -> sa.ColumnElement[bool]:
     raise _unreadable()
 
 
-def _unreadable() -> ValidationRefused:
+def _unreadable() -> ValidationFailed:
     return field_error(
         "filter",
         "must hold conditions like level=error, level>=warning, component!=replica or message~text,"

@@ -19,7 +19,7 @@ _is_usable = lru_cache(REMEMBERED)(is_usable)
 
 
 def answer_grammar(form: ResponseFormat) -> str:
-    """The grammar of answers in this form, which is no free text. Raises `ValidationRefused`."""
+    """The grammar of answers in this form, which is no free text. Raises `ValidationFailed`."""
     return check_schema(schema_of(form), FIELD, is_flexible=form.whitespace_flexible)
 
 
@@ -29,7 +29,7 @@ def schema_of(form: ResponseFormat) -> AnswerSchema:
 
 
 def check_schema(read: AnswerSchema, field: str, *, is_flexible: bool = False) -> str:
-    """The grammar of the texts that fit a schema. Raises `ValidationRefused` on `field` if nothing can follow it."""
+    """The grammar of the texts that fit a schema. Raises `ValidationFailed` on `field` if nothing can follow it."""
     try:
         grammar = grammar_of(read.schema, is_flexible=is_flexible)
     except ValueError:  # a number or a text that JSON holds in no portable way

@@ -65,7 +65,7 @@ class EmbeddingRun(RoutedRun):
         note_embedding(self._context.span, self._target, self._served, self._request.dimensions)
 
     async def _tokenize(self) -> EmbedRequest:
-        """Read the texts: on the event loop, or in a thread where that takes long. Raises `ValidationRefused`."""
+        """Read the texts: on the event loop, or in a thread where that takes long. Raises `ValidationFailed`."""
         base, dimensions = self._served.base, self._request.dimensions
         if not base.engine.is_own:
             text = f"the engine of this base model, {base.engine.name}, computes no embeddings"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from tuneship.contract.dataset_lines import instruction_messages
-from tuneship.contract.errors import ErrorDetail, ValidationRefused
+from tuneship.contract.errors import ErrorDetail, ValidationFailed
 from tuneship.contract.generation import Generate
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.prompts.template import PromptTemplate, TemplateFailed, TemplateTooSlow
@@ -65,7 +65,7 @@ def replica_requests(
 ) -> list[GenerateRequest]:
     """A request for each of the `raw` prompts, or without one for the prompt that the model's template renders.
 
-    Fills in the deployment's defaults. Raises `ValidationRefused` for a prompt that does not fit, and for `max_tokens`
+    Fills in the deployment's defaults. Raises `ValidationFailed` for a prompt that does not fit, and for `max_tokens`
     above the deployment's limit; and `TemplateTooSlow` beyond `limits` that are those of the event loop.
     """
     context_length, param = deployment["generation"]["context_length"], prompt_param(request)
@@ -109,7 +109,7 @@ def texts_within(value: object) -> Iterator[str]:
 def raw_tokens(
     base: CataloguedModel, prompt: TextOrIds, context_length: int, param: str
 ) -> list[int]:
-    """Token ids of a prompt without a template. Raises `ValidationRefused`."""
+    """Token ids of a prompt without a template. Raises `ValidationFailed`."""
     if isinstance(prompt, str):
         if base.is_surely_longer(len(prompt), context_length):
             raise PromptTooLong(param, f"over {context_length}", context_length)
@@ -164,7 +164,7 @@ def prompt_param(request: Generate) -> str:
     return next(name for name in names if getattr(request, name) is not None)
 
 
-class PromptTooLong(ValidationRefused):
+class PromptTooLong(ValidationFailed):
     """A prompt does not fit into the context."""
 
     def __init__(self, param: str, tokens: str, context_length: int) -> None:
@@ -201,7 +201,7 @@ def rendered_prompt(
     tools: Sequence[Mapping[str, Any]] = (),
     limits: RenderLimits = ANYWHERE,
 ) -> RenderedPrompt:
-    """Render up to the assistant's turn. Raises `ValidationRefused` on `param` for what cannot be text."""
+    """Render up to the assistant's turn. Raises `ValidationFailed` on `param` for what cannot be text."""
     markers = text_format.special_texts
     texts = [*texts_within([list(messages), list(tools)])]
     if markers is None or not any(map(markers.search, texts)):

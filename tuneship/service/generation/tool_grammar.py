@@ -42,7 +42,7 @@ class CallPlan:
 
 
 def call_plan(served: ServedModel, request: Generate) -> CallPlan:
-    """The plan for a request with functions. Raises `ValidationRefused`."""
+    """The plan for a request with functions. Raises `ValidationFailed`."""
     syntax = served.template.call_syntax
     if syntax is None:
         raise field_error("tools", UNKNOWN_SYNTAX, "unsupported_parameter")
@@ -77,7 +77,7 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
 
 
 def _schemas(request: Generate) -> dict[str, Any]:
-    """The schemas of the arguments of each function that may be called. Raises `ValidationRefused`."""
+    """The schemas of the arguments of each function that may be called. Raises `ValidationFailed`."""
     schemas: dict[str, Any] = {}
     callable_names = {tool.function.name for tool in request.callable_tools}
     for number, tool in enumerate(request.tools or ()):

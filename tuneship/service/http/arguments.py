@@ -20,7 +20,7 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     ModelNotFound,
     ResourceNotFound,
-    ValidationRefused,
+    ValidationFailed,
 )
 from tuneship.contract.operation import JSON_LINES, TAR, FileMedia, Operation
 from tuneship.service.common.field_errors import DECLARED_NAME, error_from_pydantic, field_error
@@ -139,7 +139,7 @@ def json_object(body: bytes) -> dict[str, Any]:
         value = strict_json.parse(body)
     except strict_json.JsonRefused as fault:
         if fault.fault == "nul":
-            raise ValidationRefused(f"the body {fault.message}") from None
+            raise ValidationFailed(f"the body {fault.message}") from None
         raise InvalidRequestError(f"the body {fault.message}") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("the body must be a JSON object")

@@ -38,7 +38,7 @@ def resolved(
     """Return the hyperparameters for the job's record, as numbers.
 
     `examples`: lines of the training dataset; `parameters`: number of weights of the base model. Raises
-    `ValidationRefused` for a warm-up longer than the job.
+    `ValidationFailed` for a warm-up longer than the job.
     """
     learned = (
         examples

@@ -43,7 +43,7 @@ def capabilities(parts: Parts) -> dict[str, bool]:
 def in_force(context: Context, settings: S) -> S:
     """The settings of a new resource, with those that `compliance_mode` switches on.
 
-    Raises `ValidationRefused` for a contradiction, and for a setting that cannot be enforced here or for this caller.
+    Raises `ValidationFailed` for a contradiction, and for a setting that cannot be enforced here or for this caller.
     """
     if settings.compliance_mode == hipaa.HIPAA:
         settings = hipaa.with_required_settings(settings)
@@ -106,7 +106,7 @@ def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str
 
 
 def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: CataloguedModel) -> None:
-    """Raise `ValidationRefused` for a setting that the base model's engine cannot keep."""
+    """Raise `ValidationFailed` for a setting that the base model's engine cannot keep."""
     if lacked := _lacked_by_others(settings.model_dump(), base):
         raise field_error(
             f"security_settings.{lacked}",

@@ -52,7 +52,7 @@ REASONS: Mapping[str, FinishReason] = {"length": "length", "tool_calls": "tool_c
 def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
     """The request as the main API takes it; `prompt` holds the text or the turns, and `max_tokens`.
 
-    Raises `ValidationRefused` for a conversation that no model can continue.
+    Raises `ValidationFailed` for a conversation that no model can continue.
     """
     fields = {
         "temperature": request.temperature,
@@ -67,7 +67,7 @@ def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
 
 
 def generate_of(fields: Mapping[str, Any]) -> Generate:
-    """A request of the main API; a field that is None is not sent. Raises `ValidationRefused`."""
+    """A request of the main API; a field that is None is not sent. Raises `ValidationFailed`."""
     sent = {name: value for name, value in fields.items() if value is not None}
     try:
         return Generate.model_validate(sent)

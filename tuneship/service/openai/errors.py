@@ -18,7 +18,7 @@ from tuneship.contract.errors import (
     QuotaExceeded,
     RateLimitExceeded,
     ResourceNotFound,
-    ValidationRefused,
+    ValidationFailed,
 )
 from tuneship.service.generation.prompts import PromptTooLong
 
@@ -84,7 +84,7 @@ def openai_error(error: ApiError, *, is_job_create: bool = False) -> OpenAIError
     status, message = error.status, error.message
     if isinstance(error, PromptTooLong):
         message = _too_long(error)
-    if isinstance(error, ValidationRefused) or (isinstance(error, DatasetError) and status == 422):
+    if isinstance(error, ValidationFailed) or (isinstance(error, DatasetError) and status == 422):
         status = 400
     if is_job_create and status == 400:
         status = 422
@@ -128,5 +128,5 @@ def _codes(error: ApiError) -> tuple[str, str]:
     if isinstance(error, DatasetError) and error.status == 422 and error.param == "file":
         return (INVALID, "invalid_file_format")
     first = error.details[0].code if error.details else ""
-    is_value = bool(first) or isinstance(error, ValidationRefused)
+    is_value = bool(first) or isinstance(error, ValidationFailed)
     return (INVALID, FIELD_CODES.get(first, "invalid_value" if is_value else error.code))

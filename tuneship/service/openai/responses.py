@@ -95,7 +95,7 @@ async def response_run(context: Context, request: ResponseCreate) -> OpenAIRun[R
 def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Generate:
     """The request as the main API takes it.
 
-    Raises `ValidationRefused` for a conversation that no model can continue.
+    Raises `ValidationFailed` for a conversation that no model can continue.
     """
     said: list[dict[str, Any]] = []
     if request.instructions:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from tests.support.job_rows import NOW, queued_job
-from tuneship.contract.errors import InvalidRequestError, ValidationRefused
+from tuneship.contract.errors import InvalidRequestError, ValidationFailed
 from tuneship.contract.jobs import JobStatus
 from tuneship.store.cluster import member_sessions
 from tuneship.store.database import rows, tables
@@ -125,7 +125,7 @@ def test_an_idempotency_key_is_held_used_replayed_and_forgotten(database: Databa
         idempotency.abandon(connection, hold)
         idempotency.finish(connection, later, answer)
     assert begin(key, NOW) == answer
-    with pytest.raises(ValidationRefused):
+    with pytest.raises(ValidationFailed):
         begin(idempotency.Key("alice", "k", "other"), NOW)
     assert isinstance(begin(idempotency.Key("bob", "k", "other"), NOW), idempotency.Hold)
     after = NOW + idempotency.KEPT + timedelta(minutes=5)
