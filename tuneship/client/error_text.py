@@ -5,7 +5,7 @@ from tuneship.contract.errors import ApiError
 SHOWN_DETAILS = 20
 
 
-def refusal_text(error: ApiError) -> str:
+def error_text(error: ApiError) -> str:
     """The message, a line for each detail (fields, lines of a file, codes), and the id of the request."""
     lines = [f"the service refused ({error.status} {error.sent_code}): {error}"]
     for detail in error.details[:SHOWN_DETAILS]:
