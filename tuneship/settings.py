@@ -511,7 +511,7 @@ def use_service(settings: ClientSettings) -> None:
     os.environ.update(service_variables(settings))
 
 
-def refuse_telemetry() -> None:
+def turn_off_telemetry() -> None:
     """Switch telemetry off, Prefect's and that of others.
 
     Prefect and others read these variables when they are first imported, so scripts call this before.

@@ -1,4 +1,4 @@
-"""A refusal of the service for people: its code and every refused place. The service never echoes the input."""
+"""An error of the service for people: its code and every refused place. The service never echoes the input."""
 
 from tuneship.contract.errors import ApiError
 
