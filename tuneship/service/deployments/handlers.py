@@ -41,7 +41,7 @@ from tuneship.service.context.quotas import check_quota, is_name_taken
 from tuneship.service.deployments.faults import faults_of
 from tuneship.service.models.handlers import FoundModel, find_model, job_of, served_model
 from tuneship.service.models.instances import require_serving_type
-from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
+from tuneship.service.models.safeguards import in_force, refuse_what_others_lack
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
@@ -110,10 +110,6 @@ def _check_safeguards(context: Context, deployment: DeploymentCreate, served: Fo
     """Refuse a model that cannot be served under the deployment's security settings."""
     safeguards = deployment.security_settings
     refuse_what_others_lack(safeguards, served.base)
-    files = served.files
-    if files is not None and not is_sealed_as_asked(context, safeguards, files.prefix):
-        text = "the model's files were stored unsealed by an earlier version: tune it again"
-        raise DeploymentError(text, param="model_name")
     if safeguards.compliance_mode != HIPAA:
         # A tuned model may repeat its training data, so one from hipaa mode stays in that mode.
         job = job_of(context.transaction, context.client_id, deployment.model_name)

@@ -38,14 +38,14 @@ from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page, own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
-from tuneship.service.datasets.handlers import object_of, own_dataset
+from tuneship.service.datasets.handlers import own_dataset
 from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.record_progress import forecast_end
 from tuneship.service.jobs.stream import StreamPosition, job_frames, position_of
 from tuneship.service.models import hyperparameters
 from tuneship.service.models.handlers import TUNED, base_of, own_model
 from tuneship.service.models.instances import require_training_type
-from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
+from tuneship.service.models.safeguards import in_force
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import JOBS
@@ -128,9 +128,6 @@ def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Da
     row = own_dataset(context, dataset_id, param)
     if row["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param=param, status=409)
-    if not is_sealed_as_asked(context, job.security_settings, object_of(row)):
-        text = "the dataset's file was stored unsealed by an earlier version: upload it again"
-        raise DatasetError(text, param=param, status=409)
     if job.security_settings.compliance_mode == HIPAA and not row["came_safely"]:
         text = f"the dataset did not come by {GOOD_WAY}, and with {GOOD_KEY}: upload it again"
         raise DatasetError(text, param=param, status=409)

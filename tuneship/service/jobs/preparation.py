@@ -8,7 +8,7 @@ from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.handlers import object_of
 from tuneship.service.jobs.launcher import TrainingOrder
-from tuneship.service.models.safeguards import check_kept, check_sealed
+from tuneship.service.models.safeguards import check_kept
 from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row
 from tuneship.store.files.stored_files import dataset_file
@@ -54,10 +54,6 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
     for dataset in (training, validation):
         if dataset is not None:
             _check_file(parts, dataset)
-    needed = [keys.training, keys.checkpoints, keys.adapter]
-    if validation is not None:
-        needed.append(validation_key)
-    check_sealed(job["security_settings"], needed)
     return TrainingOrder(job, base.path, training, validation, keys, compared)
 
 

@@ -46,7 +46,7 @@ class Exportable:
     """A tuned model with all that its export needs, as the rows have it."""
 
     row: ModelRow
-    key: str | None
+    key: str
     job: JobRow | None
     # Role, id, row and data key of each dataset of the job; no row: it was deleted.
     datasets: tuple[tuple[str, str, DatasetRow | None, str | None], ...]

@@ -281,7 +281,7 @@ def served_model(
 
 
 def _cannot_be_served(damage: ObjectDamaged) -> DeploymentError:
-    return DeploymentError(f"the model cannot be served: {damage}", status=409)
+    return DeploymentError(f"the files of the model cannot be read: {damage}", status=409)
 
 
 def job_of(connection: sa.Connection, client_id: str, identifier: str) -> JobRow | None:
@@ -295,7 +295,7 @@ def job_of(connection: sa.Connection, client_id: str, identifier: str) -> JobRow
 
 
 @lru_cache(maxsize=256)
-def _template(blobs: Blobs, files: ObjectRef, key: str | None, base: Path) -> PromptTemplate:
+def _template(blobs: Blobs, files: ObjectRef, key: str, base: Path) -> PromptTemplate:
     """Load a stored model's template. Models never change, and compiling one takes longer than generating a token."""
     with blobs.fetched(files) as folder:
         return PromptTemplate.load(folder, key, base)
@@ -308,7 +308,7 @@ def _with_template(base_format: ModelTextFormat, template: PromptTemplate) -> Mo
 
 
 @lru_cache(maxsize=256)
-def _adapter_config(blobs: Blobs, files: ObjectRef, key: str | None) -> dict[str, Any]:
+def _adapter_config(blobs: Blobs, files: ObjectRef, key: str) -> dict[str, Any]:
     """Read a stored adapter's configuration, which was an object when it was stored. Models never change."""
     with blobs.fetched(files) as folder:
         return json.loads(read_plain(folder / ADAPTER_CONFIG, key))

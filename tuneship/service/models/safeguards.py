@@ -4,7 +4,7 @@ A resource keeps its settings for life, but a host's capabilities can change: st
 restart, before a process is started for the resource and before it answers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, TypeVar
 
@@ -77,16 +77,6 @@ def check_kept(parts: Parts, settings: Mapping[str, Any]) -> None:
     raise SafeguardLost(text)
 
 
-def check_sealed(settings: Mapping[str, Any], keys: Iterable[str | None]) -> None:
-    """Raise `SafeguardLost` where `maximum` encryption needs a key that is gone.
-
-    `keys`: the data keys of all files that are read or written; None: the file is not sealed.
-    """
-    if settings["encryption_level"] == "maximum" and None in keys:
-        text = "security_settings.encryption_level is maximum, and the key of a stored file is gone"
-        raise SafeguardLost(text)
-
-
 def check_served(parts: Parts, settings: Mapping[str, Any], served: FoundModel) -> None:
     """Raise `SafeguardLost` where a deployment's settings cannot be enforced for the model that it serves."""
     check_kept(parts, settings)
@@ -95,8 +85,6 @@ def check_served(parts: Parts, settings: Mapping[str, Any], served: FoundModel) 
         raise SafeguardLost(
             f"security_settings.{lacked} cannot be had with the base model, {engine}"
         )
-    if served.adapter is not None:
-        check_sealed(settings, [served.adapter.key])
 
 
 def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str | None:
@@ -113,18 +101,6 @@ def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: Catalogu
             f"cannot be had with a base model that {base.runtime} serves",
             code="not_enforced",
         )
-
-
-def is_sealed_as_asked(
-    context: Context,
-    settings: JobSecuritySettings | DeploymentSecuritySettings,
-    object_id: str,
-) -> bool:
-    """False where `encryption_level: maximum` meets files that an earlier version stored unsealed."""
-    if settings.encryption_level != "maximum":
-        return True
-    with context.read() as connection:
-        return context.parts.keyring.is_sealed(connection, object_id)
 
 
 def is_within_reach(context: Context, deployment: DeploymentRow) -> bool:
