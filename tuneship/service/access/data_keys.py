@@ -57,15 +57,6 @@ class Keyring:
         # By name and wrapped value, so that a key that was made again is never taken for the old one.
         self._tenant_key = lru_cache(maxsize=1024)(self._unwrapped)
 
-    def check(self, connection: sa.Connection) -> None:
-        """Raises `AnotherMasterKey` at the start of the service, before a request needs a file."""
-        found = object_key_records.first_below(connection, TENANTS)
-        if found is not None:
-            try:
-                self._unwrapped(*found)
-            except SealBroken:
-                raise AnotherMasterKey from None
-
     def add(
         self, connection: sa.Connection, client_id: str, object_id: str, key: str, now: datetime
     ) -> None:

@@ -90,8 +90,8 @@ def begin(
             raise ValidationFailed("Idempotency-Key was used for another request")
         if row["body"] is not None and row["status"] is not None:
             return StoredAnswer(row["status"], row["location"], row["body"])
-        # Whether a service alone is gone, or a member of an earlier version, nobody knows.
-        holder = row["member"] or ALONE
+        # Whether a service alone is gone, nobody knows.
+        holder = row["member"]
         if row["lease_until"] > now and (
             holder == ALONE or not member_sessions.is_gone(connection, holder)
         ):
