@@ -131,6 +131,8 @@ class PlayedTrainer(PlayedWorker):
                 "adapter_dir": str(adapter),
                 "best_step": 2,
                 "validation_loss": 0.5,
+                "ends_learnt": 0.99,
+                "appended_end": None,
             }
         )
         if end:

@@ -263,8 +263,7 @@ def served_model(
     engine, key, fault = found.base.engine, found.adapter.key, None
     files = found.files.only(*TEMPLATE_FILES)
     try:
-        # Those of imports of earlier versions may be foreign programs. Where such a template wrote other texts than the
-        # base model's, the parity file says so before the adapter serves.
+        # An adapter from elsewhere has the template of its base model, which is the one that was checked.
         template = (
             None if found.is_imported else _template(parts.blobs, files, key, found.base.path)
         )
