@@ -65,16 +65,13 @@ class GrammarTurns:
                     self.cancel(identifier)
                     yield identifier, request, guide
         if self._compiling is None and self._waiting:
-            self._compile_next()
-
-    def _compile_next(self) -> None:
-        # The first turn that is not in the background; the first of all if there is none.
-        turn = min(self._waiting, key=lambda one: one.is_background)
-        self._waiting.move_to_end(turn)
-        request = next(iter(self._waiting[turn].values()))
-        future = self._thread.submit(self._compiler.guide, *_key(request))
-        self._compiling = (request, future)
-        future.add_done_callback(lambda _: self._wake())
+            # The first turn that is not in the background; the first of all if there is none.
+            turn = min(self._waiting, key=lambda one: one.is_background)
+            self._waiting.move_to_end(turn)
+            request = next(iter(self._waiting[turn].values()))
+            future = self._thread.submit(self._compiler.guide, *_key(request))
+            self._compiling = (request, future)
+            future.add_done_callback(lambda _: self._wake())
 
     def close(self) -> None:
         """Wait for the thread. Nothing is compiled after that."""

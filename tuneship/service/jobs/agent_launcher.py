@@ -24,7 +24,7 @@ from tuneship.agents.agent_training_link import (
     TrainingAgentLost,
     TrainingRefused,
 )
-from tuneship.agents.launchers import AgentSize, CannotLaunch
+from tuneship.agents.launchers import CannotLaunch
 from tuneship.agents.training_agents import TrainingAgent, TrainingAgents
 from tuneship.agents.training_protocol import (
     ADAPTER,
@@ -46,7 +46,6 @@ from tuneship.service.jobs.work_folders import (
     PreparedAttempt,
     WorkFolders,
 )
-from tuneship.store.database.rows import Row
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.records import job_leases
 from tuneship.store.records.job_leases import JobLease, LeaseLost
@@ -302,7 +301,10 @@ class AgentTrainingLauncher:
         try:
             agent = await self._next.take(order.job["id"])
             if agent is None:
-                agent = await self._next.agents.start(self._size_for(order.job))
+                # A type that was taken out of the file after the job was created says nothing.
+                wanted = order.job["compute_config"]["instance_type"]
+                kind = self._parts.instances.get(wanted) or EMBEDDED[0]
+                agent = await self._next.agents.start(kind.agent_size(self._parts.settings))
         except BaseException:
             attempt.held.close()
             raise
@@ -322,12 +324,6 @@ class AgentTrainingLauncher:
             raise
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
-
-    def _size_for(self, job: Row) -> AgentSize:
-        """Return the size that the job's instance type asks for."""
-        # A type that was taken out of the file after the job was created says nothing.
-        kind = self._parts.instances.get(job["compute_config"]["instance_type"]) or EMBEDDED[0]
-        return kind.agent_size(self._parts.settings)
 
     def _extend(self, claim: JobLease) -> None:
         with self._parts.database.write_beside(first=True) as connection:
