@@ -82,7 +82,6 @@ class Place:
         record = folder / "cluster.json"
         self.choices = Choices(**json.loads(record.read_text())) if record.is_file() else _chosen()
         Path(self.choices.sockets).mkdir(mode=0o700, exist_ok=True)
-        Path(self.choices.sockets).chmod(0o700)  # it may be from an earlier version
         write_private(record, json.dumps(asdict(self.choices), indent=2) + "\n")
         write_private(self.ray_token_file, self.choices.ray_token)
         read_or_make_secret(self.master_key_file)

@@ -163,8 +163,8 @@ class Local:
         """Register the bridge's webhook. Raises `NotStarted` where a service started elsewhere may not call it."""
         try:
             is_new = ensure_webhook(client, self.bridge_url, self._local.bridge_secret_file)
-        except ApiError as refusal:
-            if refusal.code != "validation_error":
+        except ApiError as error:
+            if error.code != "validation_error":
                 raise
             [(name, value)] = bridge_opened(self._local).items()
             raise NotStarted(
@@ -298,8 +298,8 @@ def main() -> NoReturn:
             f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in fault.errors() if one["loc"]
         )
         sys.exit(f"a setting is not valid: {names or fault.errors()[0]['msg']}")
-    except ApiError as refusal:
-        sys.exit(f"the service refused ({refusal.code}): {refusal.message}")
+    except ApiError as error:
+        sys.exit(f"the service refused ({error.code}): {error.message}")
     except (NotStarted, AtWork, CommandFailed, TuneshipError) as failure:
         sys.exit(str(failure))
     except typer.Exit as said:

@@ -1,5 +1,5 @@
 """Prefect flows: order, gates, decisions. Importing this package first keeps Prefect's telemetry off."""
 
-from tuneship.settings import refuse_telemetry
+from tuneship.settings import turn_off_telemetry
 
-refuse_telemetry()
+turn_off_telemetry()

@@ -69,11 +69,11 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
         champion.refuse_other_mode(release.security_settings.compliance_mode)
         # Hours of training are too late to learn that today's traffic cannot decide.
         plan = release.plan(champion.endpoint_id, champion.deployment_id, "candidate")
-        if refusal := foresee(plan, get_run_logger()):
-            return run.result_of_rollout(refusal)
+        if result := foresee(plan, get_run_logger()):
+            return run.result_of_rollout(result)
 
-    if refused := _tune(release, run, champion):
-        return refused
+    if result := _tune(release, run, champion):
+        return result
 
     if champion:
         baseline_id = champion.deployment_id
@@ -82,8 +82,8 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
         get_run_logger().info("first release: %s is the baseline", release.base_model)
         baseline_id = run.deploy("baseline", release.base_model, {})
     candidate_id = run.deploy("candidate", run.model, release.deployment.tags)
-    if refused := _compare_answers(release, run, baseline_id, candidate_id):
-        return refused
+    if field_error := _compare_answers(release, run, baseline_id, candidate_id):
+        return field_error
 
     plan = release.plan(champion.endpoint_id if champion else None, baseline_id, candidate_id)
     if champion is None or champion.measured is None:
@@ -107,8 +107,8 @@ def _tune(
     validate_files(data, release.base_model)
     prepared = upload_and_merge(data, release.model_name, run.key)
     record_dataset(prepared)
-    if refused := run.refuse_if_rolled_back(prepared.content):
-        return refused
+    if result := run.rejected_if_rolled_back(prepared.content):
+        return result
     job, metrics = train(release, prepared, run, champion)
     verdict = judge(release, prepared, job, metrics, champion)
     record_model(prepared, job, verdict)

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -63,23 +63,21 @@ WORKER_ENVIRONMENT = (
 )
 
 
-class ServiceSettings(BaseSettings):
-    """The settings of `tuneship serve`."""
+class _Settings(BaseSettings):
+    """Settings that the environment may give."""
 
     model_config = SettingsConfigDict(
         env_prefix="TUNESHIP_", extra="ignore", validate_by_name=True, validate_by_alias=True
     )
 
-    data_dir: Path = HOME / "data"
+
+class AddressSettings(_Settings):
+    """Addresses to listen on, and those that may connect."""
+
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="0 takes a free port.")] = 8700
     public_url: str | None = Field(
         default=None, description="Base of the URLs in answers; default: host and port."
-    )
-    master_key_file: Path | None = Field(
-        default=None,
-        description="The secret that all others come from, made at the first start; default: `master.key` in the data "
-        "directory. Elsewhere, a copy of the data directory opens nothing.",
     )
     tls_certificate: Path | None = Field(
         default=None,
@@ -102,6 +100,23 @@ class ServiceSettings(BaseSettings):
         default=(IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")),
         description="Who reaches deployments with `private_endpoints`.",
     )
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together")
+        return self
+
+
+class FileSettings(_Settings):
+    """Files and folders of the service, and the room for them."""
+
+    data_dir: Path = HOME / "data"
+    master_key_file: Path | None = Field(
+        default=None,
+        description="The secret that all others come from, made at the first start; default: `master.key` in the data "
+        "directory. Elsewhere, a copy of the data directory opens nothing.",
+    )
     blob_url: str = Field(
         default="",
         description="Where datasets and models are kept, e.g. `s3://bucket/prefix`; default: the data directory. "
@@ -113,6 +128,36 @@ class ServiceSettings(BaseSettings):
             ge=1, description="Local copies of files that are kept in a bucket; files in use stay."
         ),
     ] = 20 << 30
+    minimum_free_disk_bytes: Annotated[
+        int, Field(ge=0, description="Below this, or the share, uploads are refused (503).")
+    ] = 2 << 30
+    minimum_free_disk_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    audit_heads: Path | None = Field(
+        default=None,
+        description="File of the audit chain's signed heads; default: in the data directory. Elsewhere is safer.",
+    )
+
+    @property
+    def master_key(self) -> Path:
+        """The path of the master key."""
+        return self.master_key_file or self.data_dir / "master.key"
+
+    @model_validator(mode="after")
+    def _check_blob_url(self) -> Self:
+        # Messages and logs name the URL, so it must hold nothing that opens the bucket. The texts do not repeat it.
+        place = urlsplit(self.blob_url)
+        if "@" in place.netloc or place.query or place.fragment:
+            raise ValueError(
+                "blob_url must be a bucket and a prefix only: give credentials in the cloud's own variables"
+            )
+        if self.blob_url and (place.scheme not in ("s3", "gs", "az") or not place.netloc):
+            raise ValueError("blob_url must begin with s3://, gs:// or az:// and name a bucket")
+        return self
+
+
+class DatabaseSettings(_Settings):
+    """The database, and the connections to it."""
+
     database_url: SecretStr | None = Field(
         default=None, description="SQLAlchemy URL; default: SQLite in the data directory."
     )
@@ -129,24 +174,40 @@ class ServiceSettings(BaseSettings):
             description="Connections to Postgres at the same time; urgent work, news and the claim have up to 11 more.",
         ),
     ] = 72
-    cluster: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9._-]{1,64}$",
-        description="Name of the cluster that this service is a member of: several services on one Postgres and one "
-        "bucket (docs/cluster.md). Needs database_url, blob_url, public_url and master_key_file.",
-    )
-    drain_notice_s: Annotated[float, Field(ge=0, le=600)] | None = Field(
-        default=None,
-        description="Seconds for which a service that was asked to end goes on while `/readyz` says that it will, so "
-        "that a balancer sends it nothing more; default: 5 in a cluster, else 0.",
-    )
+
+    @property
+    def listen_url(self) -> str | None:
+        """The URL of the database past a pooler; None without one."""
+        url = self.database_listen_url
+        return url.get_secret_value() if url else None
+
+    @model_validator(mode="after")
+    def _check_listen_url(self) -> Self:
+        if self.database_listen_url is None:
+            return self
+        for name in ("database_listen_url", "database_url"):
+            url: SecretStr | None = getattr(self, name)
+            if url is None or not url.get_secret_value().startswith("postgresql"):
+                raise ValueError(
+                    f"database_listen_url is for a Postgres, and {name} does not begin with postgresql"
+                )
+        return self
+
+
+class CatalogueSettings(_Settings):
+    """The models and machines that are offered besides the shipped ones."""
+
     model_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further base models."
     )
     instance_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further instance types and regions."
     )
-    allow_fault_injection: bool = False
+
+
+class ApiSettings(_Settings):
+    """The offer of the APIs, and the form of their answers."""
+
     api_profile: ApiProfile = "auto"
     client_profiles: dict[str, ApiProfile] = Field(
         default_factory=dict[str, ApiProfile],
@@ -155,6 +216,25 @@ class ServiceSettings(BaseSettings):
     created_status: Literal[200, 201] = Field(
         default=201, description="Status of every create; 200 for clients that test for it."
     )
+    openai: bool = Field(
+        default=True,
+        description="Offer OpenAI's API below `/openai/v1`, with the keys of this service.",
+    )
+    openai_serve: Literal["own", "never"] = Field(
+        default="own",
+        description="`own`: a model that no deployment serves gets one that sleeps when it is idle, when OpenAI's API "
+        "is asked for it; `never`: it has to be deployed.",
+    )
+    export_hipaa_models: bool = Field(
+        default=False,
+        description="Let models that were trained in hipaa mode be exported, by the API and the command.",
+    )
+    allow_fault_injection: bool = False
+
+
+class LimitSettings(_Settings):
+    """Limits of one tenant."""
+
     control_requests_per_minute: Annotated[int, Field(ge=0)] = 600
     generate_requests_per_minute: Annotated[int, Field(ge=0)] = 1200
     generate_timeout_s: Annotated[float, Field(gt=0)] = 120.0
@@ -173,15 +253,12 @@ class ServiceSettings(BaseSettings):
     inline_dataset_bytes: Annotated[
         int, Field(ge=0, description="Bigger files are checked after their upload is answered.")
     ] = 64 << 20
-    minimum_free_disk_bytes: Annotated[
-        int, Field(ge=0, description="Below this, or the share, uploads are refused (503).")
-    ] = 2 << 30
-    minimum_free_disk_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    audit_heads: Path | None = Field(
-        default=None,
-        description="File of the audit chain's signed heads; default: in the data directory. Elsewhere is safer.",
-    )
     maximum_webhooks: Annotated[int, Field(ge=1)] = 20
+
+
+class WebhookSettings(_Settings):
+    """The receivers of webhooks that may be called."""
+
     webhook_allow_cidrs: Networks = Field(
         default=(), description="Private networks whose webhook receivers may be called."
     )
@@ -190,6 +267,11 @@ class ServiceSettings(BaseSettings):
         description="Webhook receivers that may be called without TLS: `host` at any port, where its address is "
         "allowed as well, or `host:port`, which opens that receiver alone, also on a private address.",
     )
+
+
+class TrainingSettings(_Settings):
+    """The processes that train."""
+
     concurrent_jobs: Annotated[
         int, Field(ge=1, description="Training processes at the same time.")
     ] = 1
@@ -206,6 +288,14 @@ class ServiceSettings(BaseSettings):
         default=True,
         description="Load the libraries of trainings before the first job, which begins seconds earlier.",
     )
+
+
+class ReplicaSettings(_Settings):
+    """The processes that serve models."""
+
+    preload_base_models: bool = Field(
+        default=True, description="Load the shipped base model when the service starts."
+    )
     replica_processes: Annotated[
         int, Field(ge=1, description="Serving processes of one base model at most.")
     ] = 4
@@ -217,6 +307,24 @@ class ServiceSettings(BaseSettings):
             "0 takes its share of what is free when it starts.",
         ),
     ] = 0
+    auto_scaling_queue_s: Annotated[
+        float, Field(gt=0, description="A request that waits so long brings another replica.")
+    ] = 1.0
+    auto_scaling_idle_s: Annotated[
+        float, Field(gt=0, description="A replica that is too many for so long is ended.")
+    ] = 300.0
+    vllm_command: Annotated[
+        Command,
+        Field(min_length=1, description="Starts vLLM for bases whose catalogue entry asks for it."),
+    ] = ("vllm", "serve")
+    vllm_start_timeout_s: Annotated[
+        float, Field(gt=0, le=900, description="Until a vLLM server must be ready.")
+    ] = 600.0
+
+
+class AgentSettings(_Settings):
+    """The agents that run replicas and trainings, and the Ray clusters that start them."""
+
     agents: Literal["none", "local", "ray"] = Field(
         default="none",
         description="Where the replicas of our own engine and the trainings run: `none`, as processes of the service; "
@@ -256,117 +364,9 @@ class ServiceSettings(BaseSettings):
     agent_start_timeout_s: Annotated[
         float, Field(gt=0, le=900, description="Until an agent must listen on a node.")
     ] = 120.0
-    auto_scaling_queue_s: Annotated[
-        float, Field(gt=0, description="A request that waits so long brings another replica.")
-    ] = 1.0
-    auto_scaling_idle_s: Annotated[
-        float, Field(gt=0, description="A replica that is too many for so long is ended.")
-    ] = 300.0
-    vllm_command: Annotated[
-        Command,
-        Field(min_length=1, description="Starts vLLM for bases whose catalogue entry asks for it."),
-    ] = ("vllm", "serve")
-    vllm_start_timeout_s: Annotated[
-        float, Field(gt=0, le=900, description="Until a vLLM server must be ready.")
-    ] = 600.0
-    openai: bool = Field(
-        default=True,
-        description="Offer OpenAI's API below `/openai/v1`, with the keys of this service.",
-    )
-    openai_serve: Literal["own", "never"] = Field(
-        default="own",
-        description="`own`: a model that no deployment serves gets one that sleeps when it is idle, when OpenAI's API "
-        "is asked for it; `never`: it has to be deployed.",
-    )
-    otlp_endpoint: str = Field(
-        default="",
-        validation_alias=AliasChoices("TUNESHIP_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
-        description="An OpenTelemetry collector that takes OTLP over HTTP, e.g. `http://127.0.0.1:4318`: spans of "
-        "requests and jobs are sent there. Also OTEL_EXPORTER_OTLP_ENDPOINT. Needs `tuneship[otel]`.",
-    )
-    export_hipaa_models: bool = Field(
-        default=False,
-        description="Let models that were trained in hipaa mode be exported, by the API and the command.",
-    )
-    preload_base_models: bool = Field(
-        default=True, description="Load the shipped base model when the service starts."
-    )
-
-    @property
-    def master_key(self) -> Path:
-        """The path of the master key."""
-        return self.master_key_file or self.data_dir / "master.key"
-
-    @property
-    def listen_url(self) -> str | None:
-        """The URL of the database past a pooler; None without one."""
-        url = self.database_listen_url
-        return url.get_secret_value() if url else None
-
-    @property
-    def notice_s(self) -> float:
-        """Seconds of notice before the drain."""
-        if self.drain_notice_s is not None:
-            return self.drain_notice_s
-        return 0.0 if self.cluster is None else CLUSTER_NOTICE_S
 
     @model_validator(mode="after")
-    def _check_blob_url(self) -> "ServiceSettings":
-        # Messages and logs name the URL, so it must hold nothing that opens the bucket. The texts do not repeat it.
-        place = urlsplit(self.blob_url)
-        if "@" in place.netloc or place.query or place.fragment:
-            raise ValueError(
-                "blob_url must be a bucket and a prefix only: give credentials in the cloud's own variables"
-            )
-        if self.blob_url and (place.scheme not in ("s3", "gs", "az") or not place.netloc):
-            raise ValueError("blob_url must begin with s3://, gs:// or az:// and name a bucket")
-        return self
-
-    @model_validator(mode="after")
-    def _check_listen_url(self) -> "ServiceSettings":
-        if self.database_listen_url is None:
-            return self
-        for name in ("database_listen_url", "database_url"):
-            url: SecretStr | None = getattr(self, name)
-            if url is None or not url.get_secret_value().startswith("postgresql"):
-                raise ValueError(
-                    f"database_listen_url is for a Postgres, and {name} does not begin with postgresql"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_cluster(self) -> "ServiceSettings":
-        if self.cluster is None:
-            return self
-        database = self.database_url.get_secret_value() if self.database_url else ""
-        missing = [
-            name
-            for name, is_there in (
-                ("TUNESHIP_DATABASE_URL, of a Postgres", database.startswith("postgresql")),
-                ("TUNESHIP_BLOB_URL", self.blob_url),
-                ("TUNESHIP_MASTER_KEY_FILE", self.master_key_file),
-                ("TUNESHIP_PUBLIC_URL", self.public_url),
-            )
-            if not is_there
-        ]
-        if missing:
-            raise ValueError(f"TUNESHIP_CLUSTER needs {' and '.join(missing)}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_otlp_endpoint(self) -> "ServiceSettings":
-        place = urlsplit(self.otlp_endpoint)
-        if self.otlp_endpoint and (place.scheme not in ("http", "https") or not place.netloc):
-            raise ValueError("otlp_endpoint must begin with http:// or https:// and name a host")
-        # The exporter logs the address.
-        if "@" in place.netloc or place.query or place.fragment:
-            raise ValueError(
-                "otlp_endpoint must be an address only: give credentials in OTEL_EXPORTER_OTLP_HEADERS"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_ray(self) -> "ServiceSettings":
+    def _check_ray(self) -> Self:
         if self.agents != "ray":
             given = (self.ray_urls, self.ray_token_file, self.ray_ca_file)
             if any(given) or self.ray_plaintext:
@@ -388,17 +388,86 @@ class ServiceSettings(BaseSettings):
                 )
         return self
 
+
+class TracingSettings(_Settings):
+    """The collector of spans."""
+
+    otlp_endpoint: str = Field(
+        default="",
+        validation_alias=AliasChoices("TUNESHIP_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        description="An OpenTelemetry collector that takes OTLP over HTTP, e.g. `http://127.0.0.1:4318`: spans of "
+        "requests and jobs are sent there. Also OTEL_EXPORTER_OTLP_ENDPOINT. Needs `tuneship[otel]`.",
+    )
+
     @model_validator(mode="after")
-    def _certificate_with_key(self) -> "ServiceSettings":
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together")
+    def _check_otlp_endpoint(self) -> Self:
+        place = urlsplit(self.otlp_endpoint)
+        if self.otlp_endpoint and (place.scheme not in ("http", "https") or not place.netloc):
+            raise ValueError("otlp_endpoint must begin with http:// or https:// and name a host")
+        # The exporter logs the address.
+        if "@" in place.netloc or place.query or place.fragment:
+            raise ValueError(
+                "otlp_endpoint must be an address only: give credentials in OTEL_EXPORTER_OTLP_HEADERS"
+            )
         return self
 
 
-class ClientSettings(BaseSettings):
-    """The settings by which the client reaches a service."""
+class ServiceSettings(
+    AddressSettings,
+    FileSettings,
+    DatabaseSettings,
+    CatalogueSettings,
+    ApiSettings,
+    LimitSettings,
+    WebhookSettings,
+    TrainingSettings,
+    ReplicaSettings,
+    AgentSettings,
+    TracingSettings,
+):
+    """The settings of `tuneship serve`: those of all groups, and of a cluster, whose members share most of them."""
 
-    model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
+    cluster: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Name of the cluster that this service is a member of: several services on one Postgres and one "
+        "bucket (docs/cluster.md). Needs database_url, blob_url, public_url and master_key_file.",
+    )
+    drain_notice_s: Annotated[float, Field(ge=0, le=600)] | None = Field(
+        default=None,
+        description="Seconds for which a service that was asked to end goes on while `/readyz` says that it will, so "
+        "that a balancer sends it nothing more; default: 5 in a cluster, else 0.",
+    )
+
+    @property
+    def notice_s(self) -> float:
+        """Seconds of notice before the drain."""
+        if self.drain_notice_s is not None:
+            return self.drain_notice_s
+        return 0.0 if self.cluster is None else CLUSTER_NOTICE_S
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> Self:
+        if self.cluster is None:
+            return self
+        database = self.database_url.get_secret_value() if self.database_url else ""
+        missing = [
+            name
+            for name, is_there in (
+                ("TUNESHIP_DATABASE_URL, of a Postgres", database.startswith("postgresql")),
+                ("TUNESHIP_BLOB_URL", self.blob_url),
+                ("TUNESHIP_MASTER_KEY_FILE", self.master_key_file),
+                ("TUNESHIP_PUBLIC_URL", self.public_url),
+            )
+            if not is_there
+        ]
+        if missing:
+            raise ValueError(f"TUNESHIP_CLUSTER needs {' and '.join(missing)}")
+        return self
+
+
+class ClientSettings(_Settings):
+    """The settings by which the client reaches a service."""
 
     url: str = ""
     api_key: SecretStr = SecretStr("")
@@ -426,10 +495,8 @@ def written_url(data_dir: Path) -> str | None:
         return None
 
 
-class PipelineSettings(BaseSettings):
+class PipelineSettings(_Settings):
     """The folders in which the flows keep records and reports."""
-
-    model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
 
     records: Path = Field(
         default=HOME / "records", description="Rollout records; workers and guard share it."
@@ -441,10 +508,8 @@ class PipelineSettings(BaseSettings):
     )
 
 
-class TrackingSettings(BaseSettings):
+class TrackingSettings(_Settings):
     """The trackers that the pipeline and `tuneship jobs export` write into; one without a place is not used."""
-
-    model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
 
     mlflow_url: str | None = Field(
         default=None, description="An MLflow server, e.g. http://host:5000."
@@ -462,10 +527,8 @@ class TrackingSettings(BaseSettings):
     ] = 120.0
 
 
-class LocalSettings(BaseSettings):
+class LocalSettings(_Settings):
     """The settings of the processes that `make up` starts on one machine beside the service."""
-
-    model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
 
     run_dir: Path = Field(default=HOME / "run", description="Process ids and logs of what runs.")
     prefect_dir: Path = Field(
@@ -512,7 +575,7 @@ def use_service(settings: ClientSettings) -> None:
     os.environ.update(service_variables(settings))
 
 
-def refuse_telemetry() -> None:
+def turn_off_telemetry() -> None:
     """Switch telemetry off, Prefect's and that of others.
 
     Prefect and others read these variables when they are first imported, so scripts call this before.

@@ -155,7 +155,8 @@ class SecuritySettings(StrictModel):
         default=None, description="The processes that train and serve have no network."
     )
     encryption_level: Literal["standard", "maximum"] | None = Field(
-        default=None, description="maximum refuses what lies unsealed at the service."
+        default=None,
+        description="Every stored file is encrypted at either level; maximum asks for it by name.",
     )
     audit_logging: bool | None = Field(
         default=None, description="Reads, generations and refusals are in the audit chain, too."

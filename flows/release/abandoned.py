@@ -12,7 +12,7 @@ from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.rollout.abandoned import GuardView
 from tuneship.client import TuneshipError
 from tuneship.gates.plan import CanaryPlan
-from tuneship.prefect.connection import is_this_service
+from tuneship.prefect.connection import service_name
 
 
 def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[str]]:
@@ -43,7 +43,7 @@ def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[st
 
 def _is_abandoned(record: ReleaseRecord, watch: GuardView) -> bool:
     begun = record.last("begun")
-    if begun is None or record.has_ended or not is_this_service(begun.get("service")):
+    if begun is None or record.has_ended or begun.get("service") != service_name():
         return False
     written = datetime.fromtimestamp(record.path.stat().st_mtime, UTC)
     if watch.now - written <= watch.silence:

@@ -16,7 +16,7 @@ from flows.release.record_file import ReleaseRecords
 from tasks.datasets import get_dataset
 from tasks.jobs import get_job
 from tuneship.client import ApiError
-from tuneship.prefect.connection import is_this_service
+from tuneship.prefect.connection import service_name
 from tuneship.tracking.job_facts import CONTENT_TAG
 
 
@@ -77,7 +77,7 @@ def last_success(endpoint: EndpointChoice, records: Path) -> Success | None:
             continue
         # A release names its endpoint by its id, its name, or both.
         is_of_endpoint = not names.isdisjoint({begun["endpoint_id"], begun["endpoint_name"]})
-        if is_of_endpoint and is_this_service(begun.get("service")):
+        if is_of_endpoint and begun.get("service") == service_name():
             at = datetime.fromisoformat(ended["at"])
             promoted.append(Success(at, frozenset(made["content"])))
     if promoted:

@@ -84,7 +84,7 @@ class ReleaseRun:
         ]
         return same[-1]["id"] if same else None
 
-    def refuse_if_rolled_back(self, content: Sequence[str]) -> ReleaseResult | None:
+    def rejected_if_rolled_back(self, content: Sequence[str]) -> ReleaseResult | None:
         """Refuse a release that was rolled back in the last 24 hours: same base model, data, hyperparameters, tags."""
         what = [
             self.release.base_model,
@@ -111,7 +111,7 @@ class ReleaseRun:
     def use_model(self, model: str) -> ReleaseResult | None:
         """Release a model that exists already. Returns the result where that is refused."""
         self.known["model"] = model
-        return self.refuse_if_rolled_back([model])
+        return self.rejected_if_rolled_back([model])
 
     def set_champion(self, champion: Champion | None) -> None:
         """Note the champion that the new model is compared with."""

@@ -154,15 +154,15 @@ def _admitted(
     for record in damaged:
         log.warning("%s; it is set aside", record.why)
     # These need no endpoint, so a plan that they refuse creates none.
-    refusal = _refusal_of_damaged(damaged, plan) or _refusal_of_deployments(plan)
-    if refusal is not None:
-        return refusal
+    result = _rejected_if_damaged(damaged, plan) or _result_if_gone(plan)
+    if result is not None:
+        return result
     endpoint = _find_or_create(plan, rollout_id)
     # Only now is the id known by which an earlier rollout may have named it.
     endpoint_id = endpoint.id if endpoint else plan.endpoint_id
-    refusal = _refusal_of_damaged(damaged, plan, endpoint_id)
-    if refusal is not None:
-        return refusal
+    result = _rejected_if_damaged(damaged, plan, endpoint_id)
+    if result is not None:
+        return result
     if endpoint is None:
         return None
     if endpoint.lease is not None:
@@ -195,7 +195,7 @@ def _now(before: Before) -> datetime | None:
     return before.series.at if before.series else None
 
 
-def _refusal_of_damaged(
+def _rejected_if_damaged(
     damaged: Sequence[Damaged], plan: CanaryPlan, endpoint_id: str | None = None
 ) -> RolloutResult | None:
     """Refuse an endpoint with a damaged record, because its rollout may have moved traffic."""
@@ -207,7 +207,7 @@ def _refusal_of_damaged(
     return None
 
 
-def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
+def _result_if_gone(plan: CanaryPlan) -> RolloutResult | None:
     baseline, candidate = (
         read_state(plan.baseline_deployment_id),
         read_state(plan.candidate_deployment_id),

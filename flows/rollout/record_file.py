@@ -11,7 +11,6 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from flows.shared.journal import FileLock, Journal, damage_of
 from tuneship.gates.plan import CanaryPlan
@@ -27,14 +26,7 @@ from tuneship.gates.record import (
     readable_facts,
     to_line,
 )
-from tuneship.prefect.connection import (
-    DEFAULT_PORTS,
-    LOOPBACK,
-    is_address,
-    one_address,
-    service_address,
-    service_name,
-)
+from tuneship.prefect.connection import service_name
 from tuneship.settings import PipelineSettings
 
 # Outcomes that leave a record open: a pause, and a return that was not confirmed.
@@ -116,19 +108,10 @@ class Damaged:
 class RecordFolder:
     """The records of one service."""
 
-    def __init__(self, root: Path, service: str, address: str = "") -> None:
-        """Name the folder after the service (its address, or its data directory), readable for people.
-
-        Records were kept by the address as it was typed, so folders under other spellings of it are read as well.
-        `address`: the address of a service that is named after its data directory.
-        """
-        self._root = root.expanduser()
-        if is_address(service):
-            address = service = one_address(service)
-        self.path = self._root / _folder_name(service)
-        # A folder of this very address was made by an earlier service there, not by that of the data directory.
-        self._not_earlier = {self.path.name, _folder_name(address)}
-        self._spelling = _spellings(one_address(address))
+    def __init__(self, root: Path, service: str) -> None:
+        """Name the folder after the service (its address, or its data directory), readable for people."""
+        address = re.sub(r"^https?://", "", service)
+        self.path = root.expanduser() / re.sub(r"[^A-Za-z0-9.]+", "-", address).strip("-")
 
     def of(self, plan: CanaryPlan) -> list[RecordFile]:
         """The readable records of this endpoint and pair, in the order in which they began."""
@@ -155,9 +138,9 @@ class RecordFolder:
 
     def paths(self) -> list[Path]:
         """The files of all rollouts of this service. Raises OSError for an unreadable folder."""
-        files = [path for folder in self._folders() for path in _listed(folder)]
-        records = [path for path in files if path.suffix == ".jsonl"]
-        return sorted(records, key=lambda path: path.name)
+        with suppress(FileNotFoundError):
+            return sorted(path for path in self.path.iterdir() if path.suffix == ".jsonl")
+        return []
 
     def file(self, rollout_id: str) -> RecordFile:
         """Read the record of that id. Raises ValueError for a damaged one, and OSError."""
@@ -200,55 +183,17 @@ class RecordFolder:
 
         # Every process takes them in one order, so that two of them do not keep each other out.
         keys = [hashlib.sha256(name.encode()).hexdigest()[:16] for name in sorted(map(str, names))]
-        files = [folder / f"{key}.lock" for folder in self._folders() for key in keys]
-        locks = [FileLock(file) for file in files]
+        locks = [FileLock(self.path / f"{key}.lock") for key in keys]
         try:
             yield all(lock.take() for lock in locks)
         finally:
             for lock in locks:
                 lock.release()
 
-    def _folders(self) -> list[Path]:
-        """The folders of this service, those of earlier spellings first, because their records are older."""
-        earlier = [
-            folder
-            for folder in _listed(self._root)
-            if folder.name not in self._not_earlier and self._spelling.fullmatch(folder.name)
-        ]
-        return [*sorted(earlier), self.path]
-
 
 def records_in_use() -> RecordFolder:
     """The records of the service that this process works with."""
-    return RecordFolder(PipelineSettings().records, service_name(), service_address())
-
-
-def _folder_name(service: str) -> str:
-    address = re.sub(r"^https?://", "", service)
-    return re.sub(r"[^A-Za-z0-9.]+", "-", address).strip("-")
-
-
-def _spellings(address: str) -> re.Pattern[str]:
-    """Match the folder names of all spellings of an address: loopback names, `/v1`, the default port, case."""
-    parts = urlsplit(address)
-    host = parts.hostname
-    if host is None:
-        return re.compile(r"(?!)")  # matches nothing
-    hosts = [_folder_name(name) for name in (LOOPBACK if host in LOOPBACK else (host,))]
-    port = f"-{parts.port}" if parts.port else f"(-{DEFAULT_PORTS.get(parts.scheme, 80)})?"
-    path = re.escape(_folder_name(parts.path))
-    # `models-v1` may be another machine of the building; behind a port, a domain or a path, `-v1` is a version.
-    is_clear = bool(parts.port or parts.path or "." in host)
-    version = "(-v1)?" if is_clear else ""
-    named = "|".join(re.escape(host) for host in hosts)
-    return re.compile(rf"(?i:{named})\.?{port}{f'-{path}' if path else ''}{version}")
-
-
-def _listed(folder: Path) -> list[Path]:
-    """List a folder; empty where there is none. Raises OSError for one that cannot be read."""
-    with suppress(FileNotFoundError):
-        return list(folder.iterdir())
-    return []
+    return RecordFolder(PipelineSettings().records, service_name())
 
 
 def read_record(path: Path) -> RecordFile | Damaged:

@@ -43,7 +43,7 @@ from flows.shared.private_files import make_private, private
 from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
 from tuneship.cli.parameter_files import UnreadableParameters, mapping_in, problems_of
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable, TuneshipError
-from tuneship.client.refusal_text import refusal_text
+from tuneship.client.error_text import error_text
 from tuneship.prefect.connection import api, connect, disconnect
 from tuneship.prefect.waits import DeploymentNotRunning, JobOverdue
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
@@ -268,7 +268,7 @@ def _ending_after(error: BaseException) -> Ending:
         message = str(error)
         if isinstance(error, ApiError):
             # Details name fields, lines and codes; the service never echoes the input.
-            reason, message = error.sent_code, refusal_text(error)
+            reason, message = error.sent_code, error_text(error)
         elif isinstance(error, ServiceUnreachable) and (url := ClientSettings().url):
             host = urlsplit(url).netloc.rpartition("@")[2]
             message = (

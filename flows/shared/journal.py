@@ -99,7 +99,11 @@ class Journal:
             file.seek(self._length)
             added = file.read()
             end = self._length + added.rfind(b"\n") + 1
-            text = self._as_written([self._last, *added.split(b"\n")[:-1]][-1], lines)
+            last = [self._last, *added.split(b"\n")[:-1]][-1].decode(errors="replace")
+            text = b""
+            for line in lines:
+                last = self._link(last, line) if self._link else line
+                text += f"{last}\n".encode()
             try:
                 file.truncate(end)
                 _write_through(file, text)
@@ -112,13 +116,6 @@ class Journal:
             flush(self.path.parent)
         self._length = end + len(text)
         self._last = text.split(b"\n")[-2]
-
-    def _as_written(self, before: bytes, lines: Sequence[str]) -> bytes:
-        last, text = before.decode(errors="replace"), ""
-        for line in lines:
-            last = self._link(last, line) if self._link else line
-            text += f"{last}\n"
-        return text.encode()
 
 
 def _write_through(file: FileIO, text: bytes) -> None:

@@ -24,13 +24,13 @@ class PlayedLauncher:
         # The agents that each leader wanted to keep when it first started one.
         self.kept: list[set[str]] = []
         # Why no agent can be started now.
-        self.refusal = ""
+        self.fault = ""
 
     async def start(
         self, name: str, arguments: Sequence[str], size: AgentSize | None = None
     ) -> None:
-        if self.refusal:
-            raise CannotLaunch(self.refusal)
+        if self.fault:
+            raise CannotLaunch(self.fault)
         place = self._folder / name
         place.mkdir()
         agent = played_agent(self._engines, place, version("tuneship"))

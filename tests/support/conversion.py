@@ -80,7 +80,7 @@ class PlayedConversion:
             if base is not None:
                 check_template(Path(order.bases[base]), source)
         except AdapterFault as fault:
-            return ImportReport(refused=str(fault))
+            return ImportReport(fault=str(fault))
         for name in ADAPTER:
             (target / name).write_bytes((source / name).read_bytes())
         (target / "parity.json").write_text(json.dumps({"dtype": "float32", "probes": []}))

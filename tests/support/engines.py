@@ -131,6 +131,8 @@ class PlayedTrainer(PlayedWorker):
                 "adapter_dir": str(adapter),
                 "best_step": 2,
                 "validation_loss": 0.5,
+                "ends_learnt": 0.99,
+                "appended_end": None,
             }
         )
         if end:
@@ -167,8 +169,8 @@ class PlayedReplica(PlayedWorker):
             suppress(OSError),
         ):  # the service has disconnected
             self.engines.may_start.wait(120)
-            if self.engines.refusal:
-                self._send({"refused": self.engines.refusal})
+            if self.engines.fault:
+                self._send({"refused": self.engines.fault})
                 return
             self._send({"ready": facts})
             for line in lines:
@@ -293,7 +295,7 @@ class PlayedEngines:
         self.may_probe = threading.Event()
         self.may_probe.set()
         self.probes = 0
-        self.refusal = ""
+        self.fault = ""
         # The adapter (or `the base`) that loads, but whose outputs are not finite.
         self.cannot_run = ""
         # Whether a replica stops answering once it has loaded an adapter.

@@ -102,7 +102,7 @@ class Installed:
         return row["id"]
 
     def add_model(self, opened: Installation) -> str:
-        """Store a model with unsealed files, as an earlier version did, and return the id of its job."""
+        """Store a model whose file is no adapter, and return the id of its job."""
         now, job_id = datetime.now(UTC), new_id("ft")
         folder = self.data_dir / "blobs" / "models" / job_id
         folder.mkdir(parents=True)
@@ -115,6 +115,7 @@ class Installed:
         }  # fmt: skip
         with opened.database.write() as connection:
             rows.insert(connection, tables.models, row)
+            keyring_of(opened.secret).make(connection, "acme", row["blob"], now)
         return job_id
 
     def files(self) -> dict[Path, bytes]:

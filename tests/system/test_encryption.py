@@ -25,9 +25,8 @@ from tuneship.contract.datasets import DatasetMerge, DatasetUpload, DatasetValid
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import Hyperparameters, Job, JobCreate, JobSecuritySettings
-from tuneship.host.file_digest import sha256_of
-from tuneship.security.sealed_files import ObjectDamaged, read_plain
-from tuneship.service.access.data_keys import AnotherMasterKey, Keyring, keyring_of
+from tuneship.security.sealed_files import ObjectDamaged
+from tuneship.service.access.data_keys import KeyGone, keyring_of
 from tuneship.serving.adapters import read_adapter
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database, sqlite_url
@@ -172,89 +171,44 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
     master = bytes.fromhex((tmp_path / "elsewhere").read_text())
     database = Database(sqlite_url(serve.data_dir / "tuneship.sqlite"))
     with database.read() as connection:
-        opened = [keyring_of(master).find(connection, client_id, name) for name in objects]
+        for name in objects:
+            with pytest.raises(KeyGone):
+                keyring_of(master).find(connection, client_id, name)
     database.close()
-    assert opened == [None] * len(objects)
     copies = contents_below(tmp_path / "stolen").values()
     assert not any(word in content for content in copies for word in TELLTALE)
 
 
-def forget_key(service: Service, table: sa.Table, identifier: str, folder: str) -> None:
-    """Store an object as an earlier version did: as plain files, without a key."""
-    with service.database.write() as connection:
-        key = service.parts.keyring.find(connection, "alice", folder)
-        files = list(service.parts.blobs.path_of(folder).iterdir())
-        for file in files:
-            file.write_bytes(read_plain(file, key))
-        service.parts.keyring.destroy(connection, folder)
-        digests = {file.name: sha256_of(file) for file in files}
-        digest = digests if table is tables.models else next(iter(digests.values()))
-        change = sa.update(table).where(table.c.id == identifier).values(sha256=digest)
-        connection.execute(change)
-
-
-def test_files_of_an_earlier_version_are_used_but_not_where_maximum_is_asked(
-    service: Service,
-) -> None:
-    old, new = service.dataset(), service.dataset()
-    forget_key(service, tables.datasets, old, f"datasets/{old}")
-    body = {"base_model": "tuneship-tiny", "model_name": "m", **MAXIMUM}
-    for wanted, param in (
-        ({"dataset_id": old}, "dataset_id"),
-        ({"dataset_id": new, "validation_dataset_id": old}, "validation_dataset_id"),
-    ):
-        refused = service.call("POST", "/v1/fine-tuning/jobs", json={**body, **wanted})
-        error = refused.json()["error"]
-        assert (refused.status_code, error["code"]) == (409, "dataset_error")
-        assert (error["param"], "unsealed" in error["message"]) == (param, True)
-    made = service.call("POST", "/v1/datasets/merge", json={"dataset_ids": [old, new], "name": "n"})
-    taken = {**body, "dataset_id": made.json()["id"]}
-    assert service.call("POST", "/v1/fine-tuning/jobs", json=taken).status_code == 201
-    job = service.job(dataset_id=old)
-    order = service.trainer_of(job).order
-    assert (order.keys.training, order.keys.adapter is None) == (None, False)
-
-
-def test_a_model_of_an_earlier_version_is_served_but_not_at_maximum(service: Service) -> None:
-    tuned = service.model()
-    with service.database.read() as connection:
-        row = rows.fetch(connection, tables.models, tuned, client_id=None)
-    assert row is not None
-    forget_key(service, tables.models, tuned, row["blob"])
-    body = {"model_name": tuned, "deployment_name": "old", **MAXIMUM}
-    refused = service.call("POST", "/v1/deployments", json=body)
-    error = refused.json()["error"]
-    assert (refused.status_code, error["code"], error["param"]) == (
-        409, "deployment_error", "model_name",
-    )  # fmt: skip
-    service.deployment("plain", model_name=tuned)
-
-
-def test_a_model_with_maximum_encryption_is_not_used_once_its_files_lie_unsealed(
-    start: Callable[..., Service],
-) -> None:
+def test_an_object_without_its_key_is_used_by_nobody(start: Callable[..., Service]) -> None:
     service = start(concurrent_jobs=1)
-    tuned = service.model()
-    made = service.deployment("d", model_name=tuned, **MAXIMUM)
-    first, dataset = service.job(), service.dataset()
-    waiting = service.job(dataset_id=dataset, **MAXIMUM)
-    with service.database.read() as connection:
+    tuned, running, dataset = service.model(), service.job(), service.dataset()
+    made = service.deployment("d", model_name=tuned)
+    waiting = service.job(dataset_id=dataset)
+    with service.database.write() as connection:
         row = rows.fetch(connection, tables.models, tuned, client_id=None)
-    assert row is not None
-    forget_key(service, tables.models, tuned, row["blob"])
-    forget_key(service, tables.datasets, dataset, f"datasets/{dataset}")
-    why = "security_settings.encryption_level is maximum, and the key of a stored file is gone"
+        assert row is not None
+        service.parts.keyring.destroy(connection, row["blob"], f"datasets/{dataset}")
+    gone = "the key of a stored file is gone"
+    why = f"the files of the model cannot be read: {gone}"
+
+    refused = service.call(
+        "POST", "/v1/deployments", json={"model_name": tuned, "deployment_name": "new"}
+    )
+    assert refused.status_code == 409
+    assert refused.json()["error"]["message"] == why
+    merge = {"dataset_ids": [dataset, service.dataset()], "name": "n"}
+    assert service.call("POST", "/v1/datasets/merge", json=merge).status_code == 404
 
     service.call("PATCH", f"/v1/deployments/{made}", json={"tags": {}})
     service.until(lambda: service.deployment_status(made) == "failed")
     error = service.call("GET", f"/v1/deployments/{made}").json()["error"]
     assert error["message"] == f"the model cannot be served: {why}"
 
-    service.call("POST", f"/v1/fine-tuning/jobs/{first}/cancel")
-    service.trainer_of(first).code = 0
+    service.call("POST", f"/v1/fine-tuning/jobs/{running}/cancel")
+    service.trainer_of(running).code = 0
     service.until(lambda: service.job_status(waiting) == "failed")
     error = service.call("GET", f"/v1/fine-tuning/jobs/{waiting}").json()["error"]
-    assert (error["reason"], error["message"].startswith(why)) == ("not_enforced", True)
+    assert (error["reason"], error["message"]) == ("data_unreadable", gone)
 
 
 def test_a_key_opens_its_own_object_only(service: Service) -> None:
@@ -268,9 +222,6 @@ def test_a_key_opens_its_own_object_only(service: Service) -> None:
         with pytest.raises(ObjectDamaged):
             service.parts.keyring.find(connection, "alice", one)
         assert service.parts.keyring.find(connection, "alice", two)
-        with pytest.raises(AnotherMasterKey):
-            Keyring(b"x" * 32).check(connection)
-        service.parts.keyring.check(connection)
     job = service.call(
         "POST",
         "/v1/fine-tuning/jobs",

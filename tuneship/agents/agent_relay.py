@@ -172,8 +172,8 @@ class AgentRelay:
         operation = frame["op"]
         leads = connection.role == LEADER and connection.epoch == self._epoch
         if operation in CONTROL and not leads:
-            refusal = {"id": frame.get("id"), "error": "a later leader has come"}
-            connection.send(encoded(refusal))
+            answer = {"id": frame.get("id"), "error": "a later leader has come"}
+            connection.send(encoded(answer))
         elif operation == "serve":
             order = ServeOrder.from_frame(frame)
             if self._order is None:
@@ -209,8 +209,8 @@ class AgentRelay:
             raise NotUnderstood
         if self._to_replica is None:
             connection.in_flight.pop(identifier, None)
-            refusal = {"id": identifier, "error": "the replica does not run", "lost": True}
-            connection.send(encoded(refusal))
+            answer = {"id": identifier, "error": "the replica does not run", "lost": True}
+            connection.send(encoded(answer))
         else:
             self._send(line)
 

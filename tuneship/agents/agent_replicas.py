@@ -74,9 +74,9 @@ class ReplicaOrders:
         """How many starts have failed in all."""
         return self._failed_of(base).total
 
-    def refusal(self, base: Path) -> str:
+    def why_not(self, base: Path) -> str:
         """Why no replica of a base model is started now; empty where one may be."""
-        return self._failed_of(base).refusal
+        return self._failed_of(base).why_not
 
     def note_failure(self, base: Path, error: str) -> FailedStarts:
         """Note that a start has failed: the next one is tried after a pause, longer each time. Returns how they go."""
@@ -221,8 +221,8 @@ class AgentReplicas(ReplicaGroup):
         await super().ready(adapter, width)
 
     @property
-    def _start_refusal(self) -> str:
-        return self._orders.refusal(self._base)
+    def _why_no_start(self) -> str:
+        return self._orders.why_not(self._base)
 
     async def _ensure_live(self, width: int) -> None:
         """Wait for `width` replicas at the leader, and for one elsewhere. Raises `NoReplica` after a failed start."""

@@ -157,7 +157,7 @@ def check(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False
         fail(str(error))
     record: dict[str, Any] = {"id": identifier, "faults": result.faults}
     report = result.report
-    if report is not None and report.refused is None:
+    if report is not None and report.fault is None:
         losses = {"transformers": report.loss_before, "engine": report.loss_after}
         record |= {"losses": losses, "served_format": report.served_format}
         record |= {"served_loss": report.served_loss, "question": QUESTION, "answer": report.answer}

@@ -136,7 +136,7 @@ def connected(chosen: ChosenService | None = None, **options: Any) -> Generator[
         ServiceUnreachable,
         TuneshipError,
     )
-    from tuneship.client.refusal_text import refusal_text  # noqa: PLC0415
+    from tuneship.client.error_text import error_text  # noqa: PLC0415
 
     chosen = chosen or chosen_service()
     try:
@@ -147,7 +147,7 @@ def connected(chosen: ChosenService | None = None, **options: Any) -> Generator[
         with opened as client:
             yield client
     except ApiError as error:
-        fail(refusal_text(error))
+        fail(error_text(error))
     except ServiceUnreachable as error:
         host = urlsplit(chosen.settings.url).netloc.rpartition("@")[2]
         fail(f"{error}: does a service run at {host} (named by {chosen.source})?")

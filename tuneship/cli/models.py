@@ -60,8 +60,8 @@ def export(
             model = _exportable(opened, model_id)
             refuse_hipaa(model, is_allowed=settings.export_hipaa_models)
             count = _fill(settings, opened, model, folder, (wanted, gguf_type), gates)
-        except ExportRefused as refusal:
-            fail(str(refusal))
+        except ExportRefused as error:
+            fail(str(error))
         except OSError as error:
             fail(f"the model cannot be exported: {error.strerror or error}")
         except KeyboardInterrupt:

@@ -159,7 +159,7 @@ def chat_command() -> Any:
 
 def _chat(target: str, system: str | None, as_json: bool, **given: Any) -> None:
     from tuneship.client import ApiError  # noqa: PLC0415 - starts slowly
-    from tuneship.client.refusal_text import refusal_text  # noqa: PLC0415
+    from tuneship.client.error_text import error_text  # noqa: PLC0415
 
     turns = [] if system is None else [{"role": "system", "content": system}]
     with reported(), connected(**request_options(given)) as client:
@@ -175,7 +175,7 @@ def _chat(target: str, system: str | None, as_json: bool, **given: Any) -> None:
                 if not sys.stdin.isatty():
                     raise
                 turns.pop()
-                note(refusal_text(error))
+                note(error_text(error))
                 continue
             turns.append({"role": "assistant", "content": answer or " "})
 

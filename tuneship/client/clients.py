@@ -234,7 +234,7 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
                 if call.sink is None:
                     return HttpAnswer(await self._http.request(**self._request(call)))
                 async with self._http.stream(**self._request(call)) as response:
-                    # A refusal is read as usual, and only the body of a good answer goes into the file.
+                    # An error is read as usual, and only the body of a good answer goes into the file.
                     if not response.is_success:
                         await response.aread()
                         return HttpAnswer(response)

@@ -56,7 +56,7 @@ def follow_job(job_id: str, after: str | None, tries: int, draw: Callable[[], fl
     """The job's log lines and training steps until the job has ended.
 
     `tries` bounds the consecutive failures, as for any call; bytes from the service reset the count. For `draw` see
-    `converse`. Raises the refusal or the last failure.
+    `converse`. Raises the service's error or the last failure.
     """
     failures = 0
     while True:

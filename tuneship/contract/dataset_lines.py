@@ -63,10 +63,10 @@ def decode_line(line: bytes) -> Mapping[str, Any]:
     """The JSON object of a line. Raises `ExampleProblem`."""
     try:
         value = strict_json.parse(line, strict_json.MAXIMUM_VALUES_OF_LINE)
-    except strict_json.JsonRefused as refused:
+    except strict_json.JsonRefused as error:
         # The codes of the reports are published, and have none of their own for U+0000.
-        code = "invalid_utf8" if refused.fault == "nul" else refused.fault
-        raise ExampleProblem(code, None, refused.message) from None
+        code = "invalid_utf8" if error.fault == "nul" else error.fault
+        raise ExampleProblem(code, None, error.message) from None
     if not isinstance(value, dict):
         raise ExampleProblem("not_object", None, "must be a JSON object")
     return cast("dict[str, Any]", value)

@@ -222,7 +222,7 @@ EXAMPLE_DATASET = {
     "POST",
     "/v1/datasets/validate",
     scope="datasets:read",
-    refusals=(ModelNotFound,),
+    errors=(ModelNotFound,),
     example=Example(
         {"instruction": {"format": "instruction", "file": EXAMPLE_LINES}},
         {
@@ -262,7 +262,7 @@ def validate_dataset(form: DatasetValidate, file: BinaryIO) -> DatasetValidation
     "/v1/datasets",
     scope="datasets:write",
     status=201,
-    refusals=(DatasetError, ModelNotFound, QuotaExceeded),
+    errors=(DatasetError, ModelNotFound, QuotaExceeded),
     example=Example(
         {
             "instruction": {
@@ -315,7 +315,7 @@ def list_datasets(
     "DELETE",
     "/v1/datasets/{dataset_id}",
     scope="datasets:write",
-    refusals=((DatasetError, 409),),
+    errors=((DatasetError, 409),),
     example=Example(reply={"id": DATASET, "deleted": True}),
 )
 def delete_dataset(dataset_id: DatasetId) -> Deleted:
@@ -328,7 +328,7 @@ def delete_dataset(dataset_id: DatasetId) -> Deleted:
     "/v1/datasets/merge",
     scope="datasets:write",
     status=201,
-    refusals=(
+    errors=(
         ResourceNotFound,
         DatasetError,
         (DatasetError, 409),

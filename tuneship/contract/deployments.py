@@ -295,7 +295,7 @@ class DeploymentDeleted(Reply):
     "/v1/deployments",
     scope="deployments:write",
     status=201,
-    refusals=(ModelNotFound, DeploymentError, InstanceTypeUnavailable, QuotaExceeded),
+    errors=(ModelNotFound, DeploymentError, InstanceTypeUnavailable, QuotaExceeded),
     headers=("X-API-Profile",),
     example=Example(
         examples.DEPLOYMENT_REQUESTS,
@@ -342,7 +342,7 @@ def list_deployments(
     "PATCH",
     "/v1/deployments/{deployment_id}",
     scope="deployments:write",
-    refusals=(DeploymentError, InstanceTypeUnavailable),
+    errors=(DeploymentError, InstanceTypeUnavailable),
     headers=("If-Match", "X-API-Profile"),
     example=Example(
         examples.DEPLOYMENT_CHANGES,
@@ -358,7 +358,7 @@ def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> 
     "DELETE",
     "/v1/deployments/{deployment_id}",
     scope="deployments:write",
-    refusals=(DeploymentError,),
+    errors=(DeploymentError,),
     headers=("If-Match", "X-API-Profile"),
     example=Example(
         reply={"id": examples.CANDIDATE, "deployment_id": examples.CANDIDATE, "status": "deleting"}

@@ -88,7 +88,7 @@ EXAMPLE = Example(
     "POST",
     "/v1/deployments/{deployment_id}/embeddings",
     scope="generate",
-    refusals=(DeploymentError, (DeploymentError, 503)),
+    errors=(DeploymentError, (DeploymentError, 503)),
     example=EXAMPLE,
 )
 def embed(deployment_id: DeploymentId, request: Embed) -> Embeddings:
@@ -100,7 +100,7 @@ def embed(deployment_id: DeploymentId, request: Embed) -> Embeddings:
     "POST",
     "/v1/endpoints/{endpoint_id}/embeddings",
     scope="generate",
-    refusals=(DeploymentError, (DeploymentError, 503), (InvalidRequestError, 409)),
+    errors=(DeploymentError, (DeploymentError, 503), (InvalidRequestError, 409)),
     headers=("X-Routing-Key",),
     example=EXAMPLE,
 )

@@ -240,7 +240,7 @@ EXAMPLE_REMOVED = {"deleted": True, "status": "deleted"}
     "POST",
     "/v1/endpoints",
     scope="endpoints:write",
-    refusals=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
+    errors=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
     status=201,
     example=Example(
         {"one deployment": {"name": "icd", "deployment_id": CANDIDATE}}, EXAMPLE_ENDPOINT
@@ -277,7 +277,7 @@ def list_endpoints(limit: Limit = 20, offset: Offset = 0, name: Name | None = No
     "PATCH",
     "/v1/endpoints/{endpoint_id}",
     scope="endpoints:write",
-    refusals=(DeploymentError, (InvalidRequestError, 409)),
+    errors=(DeploymentError, (InvalidRequestError, 409)),
     headers=("If-Match",),
     example=Example(
         {"cut over": {"deployment_id": BASELINE}},
@@ -305,7 +305,7 @@ def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
     "POST",
     "/v1/canary-endpoints",
     scope="endpoints:write",
-    refusals=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
+    errors=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
     status=201,
     example=Example(
         {
@@ -352,7 +352,7 @@ def list_canary_endpoints(
     "PATCH",
     "/v1/canary-endpoints/{endpoint_id}",
     scope="endpoints:write",
-    refusals=(DeploymentError,),
+    errors=(DeploymentError,),
     headers=("If-Match",),
     example=Example(
         {
@@ -387,7 +387,7 @@ def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
     "POST",
     "/v1/canary-endpoints/{endpoint_id}/lease",
     scope="endpoints:write",
-    refusals=((InvalidRequestError, 409),),
+    errors=((InvalidRequestError, 409),),
     headers=("If-Match",),
     example=Example({"two minutes": {"seconds": 120}}, EXAMPLE_CANARY),
 )

@@ -1,15 +1,15 @@
-"""Every error that a call of the API can raise, under one root; a refusal has one class per code of §7.
+"""Every error that a call of the API can raise, under one root; the service's errors have one class per code of §7.
 
-The service raises a refusal and renders it; the client reads it from the answer and raises it again.
+The service raises an error and renders it; the client reads it from the answer and raises it again.
 
     TuneshipError                     any call that failed; `retryable` says whether the same call may succeed later
-     |- ApiError                      the service refused: a code, a status and a request id
+     |- ApiError                      the service's error: a code, a status and a request id
      |   |- InvalidRequestError       invalid_request_error      400 (405 408 409 412 413 414 415 431)
      |   |- AuthenticationError       authentication_error       401
      |   |- PermissionDenied          permission_denied          403
      |   |- ResourceNotFound          resource_not_found         404
      |   |- ModelNotFound             model_not_found            404
-     |   |- ValidationRefused         validation_error           422
+     |   |- ValidationFailed         validation_error           422
      |   |- DatasetError              dataset_error              422 (409)
      |   |- DeploymentError           deployment_error           409 (503)
      |   |- InstanceTypeUnavailable   instance_type_unavailable  409
@@ -53,7 +53,7 @@ class TuneshipError(Exception):
 
 
 class ApiError(TuneshipError):
-    """A refusal. `status` is the HTTP status, `retryable` whether the same request may succeed later."""
+    """An error of the service. `status` is the HTTP status, `retryable` whether the same request may succeed later."""
 
     code: ClassVar[str] = "unknown_error"
     statuses: ClassVar[tuple[int, ...]] = (500,)
@@ -91,7 +91,7 @@ class ApiError(TuneshipError):
         return self.unknown_code or self.code
 
     def as_json(self, request_id: str | None) -> dict[str, Any]:
-        """The one body shape of every refusal."""
+        """The error body, which has the same shape for every error."""
         return {
             "error": {
                 "code": self.code,
@@ -139,7 +139,7 @@ class ModelNotFound(ApiError):
     statuses = (404,)
 
 
-class ValidationRefused(ApiError):
+class ValidationFailed(ApiError):
     """A field is present and its value is refused."""
 
     code = "validation_error"
@@ -236,7 +236,7 @@ BY_CODE: dict[str, type[ApiError]] = {
         PermissionDenied,
         ResourceNotFound,
         ModelNotFound,
-        ValidationRefused,
+        ValidationFailed,
         DatasetError,
         DeploymentError,
         InstanceTypeUnavailable,

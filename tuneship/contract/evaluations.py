@@ -32,7 +32,7 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     QuotaExceeded,
     ResourceNotFound,
-    ValidationRefused,
+    ValidationFailed,
 )
 from tuneship.contract.examples import (
     BASE,
@@ -428,7 +428,7 @@ EXAMPLE_RESULTS = {
     "/v1/evaluations",
     scope="evaluations:write",
     status=201,
-    refusals=(
+    errors=(
         ResourceNotFound,
         (DatasetError, 409),
         DeploymentError,
@@ -495,7 +495,7 @@ def list_evaluation_results(
     "GET",
     "/v1/evaluations/{evaluation_id}/comparison/{baseline_id}",
     scope="evaluations:read",
-    refusals=(InvalidRequestError, ResourceNotFound, ValidationRefused),
+    errors=(InvalidRequestError, ResourceNotFound, ValidationFailed),
     example=Example(
         reply={
             "candidate": EVALUATION,
@@ -520,7 +520,7 @@ def compare_evaluations(
     "POST",
     "/v1/evaluations/{evaluation_id}/cancel",
     scope="evaluations:write",
-    refusals=((InvalidRequestError, 409),),
+    errors=((InvalidRequestError, 409),),
     example=Example(reply={**EXAMPLE_EVALUATION, "status": "cancelled", "verdict": None}),
 )
 def cancel_evaluation(evaluation_id: EvaluationId) -> Evaluation:
@@ -532,7 +532,7 @@ def cancel_evaluation(evaluation_id: EvaluationId) -> Evaluation:
     "DELETE",
     "/v1/evaluations/{evaluation_id}",
     scope="evaluations:write",
-    refusals=((InvalidRequestError, 409),),
+    errors=((InvalidRequestError, 409),),
     example=Example(reply={"id": EVALUATION, "deleted": True}),
 )
 def delete_evaluation(evaluation_id: EvaluationId) -> Deleted:

@@ -492,7 +492,7 @@ EXAMPLE = Example(
     "POST",
     "/v1/deployments/{deployment_id}/generate",
     scope="generate",
-    refusals=(DeploymentError, (DeploymentError, 503)),
+    errors=(DeploymentError, (DeploymentError, 503)),
     example=EXAMPLE,
 )
 def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
@@ -509,7 +509,7 @@ def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
     "POST",
     "/v1/endpoints/{endpoint_id}/generate",
     scope="generate",
-    refusals=(DeploymentError, (DeploymentError, 503), (InvalidRequestError, 409)),
+    errors=(DeploymentError, (DeploymentError, 503), (InvalidRequestError, 409)),
     headers=("X-Routing-Key",),
     example=EXAMPLE,
 )

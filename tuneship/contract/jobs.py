@@ -297,7 +297,7 @@ class JobCancelled(Reply):
     "/v1/fine-tuning/jobs",
     scope="jobs:write",
     status=201,
-    refusals=(
+    errors=(
         ModelNotFound,
         ResourceNotFound,
         DatasetError,
@@ -348,7 +348,7 @@ def list_jobs(
     "POST",
     "/v1/fine-tuning/jobs/{job_id}/cancel",
     scope="jobs:write",
-    refusals=((InvalidRequestError, 409),),
+    errors=((InvalidRequestError, 409),),
     example=Example(
         reply={"id": examples.JOB, "status": "cancelling", "updated_at": examples.LATER}
     ),

@@ -173,7 +173,7 @@ def list_models(
     "GET",
     "/v1/models/{model_id:path}",
     scope="models:read",
-    refusals=(ModelNotFound,),
+    errors=(ModelNotFound,),
     headers=("X-API-Profile",),
     example=Example(reply=EXAMPLE_TUNED),
 )
@@ -186,7 +186,7 @@ def get_model(model_id: ModelId) -> Model:
     "GET",
     "/v1/models/{model_id:path}/limits",
     scope="models:read",
-    refusals=(ModelNotFound,),
+    errors=(ModelNotFound,),
     example=Example(
         reply={
             "id": BASE,
@@ -218,7 +218,7 @@ def get_model_limits(model_id: ModelId) -> ModelLimits:
     "GET",
     "/v1/models/{model_id:path}/content",
     scope="models:content",
-    refusals=(ModelNotFound, (InvalidRequestError, 409), PermissionDenied),
+    errors=(ModelNotFound, (InvalidRequestError, 409), PermissionDenied),
 )
 def get_model_content(
     model_id: ModelId,
@@ -238,7 +238,7 @@ def get_model_content(
     "/v1/models",
     scope="models:write",
     status=201,
-    refusals=(ModelNotFound, QuotaExceeded),
+    errors=(ModelNotFound, QuotaExceeded),
     example=Example(
         {"adapter": {"name": "icd-chapters", "base_model": BASE, "file": "a tar archive"}},
         {**EXAMPLE_TUNED, "fine_tuning_job_id": None},
@@ -258,7 +258,7 @@ def import_model(form: ModelImport, file: TarFile) -> Model:
     "DELETE",
     "/v1/models/{model_id:path}",
     scope="models:write",
-    refusals=(ModelNotFound, (InvalidRequestError, 409)),
+    errors=(ModelNotFound, (InvalidRequestError, 409)),
     example=Example(reply={"id": MODEL, "deleted": True}),
 )
 def delete_model(model_id: ModelId) -> Deleted:

@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document, made from the declared operations alone: `document()`.
 
 No web framework guesses anything: parameters, bodies, replies and examples are those of the declarations in
-`contract/<resource>.py`; refusals follow from method, path and body, plus those that an operation names. `tuneship
+`contract/<resource>.py`; errors follow from method, path and body, plus those that an operation names. `tuneship
 openapi` prints the document, `/openapi.json` serves it, and `docs/openapi.json` is the snapshot. How models become
 schemas: `openapi_schemas.py`.
 """
@@ -21,13 +21,13 @@ Json = dict[str, Any]
 DESCRIPTION = """\
 Tune language models, serve them, and shift traffic to them safely.
 
-Every request carries `Authorization: Bearer <API key>` and `X-Client-ID`; a key's scopes say what it may do. A refusal
+Every request carries `Authorization: Bearer <API key>` and `X-Client-ID`; a key's scopes say what it may do. An error
 has one body shape (`Error`) everywhere, unknown routes and methods (405, with `Allow`) included. `X-Should-Retry` says
 whether the same request may succeed later, `Retry-After` after how many seconds. Within `v1` only optional fields,
 operations and event kinds are added: ignore what you do not know.
 """
 
-# Refusals that no rule of an operation brings: framing, keys, scopes, rates, faults.
+# Errors that no rule of an operation brings: framing, keys, scopes, rates, faults.
 ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_denied"} | {
     414: "invalid_request_error",
     429: "rate_limit_exceeded",
@@ -35,7 +35,7 @@ ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permi
     500: "internal_error",
     503: "internal_error",
 }
-# Refusals of the body as such: too slow, too long, of another type.
+# Errors of the body as such: too slow, too long, of another type.
 WITH_BODY = dict.fromkeys((408, 413, 415), "invalid_request_error")
 
 HEADER_NOTES = {
@@ -160,8 +160,8 @@ def _has_etag(operation: Operation[..., Any], operations: Iterable[Operation[...
     )
 
 
-def possible_refusals(operation: Operation[..., Any]) -> dict[int, tuple[str, ...]]:
-    """Every status of a refusal of this operation, with its possible error codes."""
+def possible_errors(operation: Operation[..., Any]) -> dict[int, tuple[str, ...]]:
+    """Every status of an error of this operation, with its possible codes."""
     possible = [*ON_ALL.items()]
     if operation.path_parameters:
         possible.append((404, "resource_not_found"))
@@ -173,8 +173,8 @@ def possible_refusals(operation: Operation[..., Any]) -> dict[int, tuple[str, ..
         possible.append((422, "validation_error"))
     if "If-Match" in operation.headers:
         possible.append((412, "invalid_request_error"))
-    for refusal in operation.refusals:
-        kind, status = refusal if isinstance(refusal, tuple) else (refusal, refusal.statuses[0])
+    for error in operation.errors:
+        kind, status = error if isinstance(error, tuple) else (error, error.statuses[0])
         if status not in kind.statuses:
             raise ValueError(f"{kind.code} cannot have the status {status}")
         possible.append((status, kind.code))
@@ -215,7 +215,7 @@ class _OperationEntry:
         if operation.body_parameter is not None:
             entry["requestBody"] = self._body(operation.body_parameter[0])
         entry["responses"] = {str(self._status): self._reply()}
-        for status, codes in possible_refusals(operation).items():
+        for status, codes in possible_errors(operation).items():
             phrase = PHRASES[status].title().replace(" ", "")
             # The usual codes of a status have a short name; another set of codes is another response.
             usual = (ON_ALL | WITH_BODY | {404: "resource_not_found", 422: "validation_error"}).get(
@@ -223,7 +223,7 @@ class _OperationEntry:
             )
             name = phrase if codes == (usual,) else f"{phrase}_{'_'.join(codes)}"
             if name not in shared_responses:
-                shared_responses[name] = _refusal_response(status, codes)
+                shared_responses[name] = _error_response(status, codes)
             entry["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
         return entry
 
@@ -301,8 +301,8 @@ def _header_references(names: Iterable[str]) -> Json:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-# Examples for codes that stand for several refusals: the first line of the class is too general there.
-REFUSAL_TEXTS = {
+# Examples for codes that stand for several errors: the first line of the class is too general there.
+ERROR_TEXTS = {
     ("validation_error", 422): ("limit must be between 1 and 100", "limit"),
     ("invalid_request_error", 408): ("the body did not come in time", None),
     ("invalid_request_error", 409): ("the state of the resource does not allow this", None),
@@ -315,7 +315,7 @@ REFUSAL_TEXTS = {
 }
 
 
-def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
+def _error_response(status: int, codes: tuple[str, ...]) -> Json:
     headers = ["X-Request-ID", "X-Should-Retry"]
     # A request that is too long is refused before its caller is known. A 401 does carry these headers,
     # but they count the failures of its address, and the document describes the rate of a client.
@@ -329,7 +329,7 @@ def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
         meaning = (kind.__doc__ or "").partition("\n")[0]
         notes.append(f"`{code}`: {meaning}")
         usual = meaning.removesuffix(".").lower()
-        message, param = REFUSAL_TEXTS.get((code, status), (usual, None))
+        message, param = ERROR_TEXTS.get((code, status), (usual, None))
         details = [ErrorDetail(param, "out_of_range", message.partition(" ")[2])] if param else []
         # A real error renders it, so that the example has the shape of what is sent.
         error = kind(message, param=param, details=details, status=status)

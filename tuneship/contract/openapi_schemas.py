@@ -56,7 +56,7 @@ SHARED_SCHEMAS: Json = {
     "Texts": {"type": "object", "additionalProperties": {"type": "string"}},
     "Error": {
         "type": "object",
-        "description": "The one body of every refusal.",
+        "description": "The body of every error.",
         "required": ["error"],
         "properties": {"error": {"$ref": TEMPLATE.format(model="ErrorBody")}},
     },

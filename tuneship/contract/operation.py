@@ -53,7 +53,7 @@ Method = Literal["GET", "POST", "PATCH", "DELETE"]
 # Optional request headers that only some operations read.
 RequestHeader = Literal["If-Match", "Last-Event-ID", "X-Routing-Key", "X-API-Profile"]
 # An error class with its first status, or with the status named.
-Refusal = type[ApiError] | tuple[type[ApiError], int]
+PossibleError = type[ApiError] | tuple[type[ApiError], int]
 
 JSON = "application/json"
 # The status of a create, unless the service is set to answer 200.
@@ -102,7 +102,7 @@ class Operation(Generic[P, R]):
     scope: str
     status: int
     # Errors of this operation's own rules; those that follow from method, path and body are not repeated.
-    refusals: tuple[Refusal, ...]
+    errors: tuple[PossibleError, ...]
     headers: tuple[RequestHeader, ...]
     example: Example
     declaration: Callable[P, R]
@@ -259,7 +259,7 @@ def operation(  # noqa: PLR0913 - everything that a declaration says
     *,
     scope: str,
     status: int = 200,
-    refusals: tuple[Refusal, ...] = (),
+    errors: tuple[PossibleError, ...] = (),
     headers: tuple[RequestHeader, ...] = (),
     example: Example = Example(),
     media: tuple[str, ...] = (JSON,),
@@ -267,7 +267,7 @@ def operation(  # noqa: PLR0913 - everything that a declaration says
 ) -> Callable[[Callable[P, R]], Operation[P, R]]:
     """Declare the decorated signature as an API operation (see the module's docstring).
 
-    `refusals` names what its own rules refuse, e.g. `(ModelNotFound, QuotaExceeded, (DatasetError, 409))`.
+    `errors` names those that its own rules raise, e.g. `(ModelNotFound, QuotaExceeded, (DatasetError, 409))`.
     """
 
     def declare(declaration: Callable[P, R]) -> Operation[P, R]:
@@ -276,7 +276,7 @@ def operation(  # noqa: PLR0913 - everything that a declaration says
             path=path,
             scope=scope,
             status=status,
-            refusals=refusals,
+            errors=errors,
             headers=headers,
             example=example,
             declaration=declaration,

@@ -40,11 +40,11 @@ CallId = Annotated[str, Field(min_length=1, max_length=MAXIMUM_CALL_ID_CHARACTER
 
 def _of_arguments(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type") != "object":
-        raise _refusal("invalid_value", "must be object, as arguments have names", ".type")
+        raise _pydantic_error("invalid_value", "must be object, as arguments have names", ".type")
     return schema
 
 
-def _refusal(code: str, message: str, below: str = "") -> PydanticCustomError:
+def _pydantic_error(code: str, message: str, below: str = "") -> PydanticCustomError:
     return PydanticCustomError(cast("Any", code), cast("Any", message), {"below": below})
 
 
@@ -53,7 +53,7 @@ def _object_as_text(text: str) -> str:
     if not text.strip():
         return "{}"
     if arguments_of(text) is None:
-        raise _refusal("value_error", "must be a JSON object as text")
+        raise _pydantic_error("value_error", "must be a JSON object as text")
     return text
 
 
@@ -141,14 +141,16 @@ def check_functions(names: Sequence[str], schemas: Sequence[Mapping[str, Any] | 
     """Raise pydantic's error for a name that comes twice, and for schemas that are too large together."""
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise _refusal("value_error", "is the name of an earlier function", f"[{number}]")
+            raise _pydantic_error(
+                "value_error", "is the name of an earlier function", f"[{number}]"
+            )
     read = [read_schema(schema) for schema in schemas if schema is not None]
     if sum(len(one.parts) for one in read) > MAX_SUBSCHEMAS:
         text = f"must have at most {MAX_SUBSCHEMAS} schemas within all functions together"
-        raise _refusal("value_error", text)
+        raise _pydantic_error("value_error", text)
     if sum(one.size for one in read) > MAX_SCHEMA_BYTES:
         text = f"must have at most {MAX_SCHEMA_BYTES} bytes of schemas together"
-        raise _refusal("value_error", text)
+        raise _pydantic_error("value_error", text)
 
 
 def check_turn(
@@ -156,11 +158,11 @@ def check_turn(
 ) -> None:
     """Raise pydantic's error for a turn with fields of another role, or without a content that it needs."""
     if calls is not None and role != "assistant":
-        raise _refusal("conflict", "belongs to the role assistant", ".tool_calls")
+        raise _pydantic_error("conflict", "belongs to the role assistant", ".tool_calls")
     if call_id is not None and role != "tool":
-        raise _refusal("conflict", "belongs to the role tool", ".tool_call_id")
+        raise _pydantic_error("conflict", "belongs to the role tool", ".tool_call_id")
     if content is None and calls is None:
-        raise _refusal("missing", "is required", ".content")
+        raise _pydantic_error("missing", "is required", ".content")
 
 
 def arguments_of(text: str) -> dict[str, Any] | None:

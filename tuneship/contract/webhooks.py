@@ -201,7 +201,7 @@ EXAMPLE_DELIVERY = {
     "/v1/webhooks",
     scope="webhooks:write",
     status=201,
-    refusals=(QuotaExceeded,),
+    errors=(QuotaExceeded,),
     example=Example(
         {"jobs": {"url": EXAMPLE_WEBHOOK["url"], "events": EXAMPLE_WEBHOOK["events"]}},
         {**EXAMPLE_WEBHOOK, **EXAMPLE_SECRET},
@@ -271,7 +271,7 @@ def rotate_webhook_secret(webhook_id: WebhookId, rotation: SecretRotation) -> We
     "POST",
     "/v1/webhooks/{webhook_id}/test",
     scope="webhooks:write",
-    refusals=INACTIVE,
+    errors=INACTIVE,
     example=Example({"a job": {"type": "fine_tuning.job.succeeded"}}, EXAMPLE_DELIVERY),
 )
 def send_test_event(webhook_id: WebhookId, test: WebhookTest) -> Delivery:
@@ -299,7 +299,7 @@ def list_webhook_deliveries(
     "POST",
     "/v1/webhooks/{webhook_id}/deliveries/{event_id}/retry",
     scope="webhooks:write",
-    refusals=INACTIVE,
+    errors=INACTIVE,
     example=Example(reply={**EXAMPLE_DELIVERY, "status": "pending", "response_status": None}),
 )
 def retry_webhook_delivery(webhook_id: WebhookId, event_id: EventId) -> Delivery:
@@ -311,7 +311,7 @@ def retry_webhook_delivery(webhook_id: WebhookId, event_id: EventId) -> Delivery
     "POST",
     "/v1/webhooks/{webhook_id}/replay",
     scope="webhooks:write",
-    refusals=INACTIVE,
+    errors=INACTIVE,
     example=Example(
         {"what died": {"since": NOON, "until": LATER, "status": "dead"}},
         {"id": WEBHOOK, "replayed": 3},

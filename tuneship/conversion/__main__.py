@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from tuneship.conversion import gguf_model, losses
 from tuneship.conversion.base_format import base_format
-from tuneship.conversion.failure_reasons import refusal_of, versions
+from tuneship.conversion.failure_reasons import fault_of, versions
 from tuneship.conversion.order import ReadingOrder, ReadingReport
 from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.replica import load_model
@@ -37,7 +37,7 @@ def main(order_file: str, report_file: str) -> int:
     try:
         report = read_both(order)
     except Exception as error:  # noqa: BLE001 (whatever a foreign file brings about)
-        report = ReadingReport(refused=refusal_of(error))
+        report = ReadingReport(fault=fault_of(error))
     report.write(Path(report_file))
     return 0
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from tuneship.conversion.failure_reasons import refusal_of, versions
+from tuneship.conversion.failure_reasons import fault_of, versions
 from tuneship.conversion.logits import (
     distance,
     engine_answer,
@@ -29,7 +29,6 @@ from tuneship.conversion.order import GGUF_FILE, NICENESS, ExportOrder, ExportRe
 from tuneship.conversion.side_files import read_object, write_side_files
 from tuneship.host.priority import lower_priority
 from tuneship.host.weight_files import ADAPTER_CONFIG
-from tuneship.prompts.parity import Probe
 from tuneship.prompts.template import PromptTemplate
 from tuneship.serving.models.model import ModelRefused
 from tuneship.serving.parity_check import differing_choice
@@ -46,7 +45,7 @@ def main(order_file: str, report_file: str) -> int:
     try:
         report = export(order)
     except Exception as error:  # noqa: BLE001 (whatever a file brings about)
-        report = ExportReport(refused=refusal_of(error))
+        report = ExportReport(fault=fault_of(error))
     report.write(Path(report_file))
     return 0
 
@@ -75,23 +74,19 @@ def export(order: ExportOrder) -> ExportReport:
         model = float32_model(target) if is_merged else peft_model(base, target)
     found = [transformers_logits(model, tokens) for tokens in texts]
     for probe in answers:
-        _compare_answer(model, probe, ALLOWED[number_format])
+        logits = transformers_logits(model, [*probe.prompt, *probe.greedy[:-1]])
+        answered = logits[len(probe.prompt) - 1 :]
+        place = differing_choice(probe, answered, ALLOWED[number_format])
+        if place is not None:
+            raise ModelRefused(
+                f"token {place + 1} of the export's answer to a fixed question is not that of the model"
+            )
     return ExportReport(
         difference=distance(found, expected),
         allowed=ALLOWED[number_format],
         number_format=number_format,
         versions=versions(*LIBRARIES, *(["gguf"] if order.format == "gguf" else [])),
     )
-
-
-def _compare_answer(model: Any, probe: Probe, allowed: float) -> None:
-    """Raise `ModelRefused` where the export continues the engine's answer with another token."""
-    logits = transformers_logits(model, [*probe.prompt, *probe.greedy[:-1]])
-    place = differing_choice(probe, logits[len(probe.prompt) - 1 :], allowed)
-    if place is not None:
-        raise ModelRefused(
-            f"token {place + 1} of the export's answer to a fixed question is not that of the model"
-        )
 
 
 def _write_peft(order: ExportOrder) -> str:

@@ -25,7 +25,7 @@ NAMED = (
 )
 
 
-def refusal_of(error: Exception) -> str:
+def fault_of(error: Exception) -> str:
     """Say what failed; of a library's error without its own text, which may hold pages of names."""
     if isinstance(error, NAMED):
         # A text may quote a name in a foreign file.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tuneship.conversion.failure_reasons import refusal_of
+from tuneship.conversion.failure_reasons import fault_of
 from tuneship.conversion.logits import engine_with_adapter, peft_model
 from tuneship.conversion.order import NICENESS, ImportOrder, ImportReport
 from tuneship.conversion.plain_adapter import write_plain
@@ -31,9 +31,9 @@ def main(order_file: str, report_file: str) -> int:
     try:
         report = take_in(ImportOrder.read(Path(order_file)))
     except AdapterFault as fault:
-        report = ImportReport(refused=str(fault))
+        report = ImportReport(fault=str(fault))
     except Exception as error:  # noqa: BLE001 (whatever a foreign file brings about)
-        report = ImportReport(refused=f"cannot be served: {refusal_of(error)}")
+        report = ImportReport(fault=f"cannot be served: {fault_of(error)}")
     report.write(Path(report_file))
     return 0
 

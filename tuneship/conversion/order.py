@@ -26,7 +26,7 @@ class ProcessMessage:
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a file. Raises `OSError` without one, and ValueError when it is cut or larger than any report."""
-        # The text of a refusal may quote a name in a foreign file.
+        # The text of a fault may quote a name in a foreign file.
         if file.stat().st_size > MAX_MESSAGE_BYTES:
             raise ValueError("too large")
         return cls(**json.loads(file.read_text(encoding="utf-8")))
@@ -53,7 +53,7 @@ class ReadingReport(ProcessMessage):
     """The result of an order."""
 
     # Why the model cannot be used; then the other fields say nothing.
-    refused: str | None = None
+    fault: str | None = None
     # Mean loss of the tokens of a fixed text, as transformers reads the source.
     loss_before: float = 0.0
     # The same, as our engine reads the target.
@@ -109,7 +109,7 @@ class ExportReport(ProcessMessage):
     """The result of an export."""
 
     # Why there is no export; then the other fields say nothing.
-    refused: str | None = None
+    fault: str | None = None
     # Root mean square of the differences of all logits for fixed texts, between the export as it was read back and our
     # engine, as a share of the logits' standard deviation.
     difference: float = 0.0
@@ -142,4 +142,4 @@ class ImportReport(ProcessMessage):
     # The id of the base model that it is for; None where neither order nor adapter names one.
     base_model: str | None = None
     # Why the adapter is not taken, as the rest of a sentence that begins with it; None when nothing is wrong.
-    refused: str | None = None
+    fault: str | None = None

@@ -398,12 +398,6 @@ def linked(last: str, line: str) -> str:
     return f'{line[:-1]}{_LINK}{digest}"}}'
 
 
-def _is_as_written(last: str, line: str) -> bool:
-    facts, found, _ = line.rpartition(_LINK)
-    # Behind a line with a hash there is none without.
-    return line == linked(last, facts + "}") if found else _LINK not in last
-
-
 def to_mapping(fact: Fact) -> Mapping[str, Any]:
     """The fact as plain JSON values, for results and artifacts."""
     return _FACT.dump_python(fact, mode="json")
@@ -424,7 +418,10 @@ def from_lines(lines: Iterable[str]) -> RolloutRecord:
             if number < len(texts):
                 raise ValueError(f"line {number} of the record is damaged") from error
         else:
-            if not _is_as_written(last, text):
+            written, found, _ = text.rpartition(_LINK)
+            # Behind a line with a hash there is none without.
+            is_changed = text != linked(last, written + "}") if found else _LINK in last
+            if is_changed:
                 raise ChangedLine(f"line {number}, or the one before it, was changed afterwards")
     record = RolloutRecord(tuple(facts))
     # Hashes can be written again by who changes a line, so the looks name their plan, too.

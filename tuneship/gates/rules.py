@@ -142,13 +142,6 @@ def metrics_gone(view: View) -> Ruling | None:
     return None
 
 
-def _are_looks_used_up(view: View) -> bool:
-    # A person who resumes a paused rollout grants it the plan's looks again.
-    at_step, at_all = view.looks_used
-    is_late = view.waited >= timedelta(seconds=view.plan.longest_step_seconds)
-    return at_step >= view.plan.max_looks_per_step or at_all >= view.plan.max_looks or is_late
-
-
 def _inconclusive(view: View) -> Ruling:
     """End a rollout that was not decided within its looks as the plan says, naming what held it."""
     # The first that applies: what speaks against the candidate, before what is merely missing.
@@ -368,7 +361,11 @@ def rule_on(view: View) -> Ruling:
     ruling = next(ruling for rule in rules if (ruling := rule(view)))
     # The last look counts as any other: only what is still undecided then is inconclusive.
     is_held = ruling.verdict is Verdict.HOLD and view.phase is Phase.COMPARE
-    if is_held and _are_looks_used_up(view):
+    # A person who resumes a paused rollout grants it the plan's looks again.
+    at_step, at_all = view.looks_used
+    is_late = view.waited >= timedelta(seconds=view.plan.longest_step_seconds)
+    is_used_up = at_step >= view.plan.max_looks_per_step or at_all >= view.plan.max_looks or is_late
+    if is_held and is_used_up:
         ruling = _inconclusive(view)
     if ruling.verdict not in (Verdict.ROLLBACK, Verdict.PAUSE):
         return ruling

@@ -45,7 +45,10 @@ def drawn_requests(
         last = len(buckets) if until is None else first_after(buckets, until)
         # The first bucket of a step began under the weight before.
         for bucket in buckets[first_after(buckets, at) + 1 : last]:
-            if _has_repeated_keys(bucket):
+            # Callers that keep their keys are not drawn request by request.
+            of_half = bucket.baseline.callers_of_half
+            requests = bucket.baseline.requests + bucket.candidate.requests
+            if of_half is not None and of_half < ONE_BY_ONE_SHARE * requests:
                 continue
             counts = _counted(bucket.candidate), _counted(bucket.baseline)
             if counts[0] is None or counts[1] is None:
@@ -53,13 +56,6 @@ def drawn_requests(
             if weight < 100 and (at is None or bucket.end >= at + settled_after):
                 found.append(Drawn(counts[0], counts[1], weight))
     return found
-
-
-def _has_repeated_keys(bucket: Bucket) -> bool:
-    """Whether callers keep their keys, so that requests are not drawn one by one."""
-    of_half = bucket.baseline.callers_of_half
-    requests = bucket.baseline.requests + bucket.candidate.requests
-    return of_half is not None and of_half < ONE_BY_ONE_SHARE * requests
 
 
 def _counted(traffic: ArmTraffic) -> int | None:

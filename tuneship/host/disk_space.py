@@ -3,7 +3,7 @@
 import shutil
 
 from tuneship.contract.errors import InternalError
-from tuneship.settings import ServiceSettings
+from tuneship.settings import FileSettings
 
 
 class DiskNearlyFull(InternalError):
@@ -13,7 +13,7 @@ class DiskNearlyFull(InternalError):
         super().__init__("the disk is nearly full", status=503, retry_after=60)
 
 
-def check_room(settings: ServiceSettings, more_bytes: int = 0) -> None:
+def check_room(settings: FileSettings, more_bytes: int = 0) -> None:
     """Raise `DiskNearlyFull` (503) where `more_bytes` would leave less free disk than the settings require."""
     usage = shutil.disk_usage(settings.data_dir)
     minimum_free = max(

@@ -4,7 +4,7 @@ import errno
 import resource
 from dataclasses import dataclass
 
-from tuneship.settings import ServiceSettings
+from tuneship.settings import AddressSettings
 
 # Descriptors for everything but callers: 48 database connections (three files each on SQLite), uploads, workers,
 # webhooks, libraries that open files for a moment, and a burst of connections that are being closed.
@@ -38,7 +38,7 @@ def raise_file_limit() -> int:
     return hard
 
 
-def connection_limits(settings: ServiceSettings, open_files: int) -> ConnectionLimits:
+def connection_limits(settings: AddressSettings, open_files: int) -> ConnectionLimits:
     """The connections that the settings allow; by default, as many as the limit of open files allows.
 
     Raises NotEnoughFiles.

@@ -5,8 +5,7 @@ window's bytes are one record of `FACTS`, then its sketch (records of `COUNTED`,
 to `MAX_CALLERS` callers who got errors. Those are the smallest hashes, so that windows can be merged and the number of
 more callers than these can be estimated from their density.
 
-Newer counts are in bytes of their own, one record of `MORE` and the lists behind it, which an earlier version neither
-reads nor changes. They are of all requests of the window where `counted` says so.
+The finer counts are in bytes of their own: one record of `MORE`, and the lists behind it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,16 +31,15 @@ Numbers = NDArray[np.float64]
 EDGES_MS: tuple[float, ...] = tuple(float(2**power) for power in range(18))
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 COUNTS = ("requests", "errors", "empty", "input", "output")
-# `uncounted`: requests recorded before the other two and the callers were counted (schema 0007).
-LATER_COUNTS = ("cancelled", "refused", "uncounted")
-SUMS = (*COUNTS, "latency_sum_ms", *LATER_COUNTS)
+UNANSWERED = ("cancelled", "refused")
+SUMS = (*COUNTS, "latency_sum_ms", *UNANSWERED)
 FACTS = np.dtype(
     [
         *((name, "<i8") for name in COUNTS),
         ("latency_sum_ms", "<f8"),
         *((name, "<f8") for name in QUANTILES),  # ms; 0 where no request was timed
         ("histogram", "<u4", (len(EDGES_MS) + 1,)),  # timed requests that took at most each edge
-        *((name, "<i8") for name in LATER_COUNTS),
+        *((name, "<i8") for name in UNANSWERED),
         # Exact below `MAX_CALLERS`, then an estimate within a few per cent, as the other numbers of callers.
         ("error_callers", "<i8"),
     ]
@@ -50,17 +48,10 @@ FACTS = np.dtype(
 REPEATED = tuple(
     f"repeated_{kind}" for kind in ("requests", "errors", "empty", "cancelled", "refused")
 )
-_MORE_SUMS = ("counted", *REPEATED)
 _LARGEST = ("spread_keys", "replicas")
 CALLERS = ("error_callers", "cancelled_callers", "refused_callers")
 CELLS = ("per_token", "answer_tokens")
-MORE = np.dtype(
-    [
-        # Requests, cancelled and refused ones included, whose newer counts are here.
-        ("counted", "<u4"),
-        *((name, "<u4") for name in (*REPEATED, *CALLERS[1:], *_LARGEST)),
-    ]
-)
+MORE = np.dtype([(name, "<u4") for name in (*REPEATED, *CALLERS[1:], *_LARGEST)])
 COUNTED = np.dtype([("index", "<i2"), ("count", "<u4")])
 CALLER = np.dtype("<u4")
 STICKY = np.dtype([("index", "<u4"), ("count", "<u4")])
@@ -111,12 +102,12 @@ class Columns:
         return Columns(self.facts[first:last], self.more[first:last], *lists)
 
     def encoded(self) -> list[bytes]:
-        """The stored bytes of each window, without the newer counts."""
+        """The stored bytes of each window, without the finer counts."""
         rows = zip(self.facts, self.latencies.rows(), self.error_callers.rows(), strict=True)
         return [b"".join([one.tobytes() for one in row]) for row in rows]
 
     def encoded_more(self) -> list[bytes]:
-        """The stored bytes of each window's newer counts: the record, the lengths of the lists, and the lists."""
+        """The stored bytes of each window's finer counts: the record, the lengths of the lists, and the lists."""
         named = [getattr(self, name) for name in _STORED]
         record = [self.more[name].astype(np.int64) for name in MORE.names or ()]
         head = np.stack([*record, *(lists.lengths for lists in named)], axis=1)
@@ -133,8 +124,8 @@ class Columns:
 _LISTS = tuple(name for name in Columns.__dataclass_fields__ if name not in ("facts", "more"))
 
 
-def from_stored(windows: Sequence[bytes], more: Sequence[bytes | None]) -> Columns:
-    """The inverse of `Columns.encoded` and `encoded_more`; None for what only an earlier version has written."""
+def from_stored(windows: Sequence[bytes], more: Sequence[bytes]) -> Columns:
+    """The inverse of `Columns.encoded` and `encoded_more`."""
     facts = np.frombuffer(b"".join([window[: FACTS.itemsize] for window in windows]), FACTS)
     # The number of callers may be an estimate, but no more than `MAX_CALLERS` are stored.
     stored_callers = np.minimum(facts["error_callers"], MAX_CALLERS)
@@ -154,10 +145,10 @@ def from_stored(windows: Sequence[bytes], more: Sequence[bytes | None]) -> Colum
     )
 
 
-def _from_more(stored: Sequence[bytes | None]) -> tuple[Records, dict[str, Lists]]:
+def _from_more(stored: Sequence[bytes]) -> tuple[Records, dict[str, Lists]]:
     names = MORE.names or ()
     size = len(names) + len(_STORED)
-    numbers = unpacked([one or bytes(size) for one in stored])
+    numbers = unpacked(stored)
     head = numbers.values[numbers.firsts[:, None] + np.arange(size)]
     more = np.zeros(len(stored), MORE)
     for place, name in enumerate(names):
@@ -184,14 +175,13 @@ def _from_more(stored: Sequence[bytes | None]) -> tuple[Records, dict[str, Lists
 def from_windows(windows: Sequence[MetricWindow]) -> Columns:
     """The counts of each window; percentiles, histogram and callers are still zero (see `grouped`)."""
     facts, more = np.zeros(len(windows), FACTS), np.zeros(len(windows), MORE)
-    for row, newer, window in zip(facts, more, windows, strict=True):
+    for row, finer, window in zip(facts, more, windows, strict=True):
         row["requests"], row["errors"] = window.request_count, window.error_count
         row["empty"], row["latency_sum_ms"] = window.empty_count, window.latency_sum_ms
         row["input"], row["output"] = window.input_tokens, window.output_tokens
         row["cancelled"], row["refused"] = window.cancelled_count, window.refused_count
-        newer["counted"] = window.request_count + window.cancelled_count + window.refused_count
         for name in (*REPEATED, *_LARGEST):
-            newer[name] = getattr(window, name)
+            finer[name] = getattr(window, name)
 
     def listed(name: str, kind: np.dtype[Any]) -> Lists:
         rows: list[Any] = [getattr(window, name) for window in windows]
@@ -228,7 +218,7 @@ def grouped(columns: Columns, groups: Whole) -> tuple[Whole, Columns]:
     """
     distinct, into = np.unique(groups, return_inverse=True)
     facts, more = np.zeros(len(distinct), FACTS), np.zeros(len(distinct), MORE)
-    for record, names, given in ((facts, SUMS, columns.facts), (more, _MORE_SUMS, columns.more)):
+    for record, names, given in ((facts, SUMS, columns.facts), (more, REPEATED, columns.more)):
         for name in names:
             total: Any = np.zeros(len(distinct), record.dtype[name])
             np.add.at(total, into, given[name])
@@ -329,11 +319,6 @@ def cells(lists: Lists, *, is_sketch: bool = False) -> Lists:
 def requests_of(facts: Records) -> Whole:
     """All requests of each record, cancelled and refused ones included."""
     return facts["requests"] + facts["cancelled"] + facts["refused"]
-
-
-def is_counted(windows: Columns) -> NDArray[np.bool_]:
-    """True for windows whose newer counts are of all their requests: no earlier version has added to them."""
-    return windows.more["counted"] == requests_of(windows.facts)
 
 
 def callers_of_half(windows: Columns) -> list[int]:

@@ -29,7 +29,6 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 class _Connection:
     client: Client
     service: str
-    address: str
 
 
 _connected: list[_Connection] = []
@@ -45,7 +44,7 @@ def connect(settings: ClientSettings, client: Client | None = None) -> None:
         written = written_url(data_dir)
         if written is not None and one_address(written) == address:
             name = str(data_dir)
-    _connected.append(_Connection(client or Client(settings), name, address))
+    _connected.append(_Connection(client or Client(settings), name))
 
 
 def disconnect() -> None:
@@ -79,22 +78,6 @@ def service_name() -> str:
     another port each time; any other service is named by its address.
     """
     return _connection().service
-
-
-def service_address() -> str:
-    """The address of this service, spelled by `one_address`. Raises like `api`."""
-    return _connection().address
-
-
-def is_this_service(recorded: object) -> bool:
-    """Whether a service's name in a record means this one. Earlier releases wrote the address as it was typed."""
-    name = str(recorded)
-    return service_name() == (one_address(name) if is_address(name) else name)
-
-
-def is_address(service: str) -> bool:
-    """Whether a service's name is its address; otherwise it is its data directory."""
-    return service.lower().startswith(("http://", "https://"))
 
 
 def one_address(url: str) -> str:

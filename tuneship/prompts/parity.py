@@ -9,7 +9,7 @@ Written by `training/parity_notes.py`. Knows no model.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from tuneship.security.sealed_files import read_plain, write_sealed
 
 PARITY_FILE = "parity.json"
 # The fields of a probe about its greedy answer.
-ANSWER_FIELDS = ("greedy", "leads")
 # The allowed difference of logits in standard deviations of the logits, by the coarser of the two number formats.
 #
 # Measured on tiny random models of nine families: 1e-6 where both are float32, 0.01 to 0.1 where serving is bfloat16.
@@ -59,9 +58,9 @@ class Probe:
     # Standard deviation of all the logits.
     spread: float
     # The first tokens of the greedy answer, and by how much the logit of each leads that of the next likely token, in
-    # standard deviations of the logits. Files of older versions have none.
-    greedy: list[int] = field(default_factory=list[int])
-    leads: list[float] = field(default_factory=list[float])
+    # standard deviations of the logits.
+    greedy: list[int]
+    leads: list[float]
 
     @property
     def is_small(self) -> bool:
@@ -104,12 +103,7 @@ class Parity:
 
     def save(self, directory: Path, key: str | None = None) -> None:
         """Write the file; `key` seals it."""
-        fields = asdict(self)
-        # Beside the probes, whose fields older versions know: replicas of such a version may load the adapter, too.
-        fields["answers"] = [
-            {name: probe.pop(name) for name in ANSWER_FIELDS} for probe in fields["probes"]
-        ]
-        text = json.dumps(fields, ensure_ascii=False)
+        text = json.dumps(asdict(self), ensure_ascii=False)
         write_sealed(directory / PARITY_FILE, key, f"{text}\n".encode())
 
     @classmethod
@@ -124,9 +118,7 @@ class Parity:
         except RecursionError as error:
             raise ValueError(f"{PARITY_FILE} is not understood") from error
         try:
-            answers = fields.get("answers") or [{}] * len(fields["probes"])
-            pairs = zip(fields["probes"], answers, strict=True)
-            probes = [Probe(**probe, **answer) for probe, answer in pairs]
+            probes = [Probe(**probe) for probe in fields["probes"]]
             if any(len(probe.greedy) != len(probe.leads) for probe in probes):
                 raise ValueError(f"{PARITY_FILE} is damaged")
             if len(probes) > MAX_PROBES or not all(probe.is_small for probe in probes):

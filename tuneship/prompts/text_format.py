@@ -102,8 +102,8 @@ class ModelTextFormat:
     @property
     def fault(self) -> str | None:
         """Why answers of this format would not end, or None."""
-        if self._turn.refusal is not None:
-            return self._turn.refusal
+        if self._turn.fault is not None:
+            return self._turn.fault
         if self._turn.end is None and not self._turn.end_text:
             return NO_END
         return None
@@ -111,7 +111,7 @@ class ModelTextFormat:
     @property
     def tuning_fault(self) -> str | None:
         """Why a model of this format cannot be tuned, or None."""
-        return self.fault or self._turn.tuning_refusal
+        return self.fault or self._turn.tuning_fault
 
     @cached_property
     def special_texts(self) -> "re.Pattern[str] | None":
@@ -160,8 +160,8 @@ class _RenderedTurn:
     end_text: str = ""
     lead: str = ""
     pad: str = ""
-    refusal: str | None = None
-    tuning_refusal: str | None = None
+    fault: str | None = None
+    tuning_fault: str | None = None
 
 
 def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> _RenderedTurn:
@@ -170,10 +170,10 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
         before = template.render([ASKED], add_generation_prompt=True, limits=PLAIN)
         whole = template.render([ASKED, ANSWERED], add_generation_prompt=False, limits=PLAIN)
     except TemplateFailed as error:
-        return _RenderedTurn(refusal=f"a plain question cannot be rendered: {error}")
+        return _RenderedTurn(fault=f"a plain question cannot be rendered: {error}")
     content_end = whole.rfind(ANSWER) + len(ANSWER)
     if content_end < len(ANSWER):
-        return _RenderedTurn(refusal="its chat template leaves out the answer of a conversation")
+        return _RenderedTurn(fault="its chat template leaves out the answer of a conversation")
     untyped: Any = tokenizer
     encoding = encoding_of(tokenizer, whole)
     ids: list[int] = encoding.ids
@@ -189,7 +189,7 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
         return _RenderedTurn(
             end,
             end_text,
-            tuning_refusal="the prompt of its chat template does not stand before the answer in a conversation (it "
+            tuning_fault="the prompt of its chat template does not stand before the answer in a conversation (it "
             "may open the model's reasoning), so that an answer would be asked for in another place than it is learnt",
         )
     answers = (begin + ANSWER for begin in ("", *BEGINNINGS))
@@ -198,13 +198,13 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
         return _RenderedTurn(
             end,
             end_text,
-            tuning_refusal="its tokenizer joins the end of the prompt with the beginning of the answer: take the "
+            tuning_fault="its tokenizer joins the end of the prompt with the beginning of the answer: take the "
             "space or line break from the end of the chat template's prompt, and write it before the answer",
         )
     text = continuation(tokenizer, prompt, ids[len(prompt) : last])
     lead, found, pad = text.partition(ANSWER)
     if not found:
-        return _RenderedTurn(refusal="its tokenizer does not give back the text of an answer")
+        return _RenderedTurn(fault="its tokenizer does not give back the text of an answer")
     return _RenderedTurn(end, end_text, lead, pad if index is not None else "")
 
 

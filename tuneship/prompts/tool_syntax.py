@@ -98,12 +98,16 @@ def syntax_of(render: Renders) -> CallSyntax | None:
     two = _answer(render, 2, ends)
     if two is not None and two[0].removeprefix(lead) == begin and two[2] == end:
         # `middle` of two calls reaches from the first name to the arguments of the second.
-        between = _between(two[1], middle)
+        start, _, rest = two[1].partition("zqarguments")
+        found, name, last = rest.partition("zqother")
+        between = found if name and start == last == middle else None
     pieces = begin + middle + end + (between or "")
     is_recognizable = begin.strip() and not NAME_CHARACTER.match(middle) and middle
     if not is_recognizable or "zq" in pieces:
         return None
-    return CallSyntax(begin, middle, between, end, _separators(arguments))
+    opening, key, item, other_key, closing = arguments.groups()
+    is_indented = "\n" in arguments[0] or opening or closing or key != other_key
+    return CallSyntax(begin, middle, between, end, None if is_indented else (item, key))
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -151,16 +155,3 @@ def _answer(render: Renders, count: int, ends: str) -> tuple[str, str, str, re.M
         return None
     middle, _, end = rest.rpartition(arguments[0])
     return begin, middle.replace(arguments[0], "zqarguments"), end, arguments
-
-
-def _separators(arguments: re.Match[str]) -> tuple[str, str] | None:
-    opening, key, item, other_key, closing = arguments.groups()
-    is_indented = "\n" in arguments[0] or opening or closing or key != other_key
-    return None if is_indented else (item, key)
-
-
-def _between(middle_of_two: str, middle: str) -> str | None:
-    """The text from the first arguments to the second name."""
-    start, _, rest = middle_of_two.partition("zqarguments")
-    between, found, last = rest.partition("zqother")
-    return between if found and start == last == middle else None

@@ -39,7 +39,7 @@ class FailedStarts:
         return self.pause_s > 0
 
     @property
-    def refusal(self) -> str:
+    def why_not(self) -> str:
         """Why no start is tried now; empty where one may be."""
         return self.error if self.is_pausing else ""
 

@@ -96,8 +96,8 @@ class LocalReplicas(ReplicaGroup):
             self._start_missing(wanted)
 
     @property
-    def _start_refusal(self) -> str:
-        return self._failed.refusal
+    def _why_no_start(self) -> str:
+        return self._failed.why_not
 
     def _start_missing(self, wanted: int) -> None:
         for _ in range(wanted - len(self.live) - len(self._starts)):

@@ -245,7 +245,7 @@ class ReplicaGroup(ABC):
 
     @property
     @abstractmethod
-    def _start_refusal(self) -> str:
+    def _why_no_start(self) -> str:
         """Why nothing is started now; empty where a start may succeed."""
 
     @abstractmethod
@@ -267,7 +267,7 @@ class ReplicaGroup(ABC):
         model = None if adapter is None else adapter.name
         able = self._able(model)
         if not able:
-            if not self.live and (why := self._start_refusal):
+            if not self.live and (why := self._why_no_start):
                 raise NoReplica(f"no replica can be started now: {why}")
             try:
                 await self._ensure_loaded(adapter, 1, is_checked=False)

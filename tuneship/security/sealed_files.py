@@ -3,7 +3,8 @@
 Files use Tink's streaming AEAD, whose segments of 1 MiB cannot be changed, exchanged, removed or cut off unnoticed.
 Each object (a dataset, the checkpoints of a job, an adapter) has a data key of its own, so that no file can replace one
 of another object, and the file's name is the associated data, so that no file can replace another of the same object.
-A key of None stands for a plain file from an earlier version. `tuneship/service/access/data_keys.py` keeps the keys.
+A key of None stands for a plain file: one of a base model, or of a conversion. `tuneship/service/access/data_keys.py`
+keeps the keys.
 """
 
 import io

@@ -3,14 +3,13 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.security.vault import SealBroken
-from tuneship.service.access.data_keys import TENANTS, Keyring, keyring_of
+from tuneship.service.access.data_keys import Keyring, keyring_of
 from tuneship.service.open_installation import Installation
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.files.quarantine import left_over, objects_of
@@ -80,10 +79,6 @@ class _Keys:
         self._connection = connection
         self._keyring = keyring
         self._rows = object_key_records.all_of(connection)
-        # The time from which a tenant's files are sealed.
-        self._since: dict[str, datetime] = {
-            row.client_id: row.created_at for row in self._rows if row.object_id.startswith(TENANTS)
-        }
 
     @property
     def count(self) -> int:
@@ -100,15 +95,8 @@ class _Keys:
         return faults
 
     def missing(self, objects: list[StoredObject]) -> dict[str, str]:
-        """The sealed objects and running jobs without a key."""
-        needed = [(stored.id, stored.client_id, stored.created_at) for stored in objects]
-        needed += [
-            (f"jobs/{job['id']}", job["client_id"], job["created_at"])
-            for job in job_records.alive(self._connection)
-        ]
+        """The objects and running jobs without a key."""
+        needed = [stored.id for stored in objects]
+        needed += [f"jobs/{job['id']}" for job in job_records.alive(self._connection)]
         known = {row.object_id for row in self._rows}
-        return {
-            object_id: "its key is missing"
-            for object_id, client_id, created_at in needed
-            if object_id not in known and created_at > self._since.get(client_id, created_at)
-        }
+        return {name: "its key is missing" for name in needed if name not in known}

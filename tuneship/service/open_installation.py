@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from tuneship.host.startup import StartupError
 from tuneship.security.master_key import derived_secret, read_or_make_secret, read_secret
-from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
+from tuneship.service.access.data_keys import AnotherMasterKey
 from tuneship.settings import ServiceSettings
 from tuneship.store.database.database import Database, parsed_url, url_of
 from tuneship.store.database.tables import InstallationRow
@@ -235,8 +235,6 @@ def check_key(connection: sa.Connection, secret: bytes) -> None:
     kept = installation.key_check_of(connection)
     if kept is not None and not hmac.compare_digest(kept, _key_check(secret)):
         raise AnotherMasterKey
-    # A database of an earlier version has no such value, but it may have sealed keys.
-    keyring_of(secret).check(connection)
 
 
 def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> None:

@@ -25,7 +25,7 @@ from tuneship.service.access.isolation import worker_folder
 from tuneship.service.background.clock_watch import utc_now
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
-from tuneship.settings import ServiceSettings
+from tuneship.settings import AgentSettings, ServiceSettings
 
 if TYPE_CHECKING:
     from tuneship.agents.certificates import AgentAuthority
@@ -124,7 +124,7 @@ def agent_launcher(
     return LocalAgents(runtime, log, outlive_service=outlive_service)
 
 
-def ray_jobs(settings: ServiceSettings) -> RayJobs:
+def ray_jobs(settings: AgentSettings) -> RayJobs:
     """Make the launcher for the clusters of the settings. Raises `StartupError`."""
     if settings.ray_token_file is None:
         raise StartupError("TUNESHIP_RAY_TOKEN_FILE is missing")
@@ -145,7 +145,7 @@ def ray_jobs(settings: ServiceSettings) -> RayJobs:
     return RayJobs(clusters, AgentJob(settings.agent_command, settings.agent_ports, size))
 
 
-def check_ray(settings: ServiceSettings) -> None:
+def check_ray(settings: AgentSettings) -> None:
     """Refuse a Ray cluster that does not let this service in, or that lets everybody in. Raises `StartupError`."""
     if settings.agents != "ray":
         return

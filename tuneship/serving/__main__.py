@@ -35,8 +35,8 @@ def main() -> int:
         if weights == AUTO:
             weights = fastest(measured_weights(options.base)).weights
         model = load_model(options.base, weights)
-    except ModelRefused as refusal:
-        frames.send({"refused": str(refusal)})
+    except ModelRefused as error:
+        frames.send({"refused": str(error)})
         return 1
     release_free_memory()  # of weights that were read in another format
     facts = model.facts

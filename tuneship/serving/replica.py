@@ -161,8 +161,8 @@ class ReplicaServer:
         identifier = frame.get("id")
         try:
             answer = self._operations[frame["op"]](frame)
-        except (AdapterRefused, GrammarRefused, RequestRefused) as refusal:
-            self._refuse(identifier, refusal)
+        except (AdapterRefused, GrammarRefused, RequestRefused) as error:
+            self._refuse(identifier, error)
         except (KeyError, TypeError, ValueError) as error:
             self._frames.send(
                 {"id": identifier, "error": f"frame not understood: {type(error).__name__}"}
@@ -171,13 +171,11 @@ class ReplicaServer:
             if answer is not None:
                 self._frames.send({"id": identifier, "ok": True, **answer})
 
-    def _refuse(self, identifier: Any, refusal: Exception) -> None:
+    def _refuse(self, identifier: Any, error: Exception) -> None:
         """Answer that a request was refused, and mark what its caller can mend."""
         marks = {SequenceTooLarge: "too_large", GrammarRefused: "grammar"}
-        mark = marks.get(type(refusal))
-        self._frames.send(
-            {"id": identifier, "error": str(refusal), **({mark: True} if mark else {})}
-        )
+        mark = marks.get(type(error))
+        self._frames.send({"id": identifier, "error": str(error), **({mark: True} if mark else {})})
 
     def _step(self) -> None:
         """Run a step of the sequences, then a pass over texts to embed."""
@@ -247,8 +245,8 @@ class ReplicaServer:
                 continue
             try:
                 self._engine.submit(identifier, request, guide)
-            except RequestRefused as refusal:
-                self._refuse(identifier, refusal)
+            except RequestRefused as error:
+                self._refuse(identifier, error)
 
     def _cancel(self, frame: Frame) -> None:
         identifier = str(frame["id"])

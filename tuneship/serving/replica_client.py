@@ -219,7 +219,7 @@ class SocketLink:
         return await self._call("stats")
 
     def generate(self, request: GenerateRequest) -> TokenStream:
-        """Send a request at once and return its stream, whose iteration raises a refusal."""
+        """Send a request at once and return its stream, whose iteration raises an error."""
         identifier = next(self._ids)
         generation = TokenStream(lambda: self._cancel(identifier))
         if self._lost is not None:
@@ -303,18 +303,18 @@ class SocketLink:
                 if identifier in self._embeddings:
                     self._embeddings[identifier].add(number, vector)
             return
-        identifier, refusal = frame["id"], frame.get("error")
+        identifier, fault = frame["id"], frame.get("error")
         waiting = self._generations.pop(identifier, None) or self._embeddings.get(identifier)
         if waiting is not None:
             refused = RequestTooLarge if frame.get("too_large") else ReplicaRefused
             refused = UnusableGrammar if frame.get("grammar") else refused
             error = ReplicaLost if frame.get("lost") else refused
-            waiting.fail(error(refusal))
+            waiting.fail(error(fault))
         elif (answer := self._answers.get(identifier)) is not None and not answer.done():
-            if refusal is None:
+            if fault is None:
                 answer.set_result({key: frame[key] for key in frame.keys() - {"id", "ok"}})
             else:
-                answer.set_exception(ReplicaRefused(refusal))
+                answer.set_exception(ReplicaRefused(fault))
 
     def _pass_on(self, frame: dict[str, Any]) -> None:
         """Pass on the tokens of a step, after their scores. Unknown ids were cancelled in the meantime."""

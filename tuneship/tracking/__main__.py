@@ -3,7 +3,7 @@
 import os
 import sys
 
-from tuneship.settings import refuse_telemetry
+from tuneship.settings import turn_off_telemetry
 from tuneship.tracking.outside import TrackingOrder
 from tuneship.tracking.tracked_run import TrackingReport
 from tuneship.tracking.tracker import tracker_of
@@ -16,7 +16,7 @@ def main() -> None:
     # What libraries print must not get into the report.
     report_to = os.dup(1)
     os.dup2(2, 1)
-    refuse_telemetry()
+    turn_off_telemetry()
     order = TrackingOrder.model_validate_json(sys.stdin.buffer.read())
     report = TrackingReport(tracker=order.target.tracker)
     try:

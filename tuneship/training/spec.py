@@ -45,7 +45,7 @@ class ResolvedHyperparameters:
 
 @dataclass(frozen=True)
 class DataKeys:
-    """Keys that open and seal the files of a job (`tuneship/security/sealed_files.py`); None for plain files."""
+    """Keys that open and seal the files of a job (`tuneship/security/sealed_files.py`); None: no such file."""
 
     training: str | None = None
     validation: str | None = None

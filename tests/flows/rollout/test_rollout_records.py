@@ -1,6 +1,5 @@
 """The records of rollouts on disk, and who may write them."""
 
-import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,11 +8,8 @@ import pytest
 
 from flows.release.record_file import ReleaseRecord
 from flows.rollout.record_file import RecordFile, RecordFolder
-from flows.shared.journal import FileLock
 from tests.flows.conftest import plan
 from tuneship.gates.record import Begun, Ended, SplitConfirmed, SplitIntended, to_line
-
-ENDPOINT_SHOP = hashlib.sha256(b"shop").hexdigest()[:16]
 
 
 def begun(rollout_id: str = "rollout-1", **changes: object) -> Begun:
@@ -171,67 +167,6 @@ def test_a_damaged_record_that_says_that_it_ended_blocks_nobody(tmp_path: Path) 
     (damaged,) = folder.damaged()
 
     assert not damaged.blocks(plan())
-
-
-SPELLINGS = {
-    "localhost-8700": "http://127.0.0.1:8700",
-    "127.0.0.1-8700-v1": "http://localhost:8700/v1",
-    "1-8700": "http://127.0.0.1:8700",
-    "Models.Example.org-v1": "https://models.example.org",
-    "models.example.org-443": "https://models.example.org",
-    "example.org-Team-v1": "https://example.org/Team",
-}
-OTHERS = {
-    "localhost-8701": "http://127.0.0.1:8700",
-    "models.example.org-8443": "https://models.example.org",
-    "models-v1": "http://models",  # may be another machine
-    "example.org-team": "https://example.org/Team",
-    "releases": "http://127.0.0.1:8700",
-}
-
-
-@pytest.mark.parametrize(("folder", "address"), SPELLINGS.items())
-def test_records_that_were_kept_under_another_spelling_are_found(
-    tmp_path: Path, folder: str, address: str
-) -> None:
-    old = RecordFile(tmp_path / folder / "rollout-1.jsonl")
-    old.append(begun())
-    content = old.path.read_bytes()
-    records = RecordFolder(tmp_path, address)
-
-    assert [file.path for file in records.of(plan())] == [old.path]
-    assert records.file("rollout-1").record == old.record
-    new = records.new(plan())
-    assert (new.path.parent, new.path.name[-10:]) == (records.path, "0002.jsonl")
-    assert old.path.read_bytes() == content
-
-
-@pytest.mark.parametrize(("folder", "address"), OTHERS.items())
-def test_records_of_another_service_are_not_taken_for_ones_own(
-    tmp_path: Path, folder: str, address: str
-) -> None:
-    RecordFile(tmp_path / folder / "rollout-1.jsonl").append(begun())
-    assert RecordFolder(tmp_path, address).paths() == []
-
-
-def test_a_run_of_an_earlier_release_holds_its_endpoint_under_its_own_spelling(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "localhost-8700").mkdir()
-    older = FileLock(tmp_path / "localhost-8700" / f"{ENDPOINT_SHOP}.lock")
-    assert older.take()
-
-    with RecordFolder(tmp_path, "http://127.0.0.1:8700").lock(plan()) as is_free:
-        assert not is_free
-    older.release()
-
-
-def test_a_service_with_a_data_directory_finds_what_was_kept_by_its_address(tmp_path: Path) -> None:
-    """Earlier versions kept such records under `localhost`, but never under the address in its present spelling."""
-    for name in ("localhost-8700", "127.0.0.1-8700"):
-        RecordFile(tmp_path / name / f"rollout-{name}.jsonl").append(begun())
-    records = RecordFolder(tmp_path, "/var/lib/tuneship", "http://127.0.0.1:8700")
-    assert [path.stem for path in records.paths()] == ["rollout-localhost-8700"]
 
 
 # Two lines as an earlier release wrote them.

@@ -83,19 +83,6 @@ def test_a_run_that_was_killed_in_mid_shift_gets_its_traffic_returned(
     assert len(fake.patches) == changes
 
 
-def test_a_rollout_begun_under_another_spelling_of_the_address_is_returned(
-    fake: FakeService, records: Path
-) -> None:
-    file = left_at(fake, records, 50)
-    file.path.parent.rename(
-        records / f"{file.path.parent.name}-v1".replace("127.0.0.1", "Localhost")
-    )
-
-    assert ends(guard()) == [("aborted", "abandoned")]
-    assert fake.weights == RETURNED
-    assert guard().outcome == "nothing_to_do"
-
-
 def test_a_new_rollout_of_the_same_plan_begins_after_the_guard(
     fake: FakeService, records: Path
 ) -> None:

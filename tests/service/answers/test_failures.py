@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.service.answers.failures import declared
+from tuneship.service.answers.failures import error_from_exception
 from tuneship.store.files.blobs import BlobsAway
 
 SECRET = "/data/a.sqlite: select 1"
@@ -34,12 +34,12 @@ SECRET = "/data/a.sqlite: select 1"
 def test_an_unforeseen_exception_is_an_error_of_the_service(
     error: Exception, status: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refusal = declared(error, "req_1")
+    refusal = error_from_exception(error, "req_1")
     assert (refusal.status, str(refusal), refusal.retryable) == (status, message, True)
     assert [record.getMessage() for record in caplog.records] == ["req_1 failed"]
 
 
 def test_an_error_of_the_contract_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     error = ResourceNotFound("no such dataset")
-    assert declared(error, "req_1") is error
+    assert error_from_exception(error, "req_1") is error
     assert not caplog.records

@@ -40,7 +40,7 @@ class Example:
         run = GenerationRun(context, target, wanted, time.perf_counter())
         return run, lambda: bytes(f"{self.number} {run.generation.completion}", "utf-8")
 
-    def refused(self, context: Context, error: ApiError) -> tuple[int, bytes]:
+    def failed(self, context: Context, error: ApiError) -> tuple[int, bytes]:
         return error.status, f"{self.number} {error.status}".encode()
 
     def unanswered(self, why_not: str) -> bytes:

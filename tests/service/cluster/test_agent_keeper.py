@@ -292,7 +292,7 @@ def test_one_that_is_lost_or_hangs_is_replaced(cell: Play) -> None:
 
 def test_a_start_that_fails_is_reported_and_leaves_nothing(cell: Play) -> None:
     async def act(cell: Cell) -> None:
-        cell.launcher.refusal = "no room"
+        cell.launcher.fault = "no room"
         async with cell.leading():
             cell.want(1)
             orders = cell.orders
@@ -300,16 +300,16 @@ def test_a_start_that_fails_is_reported_and_leaves_nothing(cell: Play) -> None:
             assert orders.failed[BASE.path].error == "no room"
             messages = [one.message for one in cell.group.take_events()]
             assert {*messages} == {"replica not started: no room"}
-            cell.launcher.refusal = ""
+            cell.launcher.fault = ""
             await cell.ready(1)
-            await until_async(lambda: not orders.refusal(BASE.path))
+            await until_async(lambda: not orders.why_not(BASE.path))
 
     cell(act)
 
 
 def test_all_members_hear_that_a_replica_could_not_be_started(cell: Play) -> None:
     async def act(cell: Cell) -> None:
-        cell.launcher.refusal = "no room"
+        cell.launcher.fault = "no room"
         async with cell.leading(), cell.other_member() as other:
             at_leader, elsewhere = (
                 asyncio.create_task(group.generate(None, REQUEST)) for group in (cell.group, other)
@@ -321,7 +321,7 @@ def test_all_members_hear_that_a_replica_could_not_be_started(cell: Play) -> Non
             for group in (cell.group, other):
                 with pytest.raises(NoReplica, match=r"^no replica can be started now: no room$"):
                     await group.generate(None, REQUEST)
-            cell.launcher.refusal = ""
+            cell.launcher.fault = ""
             await cell.ready(1)
             for group in (cell.group, other):
                 await until_async(lambda group=group: group.live)
@@ -333,7 +333,7 @@ def test_all_members_hear_that_a_replica_could_not_be_started(cell: Play) -> Non
 def test_a_member_that_starts_or_leads_later_knows_the_failures_before(cell: Play) -> None:
     async def act(cell: Cell) -> None:
         orders = cell.orders
-        cell.launcher.refusal = "no room"
+        cell.launcher.fault = "no room"
         async with cell.leading():
             cell.want(1)
             await until_async(cell.failures)

@@ -98,7 +98,13 @@ def test_a_start_changes_no_row_and_no_file_of_others(
     first = join(tmp_path / "a", given)
     Keys(first, b"pepper", lambda: NOW, Chain(b"audit")).issue("acme", SCOPES, None)
     with first.write() as connection:
-        held = {"client_id": "alice", "key": "k", "fingerprint": "f", "created_at": NOW}
+        held = {
+            "client_id": "alice",
+            "key": "k",
+            "fingerprint": "f",
+            "created_at": NOW,
+            "member": 0,
+        }
         connection.execute(sa.insert(tables.idempotency).values(lease_until=NOW, **held))
         blank: dict[str, Any] = {
             column.name: {} if isinstance(column.type, sa.JSON) else "x"

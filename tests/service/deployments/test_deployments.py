@@ -253,7 +253,7 @@ def test_a_deployment_whose_replica_cannot_come_back_fails_and_a_patch_brings_it
     service: Service,
 ) -> None:
     deployment = service.deployment("one")
-    service.engines.refusal = "no memory is left"
+    service.engines.fault = "no memory is left"
     service.engines.replicas[0].kill()
     service.until(lambda: get(service, deployment)["health"] == "unhealthy")
     service.clock.ahead = timedelta(seconds=10)
@@ -267,7 +267,7 @@ def test_a_deployment_whose_replica_cannot_come_back_fails_and_a_patch_brings_it
     assert kinds(service, deployment).count("error") == 1
     answer = service.call("POST", path_of(deployment, "/generate"), json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "deployment_error")
-    service.engines.refusal = ""
+    service.engines.fault = ""
     service.call("PATCH", path_of(deployment), json={"tags": {"a": "1"}})
     service.until(lambda: service.deployment_status(deployment) == "running")
     assert "error" not in get(service, deployment)

@@ -6,15 +6,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.metrics.columns import FACTS
 from tuneship.metrics.observations import Observation, RequestOutcome
-from tuneship.store.database.tables import metric_windows as table
 
 pytestmark = pytest.mark.both_databases
 
@@ -299,50 +295,6 @@ def test_a_summary_of_forgotten_seconds_is_of_whole_minutes_and_says_so(service:
     answer = asked(7, 71)
     assert seconds_of(answer) == (minute, minute + 120)
     check_summary(answer["summary"], own[:3], 120)
-
-
-def test_counts_from_before_they_were_counted_are_null_and_later_ones_are_not(
-    service: Service,
-) -> None:
-    """Migration 0008 leaves the windows of an older version like this."""
-    deployment = service.deployment("d")
-    # The clock stands at half past, so that the bucket of one day holds everything.
-    service.clock.ahead += timedelta(seconds=(1800 - service.clock().timestamp()) % 3600)
-    minute = int(service.clock().timestamp()) // 60 * 60 - 600
-    names = ("cancelled_count", "refused_count", "error_callers")
-
-    def add(start: int, outcome: RequestOutcome) -> None:
-        service.parts.recorder.record(
-            Observation(deployment, "", minute + start, outcome, 5.0, caller=1)
-        )
-        service.supervisor.records.store_metrics()
-
-    def rows(interval: str) -> list[tuple[int | None, ...]]:
-        query = {"interval": interval, "metrics": "error_rate"}
-        path = f"/v1/deployments/{deployment}/metrics"
-        series = service.call("GET", path, params=query).json()["metrics"]["error_rate"]
-        return list(zip(*(series[name] for name in names), strict=True))
-
-    add(0, RequestOutcome.SERVER_ERROR)
-    assert rows("1m") == [(0, 0, 1)]
-    with service.database.write() as connection:
-        for row in connection.execute(sa.select(table)).all():
-            facts = np.frombuffer(row.window[: FACTS.itemsize], FACTS).copy()
-            facts["uncounted"] = facts["requests"]
-            minutes = row.minutes and np.frombuffer(row.minutes, FACTS).copy()
-            if minutes is not None:
-                minutes["uncounted"] = minutes["requests"]
-            changed = {
-                "window": facts.tobytes() + row.window[FACTS.itemsize :],
-                "minutes": None if minutes is None else minutes.tobytes(),
-            }
-            is_it = (table.c.width == row.width) & (table.c.start == row.start)
-            connection.execute(sa.update(table).where(is_it).values(changed))
-    add(60, RequestOutcome.CANCELLED)
-    assert rows("1m") == [(None, None, None), (1, 0, 0)]
-    add(0, RequestOutcome.REFUSED)
-    assert rows("30s") == [(None, None, None), (1, 0, 0)]
-    assert rows("1d") == [(None, None, None)]
 
 
 def test_a_bucket_is_complete_once_nothing_can_come(service: Service) -> None:

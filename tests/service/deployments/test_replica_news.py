@@ -62,7 +62,7 @@ def test_a_tenant_does_not_hear_of_anothers_replicas(service: Service, tuned: bo
 def test_a_start_for_another_tenant_that_fails_is_not_reported(service: Service) -> None:
     mine, theirs = service.deployment("mine"), service.deployment("theirs", "bob")
     service.until(lambda: replica_messages(service, theirs, "bob") == ["replica started"])
-    service.engines.refusal = "no memory is left"
+    service.engines.fault = "no memory is left"
     body = {"min_replicas": 2, "max_replicas": 2}
     service.call("PATCH", path_of(mine), json=body)
     service.until(lambda: any("not started" in one for one in replica_messages(service, mine)))

@@ -185,12 +185,12 @@ def test_a_wake_that_fails_is_a_503_and_makes_it_unhealthy(service: Service) -> 
     deployment = service.deployment("one", min_replicas=0, auto_scaling=True)
     asleep(service, deployment)
     service.until(lambda: alive(service) == 0)
-    service.engines.refusal = "no memory is left"
+    service.engines.fault = "no memory is left"
     answer = ask(service, deployment)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "internal_error")
     assert answer.headers["retry-after"] == "1"
     service.until(lambda: get(service, deployment)["health"] == "unhealthy")
-    service.engines.refusal = ""
+    service.engines.fault = ""
     service.until(lambda: get(service, deployment)["health"] == "healthy")
     assert ask(service, deployment).status_code == 200
 
@@ -228,13 +228,13 @@ def test_a_patch_to_more_replicas_that_do_not_start_leaves_it_running_and_goes_o
     service: Service,
 ) -> None:
     deployment = service.deployment("one")
-    service.engines.refusal = "no memory is left"
+    service.engines.fault = "no memory is left"
     service.call("PATCH", path_of(deployment), json={"min_replicas": 2, "max_replicas": 2})
     service.until(lambda: service.deployment_status(deployment) == "running")
     assert (get(service, deployment)["health"], current(service, deployment)) == ("healthy", 1)
     assert ask(service, deployment).status_code == 200
     service.until(lambda: bool(logs(service, deployment, filter="message~not started")))
-    service.engines.refusal = ""
+    service.engines.fault = ""
     service.until(lambda: current(service, deployment) == 2)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from tests.support.in_process import CATALOGUE, Service
-from tuneship.contract.errors import ValidationRefused
+from tuneship.contract.errors import ValidationFailed
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.generation.prompts import PRIVATE_USE, rendered_prompt
 
@@ -114,7 +114,7 @@ def test_a_special_token_inside_another_is_text_as_well(tmp_path: Path) -> None:
 
 def test_a_prompt_that_cannot_be_text_is_refused_by_field(tmp_path: Path) -> None:
     base = base_with(tmp_path, AddedToken("§", special=True, normalized=False))
-    with pytest.raises(ValidationRefused) as refused:
+    with pytest.raises(ValidationFailed) as refused:
         tokens_of("a § b", base=base)
     assert refused.value.param == "messages"
     assert "§" not in str(refused.value)
@@ -124,7 +124,7 @@ def test_a_special_token_in_another_spelling_is_refused(tmp_path: Path) -> None:
     mark = AddedToken("<|turn|>", special=True, normalized=True)
     base = base_with(tmp_path, mark, normalizer=normalizers.NFKC())
     assert tokens_of("a fullwidth ｔ", base=base)  # noqa: RUF001
-    with pytest.raises(ValidationRefused):
+    with pytest.raises(ValidationFailed):
         tokens_of("＜｜turn｜＞", base=base)  # noqa: RUF001
 
 

@@ -14,7 +14,7 @@ from starlette.routing import compile_path
 from tests.service.http.test_bad_inputs import CASES
 from tests.support.in_process import Service
 from tests.support.openapi_world import Watch, document_of, resources
-from tuneship.contract.openapi import document, possible_refusals
+from tuneship.contract.openapi import document, possible_errors
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.http.routes import route_path
 
@@ -115,7 +115,7 @@ def test_the_service_answers_only_what_the_document_says(
 
 
 def is_named(operation: Operation[..., Any], status: int, code: str | None) -> bool:
-    return status == operation.status or code in possible_refusals(operation).get(status, ())
+    return status == operation.status or code in possible_errors(operation).get(status, ())
 
 
 def run_schemathesis(

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import CATALOGUE, Service, jsonl
-from tuneship.contract.errors import ValidationRefused
+from tuneship.contract.errors import ValidationFailed
 from tuneship.contract.jobs import Hyperparameters, JobMetrics
 from tuneship.gates.divergence import DivergenceWatch, watch_training
 from tuneship.gates.training_gates import FinishedJob, TrainingRules, judge_training
@@ -158,7 +158,7 @@ def test_the_warm_up_ends_with_the_job_at_the_latest() -> None:
         return resolved(asked, examples=20, has_validation_set=False, parameters=1)
 
     assert warmed(10)["warmup_steps"] == 10  # 18 examples are learnt: 5 steps, twice
-    with pytest.raises(ValidationRefused, match="at most the job's 10 steps"):
+    with pytest.raises(ValidationFailed, match="at most the job's 10 steps"):
         warmed(11)
 
 

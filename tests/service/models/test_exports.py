@@ -79,7 +79,7 @@ def test_the_card_of_a_model_whose_data_is_deleted_says_so(service: Service) -> 
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        (ExportReport(refused="its tokenizer is strange"), "the model cannot be exported: its tokenizer is strange"),
+        (ExportReport(fault="its tokenizer is strange"), "the model cannot be exported: its tokenizer is strange"),
         (ExportReport(difference=0.5, allowed=0.1), "logits differ by 0.5 of their spread, 0.1 is allowed"),
         (ExportReport(difference=float("nan"), allowed=0.1), "the export answers otherwise than the model"),
     ],

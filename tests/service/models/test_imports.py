@@ -122,7 +122,7 @@ def test_a_bad_archive_is_refused_in_a_sentence_and_leaves_nothing(
 
 def test_an_adapter_that_cannot_be_served_is_refused_and_leaves_nothing(service: Service) -> None:
     service.conversion.report = ImportReport(
-        refused="cannot be served: tensor x holds values that are not finite"
+        fault="cannot be served: tensor x holds values that are not finite"
     )
     before = state(service)
     answer = send(service)

@@ -30,7 +30,7 @@ attempts = {
     "report": lambda: pathlib.Path(sys.argv[2]).write_text("{}"),
 }
 outcomes = {name: outcome(attempt) for name, attempt in attempts.items()}
-pathlib.Path(sys.argv[2]).write_text(json.dumps({"refused": json.dumps(outcomes)}))
+pathlib.Path(sys.argv[2]).write_text(json.dumps({"fault": json.dumps(outcomes)}))
 """
 
 
@@ -51,7 +51,7 @@ def test_the_process_that_reads_a_model_has_no_network_and_no_other_files(
         (code / "reader_of_test.py").write_text(INTRUDER % (port, str(local), str(secret)))
         order = ReadingOrder(str(source), str(work))
         report = read_in_process(order, work, source, "reader_of_test")
-    assert report.refused is not None
-    outcomes = json.loads(report.refused)
+    assert report.fault is not None
+    outcomes = json.loads(report.fault)
     assert outcomes.pop("report") == "done"
     assert set(outcomes.values()) == {"PermissionError"}

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig
 
 from tests.support.zoo.conversations import CONVERSATIONS, Conversation
-from tuneship.contract.errors import ValidationRefused
+from tuneship.contract.errors import ValidationFailed
 from tuneship.conversion.base_format import base_format
 from tuneship.conversion.failure_reasons import refusal_of
 from tuneship.conversion.order import ReadingOrder
@@ -110,12 +110,12 @@ class Ours:
         """The tokens that are served. Raises `Refused`."""
         try:
             return [*rendered_prompt(self.base.text_format, messages, "messages").tokens]
-        except (ValidationRefused, CatalogueFault) as refusal:
+        except (ValidationFailed, CatalogueFault) as refusal:
             raise Refused(str(refusal)) from None
 
     def raw_prompt(self, text: str) -> list[int]:
         """The tokens of a prompt without a template. Raises `Refused`."""
         try:
             return [*raw_tokens(self.base, text, 512, "prompt")]
-        except (ValidationRefused, CatalogueFault) as refusal:
+        except (ValidationFailed, CatalogueFault) as refusal:
             raise Refused(str(refusal)) from None

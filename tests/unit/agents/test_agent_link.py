@@ -283,7 +283,7 @@ def test_an_agent_serves_one_replica(engines: PlayedEngines, tmp_path: Path) -> 
 
 
 def test_a_replica_that_refuses_is_reported(engines: PlayedEngines, tmp_path: Path) -> None:
-    engines.refusal = "no memory"
+    engines.fault = "no memory"
 
     async def act(agent: PlayedAgent) -> None:
         with pytest.raises(ReplicaRefused, match="no memory"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuneship.client.archives import SENT, WEIGHTS, archive_of, downloaded
-from tuneship.client.refusal_text import SHOWN_DETAILS, refusal_text
+from tuneship.client.error_text import SHOWN_DETAILS, error_text
 from tuneship.contract.errors import ErrorDetail, InvalidRequestError, SourceError
 
 
@@ -108,7 +108,7 @@ def test_a_refusal_is_shown_with_its_places_and_its_request() -> None:
     details += [ErrorDetail(field=None, code="conflict", message="no")] * SHOWN_DETAILS
     error = InvalidRequestError("two fields are wrong", details=details)
     error.request_id = "req_1"
-    lines = refusal_text(error).splitlines()
+    lines = error_text(error).splitlines()
     assert lines[0] == "the service refused (400 invalid_request_error): two fields are wrong"
     assert lines[1:3] == ["  line 7, response: missing: is required", "  request: conflict: no"]
     assert lines[-1] == "  request req_1"

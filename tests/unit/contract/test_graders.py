@@ -15,7 +15,7 @@ from tuneship.contract.graders import (
     metadata_field,
     template_parts,
 )
-from tuneship.service.answers.refusals import refusal
+from tuneship.service.answers.field_errors import error_from_pydantic
 
 SECRET = "Mrs Smith"
 
@@ -112,7 +112,7 @@ def test_a_grader_is_refused_with_its_place_and_never_the_text(
 ) -> None:
     with pytest.raises(ValidationError) as refused:
         read(string_check(), grader)
-    found = refusal(refused.value)
+    found = error_from_pydantic(refused.value)
     assert found.param == f"graders[1].{place}"
     assert found.details[0].code == code
     assert SECRET not in str(found.as_json(None))
@@ -124,14 +124,14 @@ def test_a_grader_is_refused_with_its_place_and_never_the_text(
 def test_there_are_one_to_eight_graders(graders: list[dict[str, Any]]) -> None:
     with pytest.raises(ValidationError) as refused:
         read(*graders)
-    assert refusal(refused.value).param == "graders"
+    assert error_from_pydantic(refused.value).param == "graders"
 
 
 @pytest.mark.parametrize("grader", [5, "string_check", None])
 def test_a_grader_that_is_no_object_is_refused(grader: Any) -> None:
     with pytest.raises(ValidationError) as refused:
         read(string_check(), grader)
-    assert refusal(refused.value).param == "graders[1]"
+    assert error_from_pydantic(refused.value).param == "graders[1]"
 
 
 # Graders that decide.

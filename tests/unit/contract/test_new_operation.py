@@ -16,7 +16,7 @@ DECLARATION = '''
     "GET",
     "/v1/instance-types/{name}",
     scope="jobs:read",
-    refusals=(ResourceNotFound,),
+    errors=(ResourceNotFound,),
     example=Example(
         reply={
             "name": "local",

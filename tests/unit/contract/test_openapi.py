@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tuneship.cli import main as cli
 from tuneship.contract.common import SERVICE
 from tuneship.contract.errors import BY_CODE, DatasetError, ErrorDetail, FineTuningError
-from tuneship.contract.openapi import document, possible_refusals
+from tuneship.contract.openapi import document, possible_errors
 from tuneship.contract.operation import DECLARED, TAR, Example, Operation
 
 DOCUMENT = document()
@@ -94,9 +94,9 @@ def test_its_examples_pass_the_models_and_the_schemas(operation: Operation[..., 
 def test_its_refusals_are_named_with_true_examples(operation: Operation[..., Any]) -> None:
     responses = ENTRIES[operation.name][2]["responses"]
     assert set(responses) - {str(operation.status)} == {
-        str(status) for status in possible_refusals(operation)
+        str(status) for status in possible_errors(operation)
     }
-    for status, codes in possible_refusals(operation).items():
+    for status, codes in possible_errors(operation).items():
         name = responses[str(status)]["$ref"].rpartition("/")[2]
         response = DOCUMENT["components"]["responses"][name]
         assert response["x-error-codes"] == list(codes)
@@ -108,7 +108,7 @@ def test_its_refusals_are_named_with_true_examples(operation: Operation[..., Any
 
 def test_every_code_but_that_of_a_failed_job_can_come_from_some_operation() -> None:
     possible = {
-        code for one in DECLARED for codes in possible_refusals(one).values() for code in codes
+        code for one in DECLARED for codes in possible_errors(one).values() for code in codes
     }
     assert possible == set(BY_CODE) - {FineTuningError.code}
 

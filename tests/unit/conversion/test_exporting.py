@@ -71,7 +71,7 @@ def test_an_export_answers_as_the_engine_does(
     tmp_path: Path, adapter: Path, kind: str, gguf_type: str, number_format: str
 ) -> None:
     report = exported(tmp_path, TINY, adapter, kind, gguf_type)
-    assert report.refused is None
+    assert report.fault is None
     assert report.number_format == number_format
     assert 0 < report.difference <= report.allowed
     target = tmp_path / "target"
@@ -95,7 +95,7 @@ def test_exporting_and_reading_leave_a_gpu_alone(
     """A replica beside it has taken the memory, and the process may have no access to it."""
     for chooser in ("tuneship.training.base_model.device", "peft.peft_model.infer_device"):
         monkeypatch.setattr(chooser, lambda: torch.device("meta"))
-    assert exported(tmp_path, TINY, adapter, "peft").refused is None
+    assert exported(tmp_path, TINY, adapter, "peft").fault is None
     found = _source_model(ReadingOrder(str(TINY), str(TINY)))
     assert {weights.device.type for weights in found.parameters()} == {"cpu"}
 
@@ -110,7 +110,7 @@ def test_each_architecture_of_a_gguf_file_keeps_its_answers(tmp_path: Path, fami
     )
     adapter = trained_elsewhere(base, tmp_path / "adapter")
     report = exported(tmp_path, base, adapter, "gguf")
-    assert report.refused is None
+    assert report.fault is None
     assert report.difference <= report.allowed
 
 
@@ -128,7 +128,7 @@ def test_a_model_that_llama_cpp_would_read_differently_is_refused(
     base = build_family(tmp_path / "base", family)
     adapter = trained_elsewhere(base, tmp_path / "adapter")
     report = exported(tmp_path, base, adapter, "gguf")
-    assert why in report.refused
+    assert why in report.fault
 
 
 def strip_beside(rules: dict[str, Any], _: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def test_a_tokenizer_that_llama_cpp_would_read_differently_is_refused(
     change(*contents)
     for file, content in zip(files, contents, strict=True):
         file.write_text(json.dumps(content))
-    assert why in exported(tmp_path, base, adapter, "gguf").refused
+    assert why in exported(tmp_path, base, adapter, "gguf").fault
 
 
 def test_a_text_that_ends_answers_is_named_or_refused(tmp_path: Path) -> None:
@@ -181,11 +181,11 @@ def test_a_text_that_ends_answers_is_named_or_refused(tmp_path: Path) -> None:
     adapter = trained_elsewhere(base, tmp_path / "adapter")
     for kind in ("merged", "gguf"):
         (tmp_path / kind).mkdir()
-    assert exported(tmp_path / "merged", base, adapter, "merged").refused is None
+    assert exported(tmp_path / "merged", base, adapter, "merged").fault is None
     settings = json.loads((tmp_path / "merged" / "target" / "generation_config.json").read_text())
     assert settings["stop_strings"] == ["\n###"]
     report = exported(tmp_path / "gguf", base, adapter, "gguf")
-    assert report.refused.startswith("its answers end with a text that is no token")
+    assert report.fault.startswith("its answers end with a text that is no token")
 
 
 def test_llama_cpp_reads_the_same_tokens_and_answers_the_same(
@@ -194,7 +194,7 @@ def test_llama_cpp_reads_the_same_tokens_and_answers_the_same(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert exported(tmp_path, TINY, adapter, "gguf").refused is None
+    assert exported(tmp_path, TINY, adapter, "gguf").fault is None
     tokenizer: Any = AutoTokenizer.from_pretrained(TINY)
     messages = [{"role": "user", "content": "Chronic eczema of both hands, 17 days"}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
@@ -308,6 +308,6 @@ def test_an_adapter_that_cannot_be_served_is_refused_in_a_clause(
 ) -> None:
     bad = copied(adapter, tmp_path / "bad")
     change(bad)
-    refused = str(imported(tmp_path, bad).refused)
-    assert why in refused
-    assert refused.startswith("cannot be served: ")
+    fault = str(imported(tmp_path, bad).fault)
+    assert why in fault
+    assert fault.startswith("cannot be served: ")

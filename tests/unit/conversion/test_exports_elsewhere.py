@@ -217,7 +217,7 @@ def test_transformers_and_peft_read_answer_and_stop_as_the_engine_does(
     made: Tuned, tmp_path: Path, kind: str
 ) -> None:
     report, target = made.exported(tmp_path, kind)
-    assert report.refused is None
+    assert report.fault is None
     assert made.end in made.stops
     assert len(made.answer) < 20
     tokenizer: Any = AutoTokenizer.from_pretrained(target)
@@ -246,9 +246,9 @@ def test_transformers_and_peft_read_answer_and_stop_as_the_engine_does(
 def test_llama_cpp_reads_answers_and_stops_as_the_engine_does(made: Tuned, tmp_path: Path) -> None:
     report, target = made.exported(tmp_path, "gguf")
     if made.kind not in BYTE_LEVEL:
-        assert report.refused == "its tokenizer is not one of those that are written as GGUF files"
+        assert report.fault == "its tokenizer is not one of those that are written as GGUF files"
         return
-    assert report.refused is None
+    assert report.fault is None
     xllamacpp: Any = import_module("xllamacpp")  # it has no types
     params = xllamacpp.CommonParams()
     params.model.path = str(target / GGUF_FILE)

@@ -91,7 +91,6 @@ def test_a_merged_row_says_what_its_requests_say(
         assert row["refused"] == outcomes[RequestOutcome.REFUSED]
         assert row["error_callers"] == callers_among(own, RequestOutcome.SERVER_ERROR)
         [more] = found.more[places == place]
-        assert more["counted"] == len(own)
         assert more["cancelled_callers"] == callers_among(own, RequestOutcome.CANCELLED)
         assert more["refused_callers"] == callers_among(own, RequestOutcome.REFUSED)
         assert columns.is_some(found.facts[places == place]).tolist() == [bool(own)]
@@ -245,21 +244,6 @@ def test_cells_of_a_sketch_are_those_of_its_percentiles() -> None:
     for name, quantile in QUANTILES.items():
         upper = 2 ** (cell_of_quantile(cells, quantile) / 16)
         assert upper / 2 ** (1 / 16) <= whole.facts[name][0] <= upper
-
-
-def test_newer_counts_are_of_all_requests_unless_an_earlier_version_has_added_some() -> None:
-    one = derived([answered([(5.0, 3)])])
-    old = columns.from_stored(one.encoded(), [None])
-    assert columns.is_counted(one).tolist() == [True]
-    assert columns.is_counted(old).tolist() == [False]
-    _, both = columns.grouped(columns.joined(one, old), np.zeros(2, np.int64))
-    assert columns.is_counted(both).tolist() == [False]
-    assert cells_of(both, "latencies") == [
-        {columns.cells(one.latencies, is_sketch=True).values["index"][0]: 2}
-    ]
-    # The earlier version has replaced the window and left the newer counts behind.
-    stale = columns.from_stored(both.encoded(), one.encoded_more())
-    assert columns.is_counted(stale).tolist() == [False]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_pauses_get_longer_up_to_a_limit() -> None:
         for end, pause in zip(ends, expected, strict=True):
             assert end - before == pytest.approx(pause, abs=took + 1e-6)
         assert failed.is_pausing
-        assert failed.refusal == "no room"
+        assert failed.why_not == "no room"
 
     asyncio.run(run())
 
@@ -27,8 +27,8 @@ def test_pauses_get_longer_up_to_a_limit() -> None:
 def test_starts_may_fail_for_days() -> None:
     async def run() -> None:
         failed = FailedStarts(total=5000, in_a_row=5000).with_failure("no room")
-        assert (failed.total, failed.in_a_row, failed.refusal) == (5001, 5001, "no room")
+        assert (failed.total, failed.in_a_row, failed.why_not) == (5001, 5001, "no room")
         good = failed.with_success()
-        assert (good.total, good.in_a_row, good.refusal) == (5001, 0, "")
+        assert (good.total, good.in_a_row, good.why_not) == (5001, 0, "")
 
     asyncio.run(run())

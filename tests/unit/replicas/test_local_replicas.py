@@ -108,7 +108,7 @@ def test_requests_go_on_while_more_are_being_started(
 ) -> None:
     async def run() -> None:
         await group.ready(None)
-        engines.refusal = "no memory"
+        engines.fault = "no memory"
         group.resize(2, {})
         await group.ready(None, 2)
         assert len(group.live) == 1
@@ -276,7 +276,7 @@ def test_after_a_failed_start_requests_are_refused_at_once_for_a_while(
     group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:
-        engines.refusal = "no memory"
+        engines.fault = "no memory"
         failures = await asyncio.gather(*(text(group) for _ in range(8)), return_exceptions=True)
         assert {type(one) for one in failures} == {NoReplica}
         assert len(engines.replicas) == 1
@@ -288,7 +288,7 @@ def test_after_a_failed_start_requests_are_refused_at_once_for_a_while(
         with pytest.raises(NoReplica, match="no memory"):
             await text(group)
         assert len(engines.replicas) == 6
-        engines.refusal = ""
+        engines.fault = ""
         await group.ready(None)
         assert await text(group) == [5, 6]
         await group.close()

@@ -235,7 +235,9 @@ def test_another_base_model_is_noticed_before_an_adapter_serves(
     adapter = shutil.copytree(adapters["wide"], tmp_path / "adapter")
     logits = next_logits(load_model(base, "float32"), "wide", adapters)
     tokens = logits.topk(16).indices
-    probe = Probe([], list(PROMPT), tokens.tolist(), logits[tokens].tolist(), float(logits.std()))
+    probe = Probe(
+        [], list(PROMPT), tokens.tolist(), logits[tokens].tolist(), float(logits.std()), [], []
+    )
     Parity("float32", [probe]).save(adapter)
     Engine(load_model(base, kind), EngineLimits(slots=1)).load("own", adapter)
 

@@ -75,9 +75,9 @@ def test_no_tracker_tells_its_maker_that_it_is_used(tmp_path: Path) -> None:
     """Ask the libraries themselves, outside of the tests' environment, in which they would be silent anyway."""
     program = (
         "import sys\n"
-        "from tuneship.tracking.__main__ import refuse_telemetry\n"
+        "from tuneship.tracking.__main__ import turn_off_telemetry\n"
         "assert not {'mlflow', 'wandb'} & set(sys.modules), 'they would not see it'\n"
-        "refuse_telemetry()\n"
+        "turn_off_telemetry()\n"
         "from mlflow.telemetry.client import get_telemetry_client\n"
         "from mlflow.telemetry.utils import is_telemetry_disabled\n"
         "from wandb.env import error_reporting_enabled\n"

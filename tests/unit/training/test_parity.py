@@ -126,26 +126,12 @@ def test_an_adapter_whose_answer_has_another_token_is_refused(
 ) -> None:
     adapter = shutil.copytree(whole_job.adapter, tmp_path / "adapter")
     fields = json.loads((adapter / "parity.json").read_text())
-    answer = fields["answers"][1]["greedy"]
+    answer = fields["probes"][1]["greedy"]
     answer[place] = 7 if answer[place] != 7 else 8
     (adapter / "parity.json").write_text(json.dumps(fields))
     engine = build(Path(whole_job.spec.base_model), {"good": whole_job.adapter}, rows=1)
     with pytest.raises(AdapterRefused, match=f"token {place + 1} of the answer"):
         engine.load("bad", adapter)
-
-
-def test_a_parity_file_of_an_older_version_is_still_compared(
-    whole_job: "Job", tmp_path: Path
-) -> None:
-    adapter = shutil.copytree(whole_job.adapter, tmp_path / "adapter")
-    fields = json.loads((adapter / "parity.json").read_text())
-    del fields["answers"]
-    assert set(fields["probes"][0]) == {"messages", "prompt", "tokens", "logits", "spread"}
-    (adapter / "parity.json").write_text(json.dumps(fields))
-    engine = build(Path(whole_job.spec.base_model), {"a": adapter}, rows=1)
-    shrink(adapter)
-    with pytest.raises(AdapterRefused, match="logits differ"):
-        engine.load("b", adapter)
 
 
 def test_a_choice_between_nearly_equal_logits_is_no_difference() -> None:

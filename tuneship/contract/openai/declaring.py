@@ -45,7 +45,7 @@ def openai_operation(
             path=PREFIX + path,
             scope=scope,
             status=200,
-            refusals=(),
+            errors=(),
             headers=(),
             example=example,
             declaration=declaration,

@@ -44,7 +44,7 @@ DESCRIPTION = (
 )
 ERROR: Json = {
     "type": "object",
-    "description": "A refusal; no message holds what was sent.",
+    "description": "An error; no message holds what was sent.",
     "required": ["error"],
     "properties": {
         "error": {
@@ -129,7 +129,7 @@ def _entry(operation: OpenAIOperation[..., Any], schemas: Schemas) -> Json:
     error = {"application/json": {"schema": {"$ref": TEMPLATE.format(model="OpenAIError")}}}
     entry["responses"] = {
         "200": {"description": "OK", "content": answers},
-        "default": {"description": "A refusal", "content": error},
+        "default": {"description": "An error", "content": error},
     }
     return entry
 

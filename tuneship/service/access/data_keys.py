@@ -1,8 +1,7 @@
 """Data keys of sealed files, each wrapped by its tenant's key, which a key derived from the master key wraps.
 
 They are in one table, apart from the files. Destroying a key makes every copy of its file useless, backups of the files
-included (but not backups of the table). An object without a row here was written by an earlier version and is plain.
-The files are sealed by `tuneship/security/sealed_files.py`.
+included (but not backups of the table). The files are sealed by `tuneship/security/sealed_files.py`.
 """
 
 import secrets
@@ -35,6 +34,13 @@ class AnotherMasterKey(StartupError):
         )
 
 
+class KeyGone(ObjectDamaged, FileNotFoundError):
+    """An object has no key. It is as good as gone, since an object that is deleted loses its key first."""
+
+    def __init__(self) -> None:
+        OSError.__init__(self, "the key of a stored file is gone")
+
+
 class Keyring:
     """Creates, finds and destroys the keys of objects, which have the objects' names, and those of jobs (`jobs/<id>`).
 
@@ -50,15 +56,6 @@ class Keyring:
         self._has_remains.set()
         # By name and wrapped value, so that a key that was made again is never taken for the old one.
         self._tenant_key = lru_cache(maxsize=1024)(self._unwrapped)
-
-    def check(self, connection: sa.Connection) -> None:
-        """Raises `AnotherMasterKey` at the start of the service, before a request needs a file."""
-        found = object_key_records.first_below(connection, TENANTS)
-        if found is not None:
-            try:
-                self._unwrapped(*found)
-            except SealBroken:
-                raise AnotherMasterKey from None
 
     def add(
         self, connection: sa.Connection, client_id: str, object_id: str, key: str, now: datetime
@@ -84,18 +81,17 @@ class Keyring:
     def rename(
         self, connection: sa.Connection, client_id: str, before: str, after: str, now: datetime
     ) -> None:
-        """Give the key of an object, if it has one, another name. Raises `ObjectDamaged` when it cannot be opened."""
+        """Give the key of an object another name. Raises `KeyGone`, and `ObjectDamaged` when it cannot be opened."""
         key = self.find(connection, client_id, before)
-        if key is not None:
-            self.add(connection, client_id, after, key, now)
-            self.destroy(connection, before)
+        self.add(connection, client_id, after, key, now)
+        self.destroy(connection, before)
 
-    def find(self, connection: sa.Connection, client_id: str, object_id: str) -> str | None:
-        """The key of an object; None when it is not sealed. Raises `ObjectDamaged` when it cannot be opened."""
+    def find(self, connection: sa.Connection, client_id: str, object_id: str) -> str:
+        """The key of an object. Raises `KeyGone`, and `ObjectDamaged` when it cannot be opened."""
         name = _name(client_id)
         found = object_key_records.wrapped_keys(connection, object_id, name)
         if object_id not in found:
-            return None
+            raise KeyGone
         try:
             vault = Vault(self._tenant_key(name, found[name]))
             return vault.open(found[object_id], object_id).decode()
@@ -108,11 +104,6 @@ class Keyring:
             self._unwrapped(row.object_id, row.wrapped)
         else:
             self.find(connection, row.client_id, row.object_id)
-
-    @staticmethod
-    def is_sealed(connection: sa.Connection, object_id: str) -> bool:
-        """Whether there is a key for an object."""
-        return bool(object_key_records.wrapped_keys(connection, object_id))
 
     def destroy(self, connection: sa.Connection, *object_ids: str) -> None:
         """Delete the keys of objects: from the commit on their files cannot be opened."""

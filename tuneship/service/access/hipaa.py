@@ -15,10 +15,10 @@ from tuneship.contract.errors import (
     ErrorDetail,
     InvalidRequestError,
     PermissionDenied,
-    ValidationRefused,
+    ValidationFailed,
 )
 from tuneship.contract.jobs import JobSecuritySettings
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 
 HIPAA = "hipaa"
 MODE = "security_settings.compliance_mode"
@@ -64,18 +64,18 @@ def is_hipaa(row: Mapping[str, Any]) -> bool:
 
 
 def with_required_settings(settings: S) -> S:
-    """The settings with all that the mode requires. Raises `ValidationRefused` for a field that contradicts it."""
+    """The settings with all that the mode requires. Raises `ValidationFailed` for a field that contradicts it."""
     required = {name: REQUIRED[name] for name in REQUIRED if name in type(settings).model_fields}
     for name, value in required.items():
         if name in settings.model_fields_set and getattr(settings, name) != value:
-            raise refused(
+            raise field_error(
                 f"security_settings.{name}", "contradicts compliance_mode", "contradiction"
             )
     return settings.model_copy(update=required)
 
 
 def refuse_create(missing: Sequence[str], caller: Caller) -> None:
-    """Refuse to create something in hipaa mode where anything is missing; `ValidationRefused` names all of it."""
+    """Refuse to create something in hipaa mode where anything is missing; `ValidationFailed` names all of it."""
     if not caller.is_private:
         missing = [*missing, GOOD_WAY]
     if not caller.has_good_key:
@@ -83,7 +83,7 @@ def refuse_create(missing: Sequence[str], caller: Caller) -> None:
     if missing:
         details = [ErrorDetail(MODE, "missing_prerequisite", f"needs {name}") for name in missing]
         text = f"{MODE} needs {'; and '.join(missing)}"
-        raise ValidationRefused(text, param=MODE, details=details)
+        raise ValidationFailed(text, param=MODE, details=details)
 
 
 def refuse_use(caller: Caller) -> None:

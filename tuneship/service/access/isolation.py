@@ -11,7 +11,7 @@ from tuneship.isolation.self_check import open_ways
 from tuneship.processes.worker_processes import TEMPORARY, last_line
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.origins import added_folder
-from tuneship.settings import ServiceSettings
+from tuneship.settings import FileSettings, ServiceSettings
 from tuneship.store.database.database import SQLITE_FILE
 from tuneship.store.files.open_blobs import readable_root
 from tuneship.store.records.audit_heads import heads_file
@@ -19,7 +19,7 @@ from tuneship.store.records.audit_heads import heads_file
 logger = logging.getLogger(__name__)
 
 
-def worker_folder(settings: ServiceSettings, kind: str) -> Path:
+def worker_folder(settings: FileSettings, kind: str) -> Path:
     """The folder in which workers find the stored objects of one kind: the files themselves, or copies from a bucket.
 
     Created here, since a process can only be given what exists.

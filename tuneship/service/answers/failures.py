@@ -20,7 +20,7 @@ DISK_ERRORS = (
 READ_ONLY_SQLSTATE = "25006"
 
 
-def declared(error: BaseException, request_id: str) -> ApiError:
+def error_from_exception(error: BaseException, request_id: str) -> ApiError:
     """The error of the contract; one that was not raised as such is logged with the request's id.
 
     No traceback, path or SQL ever leaves the service.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tuneship.contract.errors import ApiError
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
-from tuneship.service.answers.failures import declared
+from tuneship.service.answers.failures import error_from_exception
 from tuneship.service.context.context import Context, NewContext
 from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.store.database.identifiers import new_id
@@ -24,11 +24,11 @@ class BackgroundRequest(Protocol):
     async def begin(self, context: Context) -> tuple[RoutedRun, Callable[[], bytes]]:
         """The run of the main API that answers, and a function that returns the content to keep of its answer.
 
-        Called for each try; any error refuses the request.
+        Called for each try; any error answers the request.
         """
         ...
 
-    def refused(self, context: Context, error: ApiError) -> tuple[int, bytes]:
+    def failed(self, context: Context, error: ApiError) -> tuple[int, bytes]:
         """The status for the audit chain, and the content that is kept."""
         ...
 
@@ -39,7 +39,7 @@ class BackgroundRequest(Protocol):
 
 @dataclass(frozen=True)
 class BackgroundAnswer:
-    """An answer or a refusal as it is kept, and the facts that its resource counts."""
+    """An answer or an error as it is kept, and the facts that its resource counts."""
 
     content: bytes
     is_success: bool = False
@@ -114,12 +114,12 @@ async def answer(
             run, content_of = await request.begin(context)
             content = await run.answer_as(content_of)
         except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
-            refusal = declared(error, context.request_id)
-            pause = next(pauses, None) if refusal.retryable else None
+            declared = error_from_exception(error, context.request_id)
+            pause = next(pauses, None) if declared.retryable else None
             if pause is not None:
                 await asyncio.sleep(pause)
                 continue
-            status, content = request.refused(context, refusal)
+            status, content = request.failed(context, declared)
         facts, is_success = context.audit_facts, status == 200
         if facts.requires_entry(status):
             await asyncio.to_thread(context.commit_audit_entry, status)

@@ -14,7 +14,7 @@ from tuneship.contract.common import SERVICE
 from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
 from tuneship.contract.openai.batches import MAXIMUM_EMBEDDED_TEXTS, MAXIMUM_REQUESTS, BatchError
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
-from tuneship.service.answers.refusals import refusal, refused
+from tuneship.service.answers.field_errors import error_from_pydantic, field_error
 from tuneship.service.batches.output_lines import OPERATIONS, BatchRequest, Body
 
 # As long as the body of one request may be.
@@ -103,11 +103,11 @@ def checked_body(sent: dict[str, Any], endpoint: str) -> Body | Exception:
     try:
         body = kind.model_validate(sent, context=SERVICE, by_alias=True, by_name=False)
     except ValidationError as error:
-        return refusal(error)
+        return error_from_pydantic(error)
     except Exception as error:  # noqa: BLE001 - each request is answered, whatever fails
         return error
     if not isinstance(body, EmbeddingsCreate) and body.stream:
-        return refused("stream", "is not supported in a batch", "unsupported_value")
+        return field_error("stream", "is not supported in a batch", "unsupported_value")
     return body
 
 

@@ -1,4 +1,4 @@
-"""Writes OpenAI's line for each request of a batch: its answer, its refusal, or why it was not answered."""
+"""Writes OpenAI's line for each request of a batch: its answer, its error, or why it was not answered."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -12,9 +12,9 @@ from tuneship.service.answers.long_answers import dumped
 from tuneship.service.context.context import Context
 from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.service.openai.embeddings import embeddings_run
+from tuneship.service.openai.errors import openai_error
 from tuneship.service.openai.generation import chat_run, text_run
 from tuneship.service.openai.openai_run import OpenAIRun
-from tuneship.service.openai.refusals import openai_refusal
 from tuneship.service.openai.responses import response_run
 from tuneship.store.database.identifiers import new_id
 
@@ -67,10 +67,10 @@ class BatchRequest:
 
         return answering.run, line
 
-    def refused(self, context: Context, error: ApiError) -> tuple[int, bytes]:
-        refusal = openai_refusal(error)
-        body = json.dumps(refusal.as_json(None)).encode()
-        return refusal.status, self._line(context, refusal.status, body)
+    def failed(self, context: Context, error: ApiError) -> tuple[int, bytes]:
+        shown = openai_error(error)
+        body = json.dumps(shown.as_json(None)).encode()
+        return shown.status, self._line(context, shown.status, body)
 
     def unanswered(self, why_not: str) -> bytes:
         fields = {"id": f"batch_{new_id('req')}", "custom_id": self.custom_id, "response": None}

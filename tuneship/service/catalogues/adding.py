@@ -24,7 +24,7 @@ from tuneship.host.disk_space import check_room
 from tuneship.host.durable import flush, flush_open
 from tuneship.host.file_digest import sha256_of
 from tuneship.host.machine import GIB
-from tuneship.service.answers.refusals import abbreviated
+from tuneship.service.answers.field_errors import abbreviated
 from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.service.catalogues.origins import MODEL_ID, ORIGIN_FILE, Origin, added_folder
 from tuneship.service.catalogues.sources import AddingRefused, CheckpointSource, GgufSource
@@ -210,8 +210,8 @@ def read_in_process(
 
 def refuse_unusable(name: str, report: ReadingReport) -> None:
     """Raises `AddingRefused` for a model that cannot be read, or that our engine reads otherwise."""
-    if report.refused is not None:
-        raise AddingRefused(f"{name} cannot be added: {report.refused}")
+    if report.fault is not None:
+        raise AddingRefused(f"{name} cannot be added: {report.fault}")
     if not report.is_alike:
         raise AddingRefused(f"{name} cannot be added: {difference_of(report)}")
 
@@ -270,8 +270,8 @@ def check(model: CataloguedModel) -> CheckResult:
     order = ReadingOrder(folder, folder, weights=model.weights, asks=True)
     with tempfile.TemporaryDirectory(prefix="tuneship-check-") as work:
         report = read_in_process(order, Path(work), model.path.absolute())
-    if report.refused is not None:
-        faults.append(report.refused)
+    if report.fault is not None:
+        faults.append(report.fault)
     elif not report.is_alike:
         faults.append(difference_of(report))
     elif origin and abs(report.loss_after - origin.loss_after) > ALLOWED_DIFFERENCE:

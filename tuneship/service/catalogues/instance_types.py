@@ -18,7 +18,7 @@ from tuneship.agents.launchers import AgentSize
 from tuneship.contract.common import StrictModel
 from tuneship.host.machine import GIB, Machine
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
-from tuneship.settings import ServiceSettings
+from tuneship.settings import AgentSettings
 
 # The default type and region of every request, which therefore always exist.
 LOCAL = "local"
@@ -55,7 +55,7 @@ class InstanceKind:
         """Whether the type is offered in a region."""
         return self.regions is None or region in self.regions
 
-    def agent_size(self, settings: ServiceSettings) -> AgentSize:
+    def agent_size(self, settings: AgentSettings) -> AgentSize:
         """The size of an agent for it; the settings stand for what it leaves out."""
         return AgentSize(
             cpus=self.cpus or settings.agent_cpus,

@@ -97,8 +97,8 @@ def find_source(text: str) -> CheckpointSource | GgufSource:
         try:
             header = read_header(path)
             check_convertible(header)
-        except GgufRefused as refusal:
-            raise AddingRefused(f"{path.name} cannot be added: {refusal}") from None
+        except GgufRefused as error:
+            raise AddingRefused(f"{path.name} cannot be added: {error}") from None
         except OSError as error:
             raise AddingRefused(f"{path.name} cannot be read: {error.strerror}") from None
         # The checkpoint that is made of it is in 16 bits, or in float32 where all of the file is.

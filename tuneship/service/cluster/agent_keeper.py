@@ -200,7 +200,7 @@ class AgentKeeper:
             mine.sort(key=lambda one: (one.standing is not AgentStanding.READY, one.number))
             for surplus in mine[wanted:]:
                 await self._dismiss(surplus)
-            if len(mine) < wanted and not self._orders.refusal(base):
+            if len(mine) < wanted and not self._orders.why_not(base):
                 await self._begin_start(base)
                 self._orders.changed.set()  # perhaps another one is missing
 

@@ -5,7 +5,7 @@ import binascii
 import hashlib
 import hmac
 
-from tuneship.contract.errors import ErrorDetail, ValidationRefused
+from tuneship.contract.errors import ErrorDetail, ValidationFailed
 
 MAC_BYTES = 12
 
@@ -27,7 +27,7 @@ class Cursors:
         return base64.urlsafe_b64encode(self._mac(resource_id, text) + text).decode().rstrip("=")
 
     def position(self, resource_id: str, token: str, param: str = "after") -> int:
-        """The position in a token of this resource. Raises `ValidationRefused`, which names `param`."""
+        """The position in a token of this resource. Raises `ValidationFailed`, which names `param`."""
         try:
             raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         except (binascii.Error, ValueError):
@@ -35,7 +35,7 @@ class Cursors:
         mac, text = raw[:MAC_BYTES], raw[MAC_BYTES:]
         if not text.isdigit() or not hmac.compare_digest(mac, self._mac(resource_id, text)):
             detail = ErrorDetail(param, "invalid_value", "is not a cursor of this log")
-            raise ValidationRefused(
+            raise ValidationFailed(
                 f"{param} is not a cursor of this log", param=param, details=[detail]
             )
         return int(text)

@@ -43,7 +43,7 @@ def log_page(
     """The entries of a log behind the cursor `after`, oldest first, and the cursor behind the last of them.
 
     `log` is the name that the cursors are bound to; `read` returns the entries after a position, and `number` the
-    position of one. Raises `ValidationRefused` for a cursor of another log.
+    position of one. Raises `ValidationFailed` for a cursor of another log.
     """
     cursors = context.parts.cursors
     position = 0 if after is None else cursors.position(log, after)

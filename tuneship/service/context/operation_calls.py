@@ -20,7 +20,7 @@ from typing import Any
 from tuneship.contract.errors import ApiError, AuthenticationError, InvalidRequestError
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.answers.downloads import Download
-from tuneship.service.answers.failures import declared
+from tuneship.service.answers.failures import error_from_exception
 from tuneship.service.answers.long_answers import dumped, is_long
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.context import profiles
@@ -42,7 +42,7 @@ class Arguments:
     values: Mapping[str, Any]
     key: idempotency.Key | None = None
     # Raised instead of a call of the handler: only a stored answer can still be given.
-    refusal: ApiError | None = None
+    no_room: ApiError | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class OperationCalls:
         """Carry out one call. Raises `ApiError`, which is then in the audit chain where that is required.
 
         `reading` is entered when the caller may make the call, and left after the handler. `departure` returns when the
-        caller has gone, and is called after the reading. `status_of` is the status that the caller sees of a refusal.
+        caller has gone, and is called after the reading. `status_of` is the status that the caller sees for an error.
         """
         try:
             self._check_access(context)
@@ -101,10 +101,10 @@ class OperationCalls:
                     return answer
                 slot = held.pop_all() if self._in_flight else self._streams.slot(context.client_id)
                 return OngoingAnswer(answer, slot, partial(self._key_end, context))
-        except Exception as error:  # noqa: BLE001 - it is logged, and becomes a declared error
-            refusal = declared(error, context.request_id)
-            await _commit_audit_entry(context, status_of(refusal))
-            raise refusal from None
+        except Exception as error:  # noqa: BLE001 - it is logged, and becomes an error of the contract
+            declared = error_from_exception(error, context.request_id)
+            await _commit_audit_entry(context, status_of(declared))
+            raise declared from None
 
     def _check_access(self, context: Context) -> None:
         operation = self._operation
@@ -163,14 +163,14 @@ class OperationCalls:
                 end.cancel()
 
     async def _key_end(self, context: Context) -> ApiError:
-        """The refusal of a caller whose key has ended, as soon as it has."""
+        """The error for a caller whose key has ended, as soon as it has."""
         await self._keys.wait_until_ended(context.audit_facts.key_id)
         context.key_has_ended = True
         return _key_ended()
 
     def _handled(self, context: Context, arguments: Arguments) -> Any:
-        if arguments.refusal is not None:
-            raise arguments.refusal
+        if arguments.no_room is not None:
+            raise arguments.no_room
         return self._bound.handler(context, **arguments.values)
 
     def _in_transaction(self, context: Context, arguments: Arguments) -> AnyAnswer:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from tuneship.contract.errors import InvalidRequestError
-from tuneship.settings import ApiProfile, ServiceSettings
+from tuneship.settings import ApiProfile, ApiSettings
 
 HEADER = "X-API-Profile"
 PROFILES: tuple[ApiProfile, ...] = get_args(ApiProfile)
@@ -89,7 +89,7 @@ SHAPES: Mapping[ApiProfile, Mapping[str, Shape]] = {
 }
 
 
-def chosen(sent: Sequence[str], client_id: str, settings: ServiceSettings) -> ApiProfile:
+def chosen(sent: Sequence[str], client_id: str, settings: ApiSettings) -> ApiProfile:
     """The profile of one request; `sent` are the values of its header. Raises `InvalidRequestError`."""
     if not sent:
         return settings.client_profiles.get(client_id, settings.api_profile)

@@ -85,17 +85,13 @@ def _on_the_form(reading: DatasetReading) -> Iterator[str]:
         )
 
 
-def _has_no_json_number(reading: DatasetReading) -> bool:
-    return any(one.message == strict_json.NO_JSON_NUMBER for one in reading.errors)
-
-
 def _lines(number: int) -> str:
     return f"{number:,} line{'s' if number > 1 else ''}"
 
 
 def _on_fields(reading: DatasetReading) -> Iterator[str]:
     """How fields are read that have other names or forms, and which ones are not read."""
-    if _has_no_json_number(reading):
+    if any(one.message == strict_json.NO_JSON_NUMBER for one in reading.errors):
         yield "NaN and Infinity are no JSON: write null or a text, or leave the field out."
     yield from (text for name, text in REFUSED_SHAPES.items() if name in reading.other_shapes)
     for name in sorted(reading.other_names & READ_AS.keys()):

@@ -7,7 +7,7 @@ from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
 from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStatus
 from tuneship.contract.errors import DatasetError, ResourceNotFound
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve, staging
@@ -73,7 +73,7 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
 def _sources(context: Context, dataset_ids: Sequence[str]) -> list[DatasetRow]:
     """Read the rows: own, processed, of one format, and together no larger than a file may be."""
     if len(set(dataset_ids)) != len(dataset_ids):
-        raise refused("dataset_ids", "must name different datasets")
+        raise field_error("dataset_ids", "must name different datasets")
     sources = [own_dataset(context, one, "dataset_ids") for one in dataset_ids]
     if any(source["status"] != DatasetStatus.PROCESSED for source in sources):
         raise DatasetError("a dataset is not processed", param="dataset_ids", status=409)

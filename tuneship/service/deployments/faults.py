@@ -10,7 +10,7 @@ tags.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 
 LONGEST_DELAY_MS = 60_000.0
 
@@ -28,7 +28,7 @@ class Faults:
 
 
 def faults_of(tags: Mapping[str, str]) -> Faults:
-    """Read the tags. Raises `ValidationRefused` for a bad value."""
+    """Read the tags. Raises `ValidationFailed` for a bad value."""
     return Faults(
         error_rate=_number(tags, "fault.error_rate", 1.0),
         empty_rate=_number(tags, "fault.empty_rate", 1.0),
@@ -46,5 +46,5 @@ def _number(tags: Mapping[str, str], name: str, most: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= most:
-        raise refused("tags", f"{name} must be a number from 0 to {most:g}")
+        raise field_error("tags", f"{name} must be a number from 0 to {most:g}")
     return value

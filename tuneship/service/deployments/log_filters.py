@@ -8,8 +8,8 @@ import re
 
 import sqlalchemy as sa
 
-from tuneship.contract.errors import ValidationRefused
-from tuneship.service.answers.refusals import refused
+from tuneship.contract.errors import ValidationFailed
+from tuneship.service.answers.field_errors import field_error
 from tuneship.store.database.tables import deployment_logs
 from tuneship.store.records.deployment_logs import LEVELS
 
@@ -19,24 +19,24 @@ MAX_CONDITIONS = 16
 
 
 def conditions_of(text: str | None) -> list[sa.ColumnElement[bool]]:
-    """The conditions of a filter, none without one. Raises `ValidationRefused`."""
+    """The conditions of a filter, none without one. Raises `ValidationFailed`."""
     if text is None:
         return []
     parts = JOINT.split(text)
     if len(parts) > MAX_CONDITIONS:
-        raise refused("filter", f"must have at most {MAX_CONDITIONS} conditions")
+        raise field_error("filter", f"must have at most {MAX_CONDITIONS} conditions")
     return [condition_of(part) for part in parts]
 
 
 def condition_of(part: str) -> sa.ColumnElement[bool]:
-    """One condition. Raises `ValidationRefused`."""
+    """One condition. Raises `ValidationFailed`."""
     match = CONDITION.fullmatch(part)
     if match is None:
         raise _unreadable()
     key, sign, value = match.groups()
     column = deployment_logs.c[key]
     if key == "level" and value not in LEVELS:
-        raise refused("filter", f"must compare level with one of {', '.join(LEVELS)}")
+        raise field_error("filter", f"must compare level with one of {', '.join(LEVELS)}")
     if sign == "=":
         return column == value
     if sign == "!=":
@@ -49,8 +49,8 @@ def condition_of(part: str) -> sa.ColumnElement[bool]:
     raise _unreadable()
 
 
-def _unreadable() -> ValidationRefused:
-    return refused(
+def _unreadable() -> ValidationFailed:
+    return field_error(
         "filter",
         "must hold conditions like level=error, level>=warning, component!=replica or message~text,"
         " joined by a comma or AND",

@@ -5,7 +5,7 @@ from typing import Literal
 
 from tuneship.contract import deployments as contract
 from tuneship.contract.deployments import DeploymentLogs
-from tuneship.service.answers.refusals import refuse_times_out_of_range, refused
+from tuneship.service.answers.field_errors import field_error, refuse_times_out_of_range
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.log_filters import conditions_of
@@ -32,7 +32,7 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
     """One page of the log, up to the lines just before the request."""
     refuse_times_out_of_range(start_time=start_time, end_time=end_time)
     if start_time is not None and end_time is not None and start_time >= end_time:
-        raise refused("start_time", "must be before end_time")
+        raise field_error("start_time", "must be before end_time")
     where = [table.c.deployment_id == deployment_id, *conditions_of(filter)]
     if start_time is not None:
         where.append(table.c.timestamp >= start_time)
@@ -43,7 +43,7 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
     names = {"next_token": next_token, "after": after, "cursor": cursor}
     tokens = [(name, token) for name, token in names.items() if token is not None]
     if len(tokens) > 1:
-        raise refused(tokens[0][0], "must be sent under one name only")
+        raise field_error(tokens[0][0], "must be sent under one name only")
     position = None
     for name, token in tokens:
         position = position_of(context.parts.cursors.position(bound_to, token, name))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -20,7 +20,7 @@ from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns, Records, Whole
 from tuneship.metrics.windows import CELLS_PER_DOUBLING
-from tuneship.service.answers.refusals import refuse_times_out_of_range, refused
+from tuneship.service.answers.field_errors import field_error, refuse_times_out_of_range
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.lookup import own_deployment
@@ -76,31 +76,22 @@ class Buckets:
         is_sketch = name == "latencies"
         merged = columns.cells(getattr(self.fine, name), is_sketch=is_sketch)
         rows: list[int] = self.rows[chosen].tolist()
-        is_known = columns.is_counted(self.fine) | is_sketch
         # An empty bucket has the last row, which is empty as well.
-        found: list[Any] = [
-            *(row if known else None for row, known in zip(merged.rows(), is_known, strict=True)),
-            np.zeros(0, merged.values.dtype),
-        ]
+        found: list[Any] = [*merged.rows(), np.zeros(0, merged.values.dtype)]
         series: list[Any] = [found[row] for row in rows]
         return {
             "per_doubling": CELLS_PER_DOUBLING,
-            **{
-                column: [None if one is None else one[column].tolist() for one in series]
-                for column in ("index", "count")
-            },
+            **{column: [one[column].tolist() for one in series] for column in ("index", "count")},
         }
 
-    def newer(self, chosen: Mask, numbers: Callable[[Columns], Sequence[int]]) -> list[int | None]:
-        """Numbers of the chosen buckets, each of which has a row, null where they were not counted."""
+    def finer(
+        self, chosen: Mask, numbers: Callable[[Columns], Sequence[int]]
+    ) -> Sequence[int | None]:
+        """Numbers of the chosen buckets, each of which has a row; null where only wider windows are kept."""
         if self.fine is None:
             return [None] * int(np.count_nonzero(chosen))
-        is_known = columns.is_counted(self.fine)
-        found = [
-            number if known else None
-            for number, known in zip(numbers(self.fine), is_known, strict=True)
-        ]
-        return [found[row] for row in self.rows[chosen].tolist()]
+        found, rows = numbers(self.fine), cast("list[int]", self.rows[chosen].tolist())
+        return [found[row] for row in rows]
 
 
 @serves(contract.get_deployment_metrics)
@@ -173,14 +164,14 @@ def _in_flight(
 def _bucket_starts(start: datetime, end: datetime, interval: str) -> range:
     """The starts of the buckets in epoch seconds: multiples of the interval, up to the bucket that ends at `end`."""
     if start >= end:
-        raise refused("start_time", "must be before end_time")
+        raise field_error("start_time", "must be before end_time")
     interval_s = int(interval[:-1]) * UNIT_SECONDS[interval[-1]]
     if interval_s > UNIT_SECONDS["d"]:
-        raise refused("interval", "must be at most 1d")
+        raise field_error("interval", "must be at most 1d")
     first = int(start.timestamp()) // interval_s * interval_s
     count = -int((first - end.timestamp()) // interval_s)
     if count > MAX_POINTS:
-        raise refused("interval", f"gives {count} points, at most {MAX_POINTS} are answered")
+        raise field_error("interval", f"gives {count} points, at most {MAX_POINTS} are answered")
     return range(first, first + count * interval_s, interval_s)
 
 
@@ -209,7 +200,9 @@ def _read_buckets(
         known = metric_windows.oldest(SECOND, now)
         lost = (starts.start // 60 * 60, min(known, starts.stop))
         if starts.start < known and metric_windows.has_traffic(connection, source, *lost):
-            raise refused("interval", "must be whole minutes: the time reaches back over 2 days")
+            raise field_error(
+                "interval", "must be whole minutes: the time reaches back over 2 days"
+            )
 
     span = (starts.start, starts.stop)
     fine: Columns | None = None
@@ -279,10 +272,10 @@ def error_rate_series(buckets: Buckets) -> dict[str, Any]:
         "percentage": 100.0 * facts["errors"] / requests,  # NaN is rendered as null
         "request_count": _column(facts, "requests"),
         "error_count": _column(facts, "errors"),
-        "cancelled_count": _known(facts, "cancelled"),
-        "refused_count": _known(facts, "refused"),
-        "error_callers": _known(facts, "error_callers"),
-        **{name: buckets.newer(chosen, _of_more(name)) for name in columns.CALLERS[1:]},
+        "cancelled_count": _column(facts, "cancelled"),
+        "refused_count": _column(facts, "refused"),
+        "error_callers": _column(facts, "error_callers"),
+        **{name: buckets.finer(chosen, _of_more(name)) for name in columns.CALLERS[1:]},
     }
 
 
@@ -293,24 +286,15 @@ def _of_more(name: str) -> Callable[[Columns], list[int]]:
 def traffic_series(buckets: Buckets) -> dict[str, Any]:
     """The buckets in which anything was counted."""
     chosen = columns.is_some(buckets.facts)
-    replicas = buckets.newer(chosen, _of_more("replicas"))
+    replicas = buckets.finer(chosen, _of_more("replicas"))
     return {
         **buckets.series(chosen),
-        "spread_keys": buckets.newer(chosen, _of_more("spread_keys")),
-        "callers_of_half": buckets.newer(chosen, columns.callers_of_half),
+        "spread_keys": buckets.finer(chosen, _of_more("spread_keys")),
+        "callers_of_half": buckets.finer(chosen, columns.callers_of_half),
         # No request of the bucket found a running replica, or knew of one.
         "replicas": [number or None for number in replicas],
-        **{name: buckets.newer(chosen, _of_more(name)) for name in columns.REPEATED},
+        **{name: buckets.finer(chosen, _of_more(name)) for name in columns.REPEATED},
     }
-
-
-def _known(facts: Records, name: str) -> NDArray[Any] | list[int | None]:
-    """A column, with null where requests were recorded before an upgrade that counts it."""
-    column, is_unknown = _column(facts, name), facts["uncounted"] > 0
-    if not is_unknown.any():
-        return column
-    pairs = zip(column.tolist(), is_unknown, strict=True)
-    return [None if unknown else count for count, unknown in pairs]
 
 
 def token_usage_series(buckets: Buckets) -> dict[str, Any]:

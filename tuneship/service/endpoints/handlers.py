@@ -26,7 +26,7 @@ from tuneship.contract.endpoints import (
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.service.access.hipaa import is_hipaa
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
@@ -276,7 +276,7 @@ def update_endpoint(context: Context, endpoint_id: str, update: EndpointUpdate) 
         raise InvalidRequestError("the update holds no field")
     for field, value in sent.items():
         if value is None:
-            raise refused(field, "must not be null")
+            raise field_error(field, "must not be null")
     connection = context.transaction
     row = own_endpoint(context, endpoint_id, PLAIN)
     if update.deployment_id is not None:

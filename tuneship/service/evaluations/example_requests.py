@@ -47,7 +47,7 @@ class ExampleRequest:
 
         return run, content
 
-    def refused(self, context: Context, error: ApiError) -> tuple[int, bytes]:  # noqa: ARG002
+    def failed(self, context: Context, error: ApiError) -> tuple[int, bytes]:  # noqa: ARG002
         """Keep the code of an error and its status."""
         return error.status, json.dumps({"code": error.code, "status": error.status}).encode()
 

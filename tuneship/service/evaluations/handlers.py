@@ -31,7 +31,7 @@ from tuneship.evaluation.scoring import Stored
 from tuneship.gates.evaluation import RULE_VERSION, judge
 from tuneship.gates.evaluation_report import report_of
 from tuneship.gates.evaluation_tally import example_of, rules_of, tally_of
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
@@ -67,7 +67,7 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
     try:
         read_graders(settings.graders)
     except GraderRefused as error:
-        raise refused(error.place, error.message) from None
+        raise field_error(error.place, error.message) from None
     dataset = own_dataset(context, evaluation.dataset_id, "dataset_id")
     if dataset["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param="dataset_id", status=409)
@@ -145,10 +145,10 @@ def _check_comparable(
         different.insert(0, "dataset_id")
     if different:
         text = f"names an evaluation with another {different[0]}"
-        raise refused("baseline", text, "not_comparable")
+        raise field_error("baseline", text, "not_comparable")
     if earlier["status"] != EvaluationStatus.COMPLETED or earlier["stopped_early"]:
         text = "names an evaluation that has not scored all its examples"
-        raise refused("baseline", text, "not_comparable")
+        raise field_error("baseline", text, "not_comparable")
 
 
 def own_evaluation(context: Context, evaluation_id: str, param: str | None = None) -> EvaluationRow:

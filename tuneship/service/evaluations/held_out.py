@@ -14,7 +14,7 @@ from tuneship.contract.dataset_lines import (
     decode_line,
     parse_example,
 )
-from tuneship.contract.errors import DatasetError, ErrorDetail, ValidationRefused
+from tuneship.contract.errors import DatasetError, ErrorDetail, ValidationFailed
 from tuneship.contract.evaluations import EvaluationSettings
 from tuneship.contract.example_problem import ExampleProblem
 from tuneship.evaluation.items import EvaluationItem, read_item
@@ -24,7 +24,7 @@ from tuneship.evaluation.selection import select
 from tuneship.evaluation.slices import SliceRefused, read_clusters, read_slices
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
 from tuneship.service.access.data_keys import Keyring
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.datasets.lookup import object_of
 from tuneship.service.models.lookup import TUNED, job_of
 from tuneship.store.database import rows, tables
@@ -52,7 +52,7 @@ class HeldOutReader:
     ) -> tuple[list[HeldOutExample], str]:
         """Read the selected examples in their random order, and the SHA-256 of the whole file.
 
-        Raises `ValidationRefused` and `DatasetError`.
+        Raises `ValidationFailed` and `DatasetError`.
         """
         chosen = select(dataset["num_examples"], settings.max_examples, settings.seed)
         wanted, found = set(chosen), dict[int, tuple[int, EvaluationItem]]()
@@ -64,7 +64,7 @@ class HeldOutReader:
                 characters += len(content)
                 if characters > MAXIMUM_CHARACTERS:
                     text = "selects more than 256 MiB of examples"
-                    raise refused("max_examples", text, "out_of_range")
+                    raise field_error("max_examples", text, "out_of_range")
                 found[position] = line, read_item(content, dataset["format"])
         picked = [found[position] for position in chosen]
         metadata = [item.metadata for _, item in picked]
@@ -75,7 +75,7 @@ class HeldOutReader:
             line = None if error.example is None else picked[error.example][0]
             detail = ErrorDetail(error.field, error.code, error.message, line=line)
             text = f"{error.field} {error.message}" + ("" if line is None else f" (line {line})")
-            raise ValidationRefused(text, param=error.field, details=[detail]) from None
+            raise ValidationFailed(text, param=error.field, details=[detail]) from None
         examples = [
             HeldOutExample(
                 line, item, slices[number], None if clusters is None else clusters[number]

@@ -22,7 +22,7 @@ from tuneship.contract.webhooks import (
 from tuneship.events.addresses import TargetRefused
 from tuneship.events.connector import TooManyLookups
 from tuneship.events.signing import new_secret
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
@@ -68,7 +68,7 @@ def _check_url(context: Context, url: str) -> None:
     try:
         context.parts.receivers.check(url)
     except TargetRefused as reason:
-        raise refused("url", str(reason)) from None
+        raise field_error("url", str(reason)) from None
     except TooManyLookups:
         text = "too many names of receivers are being looked up"
         raise InternalError(text, status=503, retry_after=1) from None
@@ -211,7 +211,7 @@ def replay_webhook(context: Context, webhook_id: str, replay: Replay) -> Replaye
     # Older events have been deleted.
     window = ReplayWindow(replay.since or now - outbox.KEPT, replay.until or now, replay.status)
     if window.since >= window.until:
-        raise refused("since", "must lie before until")
+        raise field_error("since", "must lie before until")
     connection = context.transaction
     row = _own_active(context, webhook_id)
     return Replayed(id=webhook_id, replayed=webhook_records.replay(connection, row, window, now))

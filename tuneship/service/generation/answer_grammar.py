@@ -8,7 +8,7 @@ from functools import lru_cache
 from tuneship.contract.answer_schemas import AnswerSchema, read_schema
 from tuneship.contract.generation import ResponseFormat
 from tuneship.contract.schema_keywords import SUBSCHEMAS
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.serving.sampling.grammar import grammar_of, is_usable
 
 FIELD = "response_format.schema"
@@ -19,7 +19,7 @@ _is_usable = lru_cache(REMEMBERED)(is_usable)
 
 
 def answer_grammar(form: ResponseFormat) -> str:
-    """The grammar of answers in this form, which is no free text. Raises `ValidationRefused`."""
+    """The grammar of answers in this form, which is no free text. Raises `ValidationFailed`."""
     return check_schema(schema_of(form), FIELD, is_flexible=form.whitespace_flexible)
 
 
@@ -29,16 +29,16 @@ def schema_of(form: ResponseFormat) -> AnswerSchema:
 
 
 def check_schema(read: AnswerSchema, field: str, *, is_flexible: bool = False) -> str:
-    """The grammar of the texts that fit a schema. Raises `ValidationRefused` on `field` if nothing can follow it."""
+    """The grammar of the texts that fit a schema. Raises `ValidationFailed` on `field` if nothing can follow it."""
     try:
         grammar = grammar_of(read.schema, is_flexible=is_flexible)
     except ValueError:  # a number or a text that JSON holds in no portable way
-        raise refused(field, "holds a value that is not supported") from None
+        raise field_error(field, "holds a value that is not supported") from None
     if _is_usable(grammar):
         return grammar
     # The place of the first schema without others in it that cannot be followed by itself.
     inner = {"$ref", *SUBSCHEMAS}
     for place, part in read.parts.items():
         if part and not inner & part.keys() and not is_usable(grammar_of(part)):
-            raise refused(field + place, UNUSABLE)
-    raise refused(field, UNUSABLE)
+            raise field_error(field + place, UNUSABLE)
+    raise field_error(field, UNUSABLE)

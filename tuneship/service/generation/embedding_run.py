@@ -9,7 +9,7 @@ from base64 import b64decode
 from tuneship.contract.embeddings import MAXIMUM_TOKENS, Embed
 from tuneship.contract.errors import ErrorDetail, InvalidRequestError
 from tuneship.contract.generation import Usage
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.context import Context
 from tuneship.service.generation.prompts import (
     LONG_PROMPT_CHARACTERS,
@@ -65,17 +65,19 @@ class EmbeddingRun(RoutedRun):
         note_embedding(self._context.span, self._target, self._served, self._request.dimensions)
 
     async def _tokenize(self) -> EmbedRequest:
-        """Read the texts: on the event loop, or in a thread where that takes long. Raises `ValidationRefused`."""
+        """Read the texts: on the event loop, or in a thread where that takes long. Raises `ValidationFailed`."""
         base, dimensions = self._served.base, self._request.dimensions
         if not base.engine.is_own:
             text = f"the engine of this base model, {base.engine.name}, computes no embeddings"
             details = [ErrorDetail(None, "unsupported_operation", text)]
             raise InvalidRequestError(text, details=details)
         if dimensions is not None and base.hidden_size is None:
-            raise refused("dimensions", "is not supported for this base model", "unsupported_value")
+            raise field_error(
+                "dimensions", "is not supported for this base model", "unsupported_value"
+            )
         if dimensions is not None and dimensions > (base.hidden_size or 0):
             text = f"must be at most {base.hidden_size}, the hidden size of the model"
-            raise refused("dimensions", text, "out_of_range")
+            raise field_error("dimensions", text, "out_of_range")
         if base.is_read and sum(map(len, self._request.input)) <= LONG_PROMPT_CHARACTERS:
             return self._prepared()
         return await self._parts.threads.texts.run(self._context.client_id, self._prepared)
@@ -94,7 +96,7 @@ class EmbeddingRun(RoutedRun):
         total = sum(map(len, texts))
         if total > MAXIMUM_TOKENS:
             text = f"has {total} tokens in all, one request may have {MAXIMUM_TOKENS}"
-            raise refused("input", text, "out_of_range")
+            raise field_error("input", text, "out_of_range")
         return EmbedRequest(
             texts=tuple(texts),
             adapter=None if self._served.adapter is None else self._served.adapter.name,

@@ -21,8 +21,8 @@ from tuneship.contract.generation import (
 )
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.prompts.template import TemplateTooSlow
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.answers.long_answers import is_long
-from tuneship.service.answers.refusals import refused
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.accounting import WrittenAnswer, WrittenAnswers
@@ -187,7 +187,7 @@ class GenerationRun(RoutedRun):
             text = (
                 f"asks for up to {asked} log probabilities, one request may have {MAXIMUM_LOGPROBS}"
             )
-            raise refused("logprobs", text, "out_of_range")
+            raise field_error("logprobs", text, "out_of_range")
 
     async def _run(self, prepared: list[GenerateRequest]) -> WrittenAnswers:
         """Generate within the time limit."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from tuneship.contract.dataset_lines import instruction_messages
-from tuneship.contract.errors import ErrorDetail, ValidationRefused
+from tuneship.contract.errors import ErrorDetail, ValidationFailed
 from tuneship.contract.generation import Generate
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.prompts.template import PromptTemplate, TemplateFailed, TemplateTooSlow
 from tuneship.prompts.template_budget import ANYWHERE, RenderLimits
 from tuneship.prompts.text_format import ModelTextFormat, token_at
 from tuneship.prompts.text_tokenizer import encode, encoding_of
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.models.served_models import ServedModel
 from tuneship.serving.replica_client import GenerateRequest
@@ -65,7 +65,7 @@ def replica_requests(
 ) -> list[GenerateRequest]:
     """A request for each of the `raw` prompts, or without one for the prompt that the model's template renders.
 
-    Fills in the deployment's defaults. Raises `ValidationRefused` for a prompt that does not fit, and for `max_tokens`
+    Fills in the deployment's defaults. Raises `ValidationFailed` for a prompt that does not fit, and for `max_tokens`
     above the deployment's limit; and `TemplateTooSlow` beyond `limits` that are those of the event loop.
     """
     context_length, param = deployment["generation"]["context_length"], prompt_param(request)
@@ -109,17 +109,17 @@ def texts_within(value: object) -> Iterator[str]:
 def raw_tokens(
     base: CataloguedModel, prompt: TextOrIds, context_length: int, param: str
 ) -> list[int]:
-    """Token ids of a prompt without a template. Raises `ValidationRefused`."""
+    """Token ids of a prompt without a template. Raises `ValidationFailed`."""
     if isinstance(prompt, str):
         if base.is_surely_longer(len(prompt), context_length):
             raise PromptTooLong(param, f"over {context_length}", context_length)
         tokenizer: Any = base.tokenizer
         tokens: list[int] = tokenizer.encode_batch_fast([prompt], add_special_tokens=True)[0].ids
         if not tokens:
-            raise refused(param, "holds no token")
+            raise field_error(param, "holds no token")
         return tokens
     if max(prompt) >= base.vocabulary:
-        raise refused(param, "holds a token id that the model does not know")
+        raise field_error(param, "holds a token id that the model does not know")
     return prompt
 
 
@@ -136,7 +136,7 @@ def _replica_request(
     if wanted is None:
         wanted = min(DEFAULT_MAX_TOKENS, most)
     elif wanted > most:
-        raise refused("max_tokens", f"must be at most {most}", "out_of_range")
+        raise field_error("max_tokens", f"must be at most {most}", "out_of_range")
     temperature, top_p = request.temperature, request.top_p
     return GenerateRequest(
         adapter=served.adapter.name if served.adapter else None,
@@ -164,8 +164,8 @@ def prompt_param(request: Generate) -> str:
     return next(name for name in names if getattr(request, name) is not None)
 
 
-class PromptTooLong(ValidationRefused):
-    """The refusal of a prompt that does not fit into the context."""
+class PromptTooLong(ValidationFailed):
+    """A prompt does not fit into the context."""
 
     def __init__(self, param: str, tokens: str, context_length: int) -> None:
         """`tokens` is a number, or says that there are more than one."""
@@ -201,7 +201,7 @@ def rendered_prompt(
     tools: Sequence[Mapping[str, Any]] = (),
     limits: RenderLimits = ANYWHERE,
 ) -> RenderedPrompt:
-    """Render up to the assistant's turn. Raises `ValidationRefused` on `param` for what cannot be text."""
+    """Render up to the assistant's turn. Raises `ValidationFailed` on `param` for what cannot be text."""
     markers = text_format.special_texts
     texts = [*texts_within([list(messages), list(tools)])]
     if markers is None or not any(map(markers.search, texts)):
@@ -263,7 +263,7 @@ def _rendered(
     except TemplateFailed as error:
         if isinstance(error, TemplateTooSlow) and limits is not ANYWHERE:
             raise
-        raise refused(param, f"cannot be rendered: {error}") from error
+        raise field_error(param, f"cannot be rendered: {error}") from error
 
 
 def _replaced(value: Any, markers: "re.Pattern[str]", placeholders: Mapping[str, str]) -> Any:
@@ -287,7 +287,7 @@ def _encoded_as_text(text_format: ModelTextFormat, special: str, param: str) -> 
     for parts in ([special[:1], special[1:]], list(special)):
         if markers is None or not any(map(markers.search, parts)):
             return [token for part in parts for token in _encoded_within(text_format, part)]
-    raise refused(param, "holds a special token of the model, which is a single character")
+    raise field_error(param, "holds a special token of the model, which is a single character")
 
 
 def _encoded_within(text_format: ModelTextFormat, part: str) -> list[int]:
@@ -311,4 +311,4 @@ def _refuse_other_spellings(text_format: ModelTextFormat, texts: Sequence[str], 
     if normalizer is None or markers is None:
         return
     if any(markers.search(normalizer.normalize_str(text)) for text in texts):
-        raise refused(param, "holds a special token of the model in another spelling")
+        raise field_error(param, "holds a special token of the model in another spelling")

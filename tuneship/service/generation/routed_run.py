@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError, ResourceNotFound
 from tuneship.replicas.replica_link import NoReplica
-from tuneship.service.answers.refusals import refused, with_names
+from tuneship.service.answers.field_errors import field_error, with_names
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.lookup import shown_deployment
 from tuneship.service.generation.accounting import GenerationAccount, NoTurn
@@ -170,7 +170,7 @@ class RoutedRun(ABC):
                 text = "no replica of the model can answer now"
             return InternalError(text, status=503, retry_after=1)
         if isinstance(error, RequestTooLarge):
-            return refused(self.too_large_param, f"asks for too much: {error}", "out_of_range")
+            return field_error(self.too_large_param, f"asks for too much: {error}", "out_of_range")
         if isinstance(error, UnusableGrammar):
-            return refused(self.grammar_param, str(error))
+            return field_error(self.grammar_param, str(error))
         return InternalError(f"the model failed during the {self.work}")

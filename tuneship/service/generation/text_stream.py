@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
 from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
-from tuneship.service.answers.failures import declared
+from tuneship.service.answers.failures import error_from_exception
 from tuneship.service.answers.streaming import Frame, Stream
 
 PIECES_TOGETHER = 20
@@ -65,8 +65,8 @@ class TextStream:
             if error is None:
                 yield (Frame("done", generation.result()),)
                 return
-            refusal = declared(error, self._request_id).as_json(self._request_id)
-            yield (Frame("error", BrokenOff.model_validate(refusal)),)
+            body = error_from_exception(error, self._request_id).as_json(self._request_id)
+            yield (Frame("error", BrokenOff.model_validate(body)),)
         finally:
             generation.cancel()
             await asyncio.gather(generation, return_exceptions=True)

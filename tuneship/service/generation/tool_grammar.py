@@ -10,7 +10,7 @@ from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.generation import Generate
 from tuneship.contract.tools import NO_PARAMETERS
 from tuneship.prompts.tool_syntax import CallSyntax
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.generation.answer_grammar import FIELD, check_schema, schema_of
 from tuneship.service.generation.call_reader import CallReader
 from tuneship.service.models.served_models import ServedModel
@@ -42,10 +42,10 @@ class CallPlan:
 
 
 def call_plan(served: ServedModel, request: Generate) -> CallPlan:
-    """The plan for a request with functions. Raises `ValidationRefused`."""
+    """The plan for a request with functions. Raises `ValidationFailed`."""
     syntax = served.template.call_syntax
     if syntax is None:
-        raise refused("tools", UNKNOWN_SYNTAX, "unsupported_parameter")
+        raise field_error("tools", UNKNOWN_SYNTAX, "unsupported_parameter")
     form = request.response_format
     needs_call = request.tool_choice == "required"
     is_text = not needs_call and (form is None or form.type == "text")
@@ -57,7 +57,7 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
         otherwise, text_grammar = read.schema, check_schema(read, FIELD, is_flexible=is_flexible)
         if not syntax.marker:
             text = "is not supported beside tools for this model, which marks its calls by their beginning alone"
-            raise refused("response_format", text, "unsupported_value")
+            raise field_error("response_format", text, "unsupported_value")
     specials = served.base.special_tokens
     shown = {
         token
@@ -77,7 +77,7 @@ def call_plan(served: ServedModel, request: Generate) -> CallPlan:
 
 
 def _schemas(request: Generate) -> dict[str, Any]:
-    """The schemas of the arguments of each function that may be called. Raises `ValidationRefused`."""
+    """The schemas of the arguments of each function that may be called. Raises `ValidationFailed`."""
     schemas: dict[str, Any] = {}
     callable_names = {tool.function.name for tool in request.callable_tools}
     for number, tool in enumerate(request.tools or ()):

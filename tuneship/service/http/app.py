@@ -71,13 +71,13 @@ def build_app(
     ]
     routes += [more for dialect in dialects for more in dialect.routes(boundary)]
 
-    handlers = {HTTPException: partial(_refuse_route, routes)}
+    handlers = {HTTPException: partial(_unknown_route, routes)}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     return EntryMiddleware(app, boundary, dialects)
 
 
-async def _refuse_route(routes: Sequence[Route], request: Request, error: Exception) -> Response:
+async def _unknown_route(routes: Sequence[Route], request: Request, error: Exception) -> Response:
     """404 for a path that no route has; 405 with the allowed methods for another method of one that has."""
     if not isinstance(error, HTTPException) or error.status_code != 405:
         return error_response(request, request.state.dialect.unknown_route())
@@ -87,8 +87,8 @@ async def _refuse_route(routes: Sequence[Route], request: Request, error: Except
         if route.matches({**request.scope, "method": "-"})[0] is not Match.NONE
         for method in getattr(route, "methods", None) or ()
     }
-    refusal = InvalidRequestError("the method is not allowed here", status=405)
-    response = error_response(request, refusal)
+    not_allowed = InvalidRequestError("the method is not allowed here", status=405)
+    response = error_response(request, not_allowed)
     response.headers["Allow"] = ", ".join(sorted(methods))
     return response
 
@@ -115,7 +115,7 @@ class _OperationEndpoint:
                 context,
                 self._reading(request, context),
                 partial(wait_for_disconnect, request.receive),
-                lambda refusal: dialect.refusal(request, refusal).status,
+                lambda error: dialect.own_error(request, error).status,
             )
         except Exception as error:  # noqa: BLE001 - the last line of defence: it logs and answers
             # A client that ignores Retry-After again and again would keep the event loop busy with
@@ -207,4 +207,4 @@ def _arguments(operation: Operation[..., Any], request: Request, content: Conten
         values[name] = validated(model, content.fields)
     if operation.file_parameter is not None:
         values[operation.file_parameter] = content.file
-    return Arguments(values, key, content.refusal)
+    return Arguments(values, key, content.no_room)

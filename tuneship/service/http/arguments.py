@@ -1,6 +1,6 @@
 """Reads an operation's arguments from plain path, query and body values, as strictly as the contract says.
 
-Knows no HTTP framework: it gets text and bytes. `answers/refusals.py` turns pydantic's errors into those of the API.
+Knows no HTTP framework: it gets text and bytes. `answers/field_errors.py` makes the errors of the API.
 """
 
 import re
@@ -20,10 +20,10 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     ModelNotFound,
     ResourceNotFound,
-    ValidationRefused,
+    ValidationFailed,
 )
 from tuneship.contract.operation import JSON_LINES, TAR, FileMedia, Operation
-from tuneship.service.answers.refusals import DECLARED_NAME, refusal, refused
+from tuneship.service.answers.field_errors import DECLARED_NAME, error_from_pydantic, field_error
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -80,12 +80,12 @@ def query_arguments(
             members: dict[str, str] = fields.setdefault(name, {})
             member = key[:-1]
             if not member or key[-1] != "]" or "[" in member or "]" in member:
-                raise refused(name, f"must be sent as {name}[key]=value")
+                raise field_error(name, f"must be sent as {name}[key]=value")
             if member in members:
-                raise refused(name, "must name each key once")
+                raise field_error(name, "must name each key once")
             members[member] = value
         elif bracket or name in fields:
-            raise refused(name, "must be given once")
+            raise field_error(name, "must be given once")
         else:
             fields[name] = _scalar(kinds, name, value)
     model = validated(operation.query_model, fields)
@@ -107,12 +107,12 @@ def _scalar(kinds: frozenset[type], name: str, value: str) -> Any:
     """The text of one value. Only `true` and `false` are booleans, only plain digits are integers."""
     if bool in kinds:
         if value not in ("true", "false"):
-            raise refused(name, "must be true or false")
+            raise field_error(name, "must be true or false")
         return value == "true"
     if int in kinds and not WHOLE.fullmatch(value):
-        raise refused(name, "must be a whole number")
+        raise field_error(name, "must be a whole number")
     if datetime in kinds and not ZONED.fullmatch(value):
-        raise refused(name, "must be an RFC 3339 time with a zone")
+        raise field_error(name, "must be an RFC 3339 time with a zone")
     return value
 
 
@@ -121,7 +121,7 @@ def validated(model: type[M], fields: Any) -> M:
     try:
         return model.model_validate(fields, context=SERVICE, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise refusal(error) from None
+        raise error_from_pydantic(error) from None
 
 
 def check_json_media(content_type: str, *, encoded: bool) -> None:
@@ -139,7 +139,7 @@ def json_object(body: bytes) -> dict[str, Any]:
         value = strict_json.parse(body)
     except strict_json.JsonRefused as fault:
         if fault.fault == "nul":
-            raise ValidationRefused(f"the body {fault.message}") from None
+            raise ValidationFailed(f"the body {fault.message}") from None
         raise InvalidRequestError(f"the body {fault.message}") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("the body must be a JSON object")
@@ -151,11 +151,11 @@ def form_tags(text: object) -> Any:
     try:
         return strict_json.parse(str(text).encode("utf-8", "surrogatepass"))
     except strict_json.JsonRefused as fault:
-        raise refused("tags", fault.message) from None
+        raise field_error("tags", fault.message) from None
 
 
 def check_file_media(content_type: str | None, wanted: FileMedia) -> None:
     """Raises 422 unless the file part is of the wanted type, or of one that says nothing; lines may be plain text."""
     media = None if not content_type else content_type.partition(";")[0].strip().lower()
     if media not in FILE_TYPES[wanted]:
-        raise refused("file", f"must be of the media type {wanted.name}")
+        raise field_error("file", f"must be of the media type {wanted.name}")

@@ -38,11 +38,11 @@ class Dialect:
     answer_headers: Callable[[Mapping[str, Any], float], Mapping[str, str]] = (
         lambda _state, _began: {}
     )
-    # A refusal as its clients expect it, and its body with the id of the request.
-    refusal: Callable[[Request, ApiError], ApiError] = lambda _request, error: error
-    refusal_body: Callable[[ApiError, str], str] = lambda error, request_id: json.dumps(
+    # An error as its clients expect it, and its body with the id of the request.
+    own_error: Callable[[Request, ApiError], ApiError] = lambda _request, error: error
+    error_body: Callable[[ApiError, str], str] = lambda error, request_id: json.dumps(
         error.as_json(request_id)
     )
-    refusal_media: str = "application/json"
-    # The refusal of an address without a route.
+    error_media: str = "application/json"
+    # The error for an address without a route.
     unknown_route: Callable[[], ApiError] = lambda: ResourceNotFound("there is no such route")

@@ -45,7 +45,7 @@ class Content:
     # JSON that is not parsed yet.
     body: bytes | None = None
     # There was no room for the file: only the stored answer to an earlier request can still be given.
-    refusal: QuotaExceeded | None = None
+    no_room: QuotaExceeded | None = None
 
 
 @dataclass(frozen=True)
@@ -139,25 +139,25 @@ async def read_form(upload: Upload) -> Content:
         # The raw body holds a boundary that changes with every retry, so its digest would too.
         text = json.dumps([fields, form.file.content_sha256], sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return Content(fields, digest, form.file, refusal=form.no_room)
+        return Content(fields, digest, form.file, no_room=form.no_room)
 
     return await upload.run(finished)
 
 
 class _FormReader:
-    """Parses one body as it arrives. The first refusal is kept, and nothing is stored after it."""
+    """Parses one body as it arrives. The first error is kept, and nothing is stored after it."""
 
     def __init__(self, boundary: bytes, upload: Upload) -> None:
         self.texts: dict[str, str] = {}
         self.file = upload.staged
-        # The refusal of the file; from then on it is only hashed, to find the stored answer.
+        # Why the file is not stored: it is only hashed, to find the stored answer.
         self.no_room: QuotaExceeded | None = None
         self._upload = upload
         # The bytes that the client's files may take, read once a block.
         self._room: int | None = None
         self.file_media: str | None = None
         self.file_name = ""
-        self._refusal: Exception | None = None
+        self._error: Exception | None = None
         self._files = 0
         self._parts = 0
         self._is_complete = False
@@ -168,7 +168,7 @@ class _FormReader:
         self._part_text: bytearray | None = None
         self._parser: MultipartParser | None = None
         if not boundary:
-            self._refusal = InvalidRequestError("the multipart form has no boundary")
+            self._error = InvalidRequestError("the multipart form has no boundary")
             return
         callbacks = {
             "on_part_begin": self._headers.clear,
@@ -187,17 +187,17 @@ class _FormReader:
         self.attempt(open_parser)  # a boundary that is too long is refused like a wrong body
 
     def attempt(self, work: Callable[[], object]) -> None:
-        """Do some work unless something was refused before."""
-        if self._refusal is not None:
+        """Do some work unless an error came before."""
+        if self._error is not None:
             return
         try:
             work()
         except QuotaExceeded:
             raise
-        except (ApiError, OSError) as refusal:
-            self._refusal = refusal
+        except (ApiError, OSError) as error:
+            self._error = error
         except ValueError:  # the parser's errors are of this kind
-            self._refusal = InvalidRequestError("the multipart form cannot be parsed")
+            self._error = InvalidRequestError("the multipart form cannot be parsed")
 
     def write(self, block: bytes) -> None:
         """Parse the next bytes of the body."""
@@ -217,23 +217,23 @@ class _FormReader:
             self._room = own_room(context)
         try:
             reserve(context, self._room, announced=announced, arrived=arrived)
-        except QuotaExceeded as refusal:
+        except QuotaExceeded as no_room:
             if not self._upload.is_repeated():
                 raise
-            self.no_room = refusal
+            self.no_room = no_room
             self.file.drop()
 
     def finish(self) -> None:
-        """End the form after the last byte of the body. Raises the first refusal."""
-        if self._refusal is not None:
-            raise self._refusal
+        """End the form after the last byte of the body. Raises the first error."""
+        if self._error is not None:
+            raise self._error
         if not self._is_complete:
             raise InvalidRequestError("the multipart form is cut off")
         if self._files == 0:
             raise _one_file()
         self.file.finish()
 
-    # The callbacks of the parser. What they raise becomes the refusal of the form.
+    # The callbacks of the parser. What they raise becomes the error of the form.
 
     def on_header_name(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]

@@ -1,4 +1,4 @@
-"""OpenAI's API as a dialect: who asks, what a refusal looks like, which headers are sent."""
+"""OpenAI's API as a dialect: who asks, what an error looks like, which headers are sent."""
 
 import re
 import time
@@ -13,7 +13,7 @@ from tuneship.contract.openai.declaring import PREFIX
 from tuneship.contract.openai.ids import own_id
 from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.rate_limits import RateWindow
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal, openai_refusal
+from tuneship.service.openai.errors import INVALID, OpenAIError, openai_error
 
 VERSION = "2020-10-01"
 RETRY_COUNT = re.compile(r"[0-9]{1,4}")
@@ -66,9 +66,9 @@ def _answer_headers(state: Mapping[str, Any], started: float) -> dict[str, str]:
     return headers
 
 
-def _refusal(request: Request, error: ApiError) -> ApiError:
+def _own_error(request: Request, error: ApiError) -> ApiError:
     is_job_create = request.method == "POST" and request.scope["path"] == JOBS
-    return openai_refusal(error, is_job_create=is_job_create)
+    return openai_error(error, is_job_create=is_job_create)
 
 
 OPENAI = Dialect(
@@ -80,6 +80,6 @@ OPENAI = Dialect(
     retry_count=_retry_count,
     stored_id=own_id,
     answer_headers=_answer_headers,
-    refusal=_refusal,
-    unknown_route=lambda: OpenAIRefusal("Unknown request URL", 404, (INVALID, "unknown_url")),
+    own_error=_own_error,
+    unknown_route=lambda: OpenAIError("Unknown request URL", 404, (INVALID, "unknown_url")),
 )

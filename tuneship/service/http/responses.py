@@ -1,4 +1,4 @@
-"""Renders refusals as HTTP responses."""
+"""Renders errors as HTTP responses."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tuneship.service.answers.failures import declared
+from tuneship.service.answers.failures import error_from_exception
 from tuneship.service.http.dialect import Dialect
 
 # Statuses of answers given before the whole request was read, after which the connection closes.
@@ -14,22 +14,22 @@ CLOSING_STATUSES = (408, 413, 414, 431)
 
 
 def error_response(request: Request, error: Exception) -> Response:
-    """The refusal for any exception, in the form of the dialect that was called."""
+    """The response to a request that raised an exception, in the form of the dialect that was called."""
     dialect: Dialect = request.state.dialect
     request_id: str = request.state.request_id
-    refusal = dialect.refusal(request, declared(error, request_id))
-    body = dialect.refusal_body(refusal, request_id)
-    response = Response(body, refusal.status, media_type=dialect.refusal_media)
-    response.headers.update(refusal.headers)
-    response.headers["X-Should-Retry"] = "true" if refusal.retryable else "false"
-    retry_after = refusal.retry_after
-    if retry_after is None and refusal.status == 503:
+    shown = dialect.own_error(request, error_from_exception(error, request_id))
+    body = dialect.error_body(shown, request_id)
+    response = Response(body, shown.status, media_type=dialect.error_media)
+    response.headers.update(shown.headers)
+    response.headers["X-Should-Retry"] = "true" if shown.retryable else "false"
+    retry_after = shown.retry_after
+    if retry_after is None and shown.status == 503:
         retry_after = 1
     if retry_after is not None:
         response.headers["Retry-After"] = str(retry_after)
-    if refusal.status == 401:
+    if shown.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    if refusal.status in CLOSING_STATUSES:
+    if shown.status in CLOSING_STATUSES:
         response.headers["Connection"] = "close"
     return response
 

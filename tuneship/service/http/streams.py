@@ -64,8 +64,8 @@ class StreamResponse(Response):
             with ExitStack() as held:
                 try:
                     held.enter_context(self._slot)
-                except ApiError as refusal:
-                    await error_response(request, refusal)(scope, receive, send)
+                except ApiError as error:
+                    await error_response(request, error)(scope, receive, send)
                     return
                 accept = [] if self._stream.is_events_only else request.headers.getlist("accept")
                 self.headers["content-type"] = wanted_media(accept)

@@ -49,7 +49,7 @@ class JobEnds:
         now, identifier = self.clock(), model_id(job["base_model"], job["model_name"], job["id"])
         blob = model_key(job)
         with self.database.write(claim.client_id) as connection:
-            ends_learnt = completed.get("ends_learnt")  # an older agent does not say it
+            ends_learnt = completed["ends_learnt"]
             result = {
                 "fine_tuned_model": identifier,
                 "validation_loss": completed["validation_loss"],
@@ -77,7 +77,7 @@ class JobEnds:
                 "blob": blob,
                 "sha256": dict(digests),
                 "ends_learnt": ends_learnt,
-                "appended_end": completed.get("appended_end"),
+                "appended_end": completed["appended_end"],
             }
             rows.insert(connection, tables.models, model)
             # From now on the key of the adapter has the name of its files.

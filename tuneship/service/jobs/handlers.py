@@ -26,14 +26,14 @@ from tuneship.contract.jobs import (
     JobSummary,
 )
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page, own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
-from tuneship.service.datasets.lookup import object_of, own_dataset
+from tuneship.service.datasets.lookup import own_dataset
 from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.lookup import own_job
 from tuneship.service.jobs.record_progress import forecast_end
@@ -41,7 +41,7 @@ from tuneship.service.jobs.stream import StreamPosition, job_frames, position_of
 from tuneship.service.models import hyperparameters
 from tuneship.service.models.instances import require_training_type
 from tuneship.service.models.lookup import TUNED, base_of, own_model
-from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
+from tuneship.service.models.safeguards import in_force
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import JOBS
@@ -56,19 +56,23 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     safeguards = in_force(context, job.security_settings)
     job = job.model_copy(update={"security_settings": safeguards})
     if job.base_model.startswith(TUNED):
-        raise refused("base_model", "must be a base model: tuning a tuned model is not available")
+        raise field_error(
+            "base_model", "must be a base model: tuning a tuned model is not available"
+        )
     base = base_of(context.parts.catalogue, job.base_model, "base_model")
     if base.tuning_fault is not None:
-        raise refused("base_model", f"names a model that cannot be tuned: {base.tuning_fault}")
+        raise field_error("base_model", f"names a model that cannot be tuned: {base.tuning_fault}")
     modules = job.hyperparameters.target_modules
     if modules != ["all-linear"] and not set(modules) <= base.linear_modules:
         known = ", ".join(sorted(base.linear_modules))
-        raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
+        raise field_error(
+            "hyperparameters.target_modules", f"must be all-linear or some of: {known}"
+        )
     largest_rank = base.engine.largest_rank(base.runtime_options)
     if largest_rank is not None and job.hyperparameters.lora_rank > largest_rank:
         rule = f"{base.engine.name} {base.engine.rank_rule(largest_rank)}"
         text = f"must be at most {largest_rank}: {rule}"
-        raise refused("hyperparameters.lora_rank", text, code="out_of_range")
+        raise field_error("hyperparameters.lora_rank", text, code="out_of_range")
     parameters = base.parameters  # read from files, so before the transaction
 
     # The transaction begins before the datasets are read: none of them may be deleted from here on.
@@ -83,10 +87,10 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     if compared is not None:
         if not compared.startswith(TUNED):
             text = "must be a tuned model: the base model is measured anyway"
-            raise refused("comparison.model", text)
+            raise field_error("comparison.model", text)
         model = own_model(context, connection, compared, "comparison.model")
         if model["base_model"] != job.base_model:
-            raise refused("comparison.model", "must be a model that was tuned from base_model")
+            raise field_error("comparison.model", "must be a model that was tuned from base_model")
     if job.compute_config.instance_count > 1:
         text = "this installation trains on one instance"
         raise InstanceTypeUnavailable(text, param="compute_config.instance_count")
@@ -120,9 +124,6 @@ def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Da
     row = own_dataset(context, dataset_id, param)
     if row["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param=param, status=409)
-    if not is_sealed_as_asked(context, job.security_settings, object_of(row)):
-        text = "the dataset's file was stored unsealed by an earlier version: upload it again"
-        raise DatasetError(text, param=param, status=409)
     if job.security_settings.compliance_mode == HIPAA and not row["came_safely"]:
         text = f"the dataset did not come by {GOOD_WAY}, and with {GOOD_KEY}: upload it again"
         raise DatasetError(text, param=param, status=409)

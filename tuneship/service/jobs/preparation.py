@@ -11,7 +11,7 @@ from tuneship.service.access.data_keys import Keyring
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.datasets.lookup import object_of
 from tuneship.service.jobs.launcher import TrainingOrder
-from tuneship.service.models.safeguards import check_kept, check_sealed
+from tuneship.service.models.safeguards import check_kept
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
 from tuneship.store.database.rows import Row
@@ -71,10 +71,6 @@ class TrainingPreparation:
         for dataset in (training, validation):
             if dataset is not None:
                 self._check_file(dataset)
-        needed = [keys.training, keys.checkpoints, keys.adapter]
-        if validation is not None:
-            needed.append(validation_key)
-        check_sealed(job["security_settings"], needed)
         return TrainingOrder(job, base.path, training, validation, keys, compared)
 
     def _check_file(self, dataset: Row) -> None:

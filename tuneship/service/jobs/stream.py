@@ -46,7 +46,7 @@ class StreamPosition:
 
 
 def position_of(context: Context, job_id: str, token: str | None) -> StreamPosition:
-    """Read a cursor; without one, the position is the beginning. Raises `ValidationRefused`."""
+    """Read a cursor; without one, the position is the beginning. Raises `ValidationFailed`."""
     if token is None:
         return StreamPosition()
     return StreamPosition.of(context.parts.cursors.position(job_id, token))

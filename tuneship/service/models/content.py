@@ -96,8 +96,8 @@ def _exported(
         model = exportable(connection, parts.keyring, row)
     try:
         refuse_hipaa(model, is_allowed=parts.settings.export_hipaa_models)
-    except ExportRefused as refusal:
-        raise PermissionDenied(str(refusal), param="model_id") from None
+    except ExportRefused as error:
+        raise PermissionDenied(str(error), param="model_id") from None
     # The adapter, and at most the base model in 4 bytes a weight.
     base = parts.catalogue.get(model.row["base_model"])
     parameters = 0 if base is None or base.fault else base.parameters
@@ -107,9 +107,9 @@ def _exported(
     with _work(context, EXPORTING) as stage:
         try:
             folder = exporter.make(model, stage, wanted, limits)
-        except ExportRefused as refusal:
+        except ExportRefused as error:
             _refuse_stopped(context)
-            raise InvalidRequestError(str(refusal), param="model_id", status=409) from None
+            raise InvalidRequestError(str(error), param="model_id", status=409) from None
         archive = TarStream(folder, f"{model.row['name']}-{wanted[0]}")
         if left.is_set():
             archive.close()
@@ -178,8 +178,8 @@ def _checked(context: Context, order: ImportOrder, possible: Sequence[Catalogued
         _refuse_stopped(context)
         text = f"the adapter cannot be checked: {failure}"
         raise InvalidRequestError(text, param="file") from None
-    if report.refused is not None:
-        raise InvalidRequestError(f"the adapter {report.refused}", param="file")
+    if report.fault is not None:
+        raise InvalidRequestError(f"the adapter {report.fault}", param="file")
     if report.base_model is None:
         known = ", ".join(one.id for one in parts.catalogue)
         text = f"base_model is needed: the adapter names none of the base models, which are {known}"

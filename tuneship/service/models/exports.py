@@ -46,7 +46,7 @@ class Exportable:
     """A tuned model with all that its export needs, as the rows have it."""
 
     row: ModelRow
-    key: str | None
+    key: str
     job: JobRow | None
     # Role, id, row and data key of each dataset of the job; no row: it was deleted.
     datasets: tuple[tuple[str, str, DatasetRow | None, str | None], ...]
@@ -168,8 +168,8 @@ class Exporter:
 
 
 def _refuse_faulty(report: ExportReport) -> None:
-    if report.refused is not None:
-        raise ExportRefused(f"the model cannot be exported: {report.refused}")
+    if report.fault is not None:
+        raise ExportRefused(f"the model cannot be exported: {report.fault}")
     if not report.difference <= report.allowed:  # also refuses NaN
         raise ExportRefused(
             f"the export answers otherwise than the model: logits differ by {report.difference:.2g} of their spread, "

@@ -9,7 +9,7 @@ from tuneship.contract import models as contract
 from tuneship.contract.common import Deleted
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.contract.models import Model, ModelLimits, ModelPage
-from tuneship.service.answers.refusals import abbreviated
+from tuneship.service.answers.field_errors import abbreviated
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context

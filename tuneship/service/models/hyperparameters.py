@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 from tuneship.contract.jobs import Hyperparameters
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 
 STEPS_OF_AN_EPOCH = 32
 SMALLEST_BATCH, LARGEST_BATCH = 4, 32
@@ -38,7 +38,7 @@ def resolved(
     """Return the hyperparameters for the job's record, as numbers.
 
     `examples`: lines of the training dataset; `parameters`: number of weights of the base model. Raises
-    `ValidationRefused` for a warm-up longer than the job.
+    `ValidationFailed` for a warm-up longer than the job.
     """
     learned = (
         examples
@@ -65,7 +65,7 @@ def resolved(
     if chosen["warmup_steps"] == "auto":
         chosen["warmup_steps"] = min(MOST_WARMUP, round(WARMUP_SHARE * steps))
     if chosen["warmup_steps"] > steps:
-        raise refused(
+        raise field_error(
             "hyperparameters.warmup_steps",
             f"must be at most the job's {steps} steps",
             code="out_of_range",

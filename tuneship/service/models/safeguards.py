@@ -4,7 +4,7 @@ A resource keeps its settings for life, but a host's capabilities can change: st
 restart, before a process is started for the resource and before it answers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
 from tuneship.service.access import hipaa
 from tuneship.service.access.capabilities import Capabilities
-from tuneship.service.answers.refusals import refused
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.context.context import Context
 from tuneship.service.models.served_models import FoundModel
@@ -33,7 +33,7 @@ class SafeguardLost(Exception):
 def in_force(context: Context, settings: S) -> S:
     """The settings of a new resource, with those that `compliance_mode` switches on.
 
-    Raises `ValidationRefused` for a contradiction, and for a setting that cannot be enforced here or for this caller.
+    Raises `ValidationFailed` for a contradiction, and for a setting that cannot be enforced here or for this caller.
     """
     capabilities = context.parts.capabilities
     if settings.compliance_mode == hipaa.HIPAA:
@@ -45,7 +45,7 @@ def in_force(context: Context, settings: S) -> S:
             if name in capabilities.able
             else "this release does not enforce"
         )
-        raise refused(
+        raise field_error(
             f"security_settings.{name}",
             f"asks for a safeguard that {here}",
             code="not_enforced",
@@ -70,16 +70,6 @@ def check_kept(capabilities: Capabilities, settings: Mapping[str, Any]) -> None:
     raise SafeguardLost(text)
 
 
-def check_sealed(settings: Mapping[str, Any], keys: Iterable[str | None]) -> None:
-    """Raise `SafeguardLost` where `maximum` encryption needs a key that is gone.
-
-    `keys`: the data keys of all files that are read or written; None: the file is not sealed.
-    """
-    if settings["encryption_level"] == "maximum" and None in keys:
-        text = "security_settings.encryption_level is maximum, and the key of a stored file is gone"
-        raise SafeguardLost(text)
-
-
 def check_served(
     capabilities: Capabilities, settings: Mapping[str, Any], served: FoundModel
 ) -> None:
@@ -90,8 +80,6 @@ def check_served(
         raise SafeguardLost(
             f"security_settings.{lacked} cannot be had with the base model, {engine}"
         )
-    if served.adapter is not None:
-        check_sealed(settings, [served.adapter.key])
 
 
 def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str | None:
@@ -101,25 +89,13 @@ def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str
 
 
 def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: CataloguedModel) -> None:
-    """Raise `ValidationRefused` for a setting that the base model's engine cannot keep."""
+    """Raise `ValidationFailed` for a setting that the base model's engine cannot keep."""
     if lacked := _lacked_by_others(settings.model_dump(), base):
-        raise refused(
+        raise field_error(
             f"security_settings.{lacked}",
             f"cannot be had with a base model that {base.runtime} serves",
             code="not_enforced",
         )
-
-
-def is_sealed_as_asked(
-    context: Context,
-    settings: JobSecuritySettings | DeploymentSecuritySettings,
-    object_id: str,
-) -> bool:
-    """False where `encryption_level: maximum` meets files that an earlier version stored unsealed."""
-    if settings.encryption_level != "maximum":
-        return True
-    with context.read() as connection:
-        return context.parts.keyring.is_sealed(connection, object_id)
 
 
 def is_within_reach(context: Context, deployment: DeploymentRow) -> bool:

@@ -109,8 +109,7 @@ class ModelLookup:
         engine, key, fault = found.base.engine, found.adapter.key, None
         files = found.files.only(*TEMPLATE_FILES)
         try:
-            # Those of imports of earlier versions may be foreign programs. Where such a template wrote other texts than
-            # the base model's, the parity file says so before the adapter serves.
+            # An adapter from elsewhere has the template of its base model, which is the one that was checked.
             template = (
                 None if found.is_imported else _template(self.blobs, files, key, found.base.path)
             )
@@ -134,11 +133,11 @@ def models_of(context: Context) -> ModelLookup:
 
 
 def _cannot_be_served(damage: ObjectDamaged) -> DeploymentError:
-    return DeploymentError(f"the model cannot be served: {damage}", status=409)
+    return DeploymentError(f"the files of the model cannot be read: {damage}", status=409)
 
 
 @lru_cache(maxsize=256)
-def _template(blobs: Blobs, files: ObjectRef, key: str | None, base: Path) -> PromptTemplate:
+def _template(blobs: Blobs, files: ObjectRef, key: str, base: Path) -> PromptTemplate:
     """Load a stored model's template. Models never change, and compiling one takes longer than generating a token."""
     with blobs.fetched(files) as folder:
         return PromptTemplate.load(folder, key, base)
@@ -151,7 +150,7 @@ def _with_template(base_format: ModelTextFormat, template: PromptTemplate) -> Mo
 
 
 @lru_cache(maxsize=256)
-def _adapter_config(blobs: Blobs, files: ObjectRef, key: str | None) -> dict[str, Any]:
+def _adapter_config(blobs: Blobs, files: ObjectRef, key: str) -> dict[str, Any]:
     """Read a stored adapter's configuration, which was an object when it was stored. Models never change."""
     with blobs.fetched(files) as folder:
         return json.loads(read_plain(folder / ADAPTER_CONFIG, key))

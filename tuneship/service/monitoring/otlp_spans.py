@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from tuneship.service.telemetry.tracing import EndedSpan, Tracing
-from tuneship.settings import ServiceSettings
+from tuneship.settings import TracingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ EXPORT_TIMEOUT_S = 3.0
 EXPORT_EVERY_MS = 1000.0
 
 
-def tracing_of(settings: ServiceSettings) -> Tracing | None:
+def tracing_of(settings: TracingSettings) -> Tracing | None:
     """The exporter to the endpoint in the settings; None without one, or without the libraries, which is logged."""
     if not settings.otlp_endpoint:
         return None

@@ -33,16 +33,16 @@ from tuneship.contract.openai.completions import (
     TextCompletionCreate,
 )
 from tuneship.contract.openai.responses import ResponseCreate
-from tuneship.service.answers.refusals import refusal
+from tuneship.service.answers.field_errors import error_from_pydantic
 from tuneship.service.answers.streaming import Frame, Stream, reframed
 from tuneship.service.generation.accounting import WrittenAnswers
+from tuneship.service.openai.errors import openai_error
 from tuneship.service.openai.logprobs import (
     chat_logprobs,
     offsets_of,
     prompt_offsets,
     text_logprobs,
 )
-from tuneship.service.openai.refusals import openai_refusal
 
 SYSTEM = ("system", "developer")
 # Any other reason becomes "stop".
@@ -52,7 +52,7 @@ REASONS: Mapping[str, FinishReason] = {"length": "length", "tool_calls": "tool_c
 def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
     """The request as the main API takes it; `prompt` holds the text or the turns, and `max_tokens`.
 
-    Raises `ValidationRefused` for a conversation that no model can continue.
+    Raises `ValidationFailed` for a conversation that no model can continue.
     """
     fields = {
         "temperature": request.temperature,
@@ -67,12 +67,12 @@ def generation_of(request: SampledRequest, **prompt: Any) -> Generate:
 
 
 def generate_of(fields: Mapping[str, Any]) -> Generate:
-    """A request of the main API; a field that is None is not sent. Raises `ValidationRefused`."""
+    """A request of the main API; a field that is None is not sent. Raises `ValidationFailed`."""
     sent = {name: value for name, value in fields.items() if value is not None}
     try:
         return Generate.model_validate(sent)
     except ValidationError as error:
-        raise refusal(error) from None
+        raise error_from_pydantic(error) from None
 
 
 def choice_fields(request: ChatCompletionCreate | ResponseCreate) -> dict[str, Any]:
@@ -253,7 +253,7 @@ async def openai_stream(stream: Awaitable[Stream], pieces: Pieces) -> Stream:
         if isinstance(frame.data, GeneratedText):
             return [Frame("", pieces.text(frame.data))]
         if isinstance(frame.data, BrokenOff):
-            error = openai_refusal(error_from_answer(None, cast("object", frame.data.model_dump())))
+            error = openai_error(error_from_answer(None, cast("object", frame.data.model_dump())))
             return [Frame("", BrokenOff.model_validate(error.as_json(None)))]
         if isinstance(frame.data, Generation):
             usage = [] if pieces.usage is None else [pieces.usage(usage_of(frame.data))]

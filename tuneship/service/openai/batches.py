@@ -18,8 +18,8 @@ from tuneship.service.context.quotas import check_bytes, check_quota
 from tuneship.service.datasets.lookup import own_dataset
 from tuneship.service.openai.batch_files import NO_SAFEGUARDS, find_batch_file
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.errors import INVALID, OpenAIError
 from tuneship.service.openai.lists import page_behind
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import BATCHES
@@ -45,7 +45,7 @@ def openai_create_batch(context: Context, batch: BatchCreate) -> BatchObject:
         own_dataset(context, file_id, param)
     if file is None or file["purpose"] != INPUT:
         text = f"{param} must name a file of the purpose batch"
-        raise OpenAIRefusal(text, 400, (INVALID, "invalid_value"), param=param)
+        raise OpenAIError(text, 400, (INVALID, "invalid_value"), param=param)
     most, is_open = context.parts.settings.maximum_active_batches, tables.batches.c.status.in_(OPEN)
     check_quota(context, tables.batches, most, "batches that have not ended", is_open)
     check_bytes(context, 1)  # else no answer could be kept

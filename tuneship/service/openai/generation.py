@@ -8,7 +8,7 @@ from tuneship.contract.openai import completions as completions_contract
 from tuneship.contract.openai.chat import ChatCompletion, ChatCompletionCreate
 from tuneship.contract.openai.completions import TextCompletion, TextCompletionCreate
 from tuneship.contract.openai.ids import shown_id
-from tuneship.service.answers.refusals import with_names
+from tuneship.service.answers.field_errors import with_names
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run

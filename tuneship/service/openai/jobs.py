@@ -22,7 +22,7 @@ from tuneship.contract.openai.jobs import (
     ShownMethod,
     ShownOptions,
 )
-from tuneship.service.answers.refusals import refusal, with_names
+from tuneship.service.answers.field_errors import error_from_pydantic, with_names
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.context.context import Context
 from tuneship.service.datasets.lookup import own_dataset
@@ -32,9 +32,9 @@ from tuneship.service.jobs.record_progress import forecast_end
 from tuneship.service.models.hyperparameters import usual_rate
 from tuneship.service.models.lookup import TUNED, base_of
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.errors import INVALID, OpenAIError
 from tuneship.service.openai.job_events import events_of, place_of
 from tuneship.service.openai.lists import page_behind
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import rows, tables
 from tuneship.store.database.listings import JOBS
 from tuneship.store.database.tables import JobRow
@@ -76,10 +76,10 @@ def openai_create_job(context: Context, job: FineTuningJobCreate) -> FineTuningJ
         # Some clients wait for a file that is still being checked, by this status and code.
         if status == DatasetStatus.PROCESSING:
             text = f"{name} is not ready: it is still being checked"
-            raise OpenAIRefusal(text, 400, (INVALID, "file_not_ready"), param=name)
+            raise OpenAIError(text, 400, (INVALID, "file_not_ready"), param=name)
         if status == DatasetStatus.FAILED:
             text = f"{name} was refused when it was checked: see its status_details"
-            raise OpenAIRefusal(text, 422, (INVALID, "invalid_training_file"), param=name)
+            raise OpenAIError(text, 422, (INVALID, "invalid_training_file"), param=name)
 
     names = NAMES
     if job.chosen.learning_rate is None:
@@ -115,7 +115,7 @@ def _job_of(catalogue: Catalogue, job: FineTuningJobCreate) -> JobCreate:
             }
         )
     except ValidationError as error:
-        raise refusal(error) from None
+        raise error_from_pydantic(error) from None
 
 
 @serves_openai(contract.openai_list_jobs)
@@ -148,7 +148,7 @@ def openai_cancel_job(context: Context, job_id: str) -> FineTuningJob:
 
 def _refuse_pausing() -> NoReturn:
     text = "jobs cannot be paused here: cancel the job, or let it go on"
-    raise OpenAIRefusal(text, 400, (INVALID, "unsupported_operation"))
+    raise OpenAIError(text, 400, (INVALID, "unsupported_operation"))
 
 
 @serves_openai(contract.openai_pause_job)

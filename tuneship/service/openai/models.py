@@ -5,7 +5,7 @@ from tuneship.contract.models import Model
 from tuneship.contract.openai import models as contract
 from tuneship.contract.openai.ids import own_model_id
 from tuneship.contract.openai.models import ModelDeleted, ModelObject, ModelObjects
-from tuneship.service.answers.refusals import with_names
+from tuneship.service.answers.field_errors import with_names
 from tuneship.service.context.context import WHOLE_LIST, Context
 from tuneship.service.deployments.implicit import remove_implicit
 from tuneship.service.models import handlers as models

@@ -37,15 +37,15 @@ from tuneship.contract.openai.responses import (
     ResponseUsage,
 )
 from tuneship.contract.tools import WrittenCall, fault_of_calls
-from tuneship.service.answers.refusals import refused, with_names
+from tuneship.service.answers.field_errors import field_error, with_names
 from tuneship.service.answers.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context
 from tuneship.service.generation.drills import generation_run
 from tuneship.service.openai.answers import choice_fields, generate_of, joined_turns
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.errors import openai_error
 from tuneship.service.openai.model_lookup import answerer_of
 from tuneship.service.openai.openai_run import OpenAIRun
-from tuneship.service.openai.refusals import openai_refusal
 from tuneship.store.database.identifiers import new_id
 
 NAMES = {
@@ -95,7 +95,7 @@ async def response_run(context: Context, request: ResponseCreate) -> OpenAIRun[R
 def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Generate:
     """The request as the main API takes it.
 
-    Raises `ValidationRefused` for a conversation that no model can continue.
+    Raises `ValidationFailed` for a conversation that no model can continue.
     """
     said: list[dict[str, Any]] = []
     if request.instructions:
@@ -116,7 +116,7 @@ def _generate_of(request: ResponseCreate, settings: Mapping[str, Any]) -> Genera
     turns = joined_turns(said)
     fault = fault_of_calls(turns)
     if fault is not None:
-        raise refused("input", f"holds a turn whose calls do not fit: {fault.message}")
+        raise field_error("input", f"holds a turn whose calls do not fit: {fault.message}")
     form = None if request.text is None else request.text.format
     return generate_of(
         {
@@ -253,7 +253,7 @@ class _Events:
             )
             return _frames([*events, end])
         if isinstance(frame.data, BrokenOff):
-            error = openai_refusal(error_from_answer(None, frame.data.model_dump()))
+            error = openai_error(error_from_answer(None, frame.data.model_dump()))
             failed: dict[str, Any] = {
                 "status": "failed",
                 "error": ResponseFailure(message=error.message),

@@ -30,12 +30,12 @@ from tuneship.contract.webhooks import (
 from tuneship.events.attempt import Sender
 from tuneship.events.delivery import signing_secrets
 from tuneship.events.signing import signed_headers
-from tuneship.service.answers.refusals import with_names
+from tuneship.service.answers.field_errors import with_names
 from tuneship.service.context.context import Context
 from tuneship.service.events import webhooks
 from tuneship.service.openai.bindings import serves_openai
+from tuneship.service.openai.errors import INVALID, OpenAIError
 from tuneship.service.openai.lists import page_behind
-from tuneship.service.openai.refusals import INVALID, OpenAIRefusal
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import WEBHOOKS
@@ -160,7 +160,7 @@ async def openai_test_webhook(
     outcome = await sender.send(webhook["url"], headers, body, now)
     if outcome.status is None:
         text = "the receiver gave no answer"
-        raise OpenAIRefusal(text, 400, (INVALID, str(outcome.failure)))
+        raise OpenAIError(text, 400, (INVALID, str(outcome.failure)))
     return WebhookEndpointTested(
         event_type=test.event_type, status_code=outcome.status, webhook_endpoint_id=webhook_id
     )

@@ -123,7 +123,8 @@ class Kernels:
         room = -(-batch.length // GROUP) * GROUP
         out, scores = torch.empty(count, heads, dim), torch.empty(count * kv_heads, room)
         tensors = (qkv, keys, values, batch.slots, batch.positions, rotation, out, scores)
-        sizes = (heads // kv_heads, kv_heads, dim, length, room, _bits(scale))
+        scale_bits = ctypes.c_int32.from_buffer(ctypes.c_float(scale)).value
+        sizes = (heads // kv_heads, kv_heads, dim, length, room, scale_bits)
         given = (*(tensor.data_ptr() for tensor in tensors), *sizes)
         pieces, numbers = count * kv_heads, 2 * heads // kv_heads * dim * batch.length
         self._do(self._attend, given, pieces, self._threads(count, pieces * numbers), numbers)
@@ -178,7 +179,3 @@ class _Rounded:
         self._sums = torch.empty(3, groups)  # scales and sums in float32, corrections in int32
         firsts = (self._sums.data_ptr() + place * groups * 4 for place in range(3))
         self.pointers = (self._values.data_ptr(), *firsts)
-
-
-def _bits(number: float) -> int:
-    return ctypes.c_int32.from_buffer(ctypes.c_float(number)).value

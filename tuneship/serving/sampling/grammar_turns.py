@@ -50,31 +50,28 @@ class GrammarTurns:
 
     def compiled(self) -> Iterator[tuple[str, GenerateRequest, Guide | GrammarRefused]]:
         """Yield the requests that wait no more, each with its guide or why it has none; then compile the next."""
-        refusals: dict[tuple[str, tuple[int, ...]], GrammarRefused] = {}
+        errors: dict[tuple[str, tuple[int, ...]], GrammarRefused] = {}
         if self._compiling is not None and self._compiling[1].done():
             request, future = self._compiling
             self._compiling = None
             try:
                 future.result()
             except GrammarRefused as error:
-                refusals[_key(request)] = error
+                errors[_key(request)] = error
         for requests in list(self._waiting.values()):
             for identifier, request in list(requests.items()):
                 key = _key(request)
-                if guide := self._compiler.kept(*key) or refusals.get(key):
+                if guide := self._compiler.kept(*key) or errors.get(key):
                     self.cancel(identifier)
                     yield identifier, request, guide
         if self._compiling is None and self._waiting:
-            self._compile_next()
-
-    def _compile_next(self) -> None:
-        # The first turn that is not in the background; the first of all if there is none.
-        turn = min(self._waiting, key=lambda one: one.is_background)
-        self._waiting.move_to_end(turn)
-        request = next(iter(self._waiting[turn].values()))
-        future = self._thread.submit(self._compiler.guide, *_key(request))
-        self._compiling = (request, future)
-        future.add_done_callback(lambda _: self._wake())
+            # The first turn that is not in the background; the first of all if there is none.
+            turn = min(self._waiting, key=lambda one: one.is_background)
+            self._waiting.move_to_end(turn)
+            request = next(iter(self._waiting[turn].values()))
+            future = self._thread.submit(self._compiler.guide, *_key(request))
+            self._compiling = (request, future)
+            future.add_done_callback(lambda _: self._wake())
 
     def close(self) -> None:
         """Wait for the thread. Nothing is compiled after that."""

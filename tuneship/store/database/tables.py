@@ -531,7 +531,7 @@ class IdempotencyRow(TypedDict):
     location: str | None
     body: bytes | None
     # That works on it (`member_sessions.py`), 0: a service alone.
-    member: int | None
+    member: int
 
 
 idempotency = _table(
@@ -575,10 +575,7 @@ metric_windows = _table(
 
 
 class FinerWindowRow(_WindowKey):
-    """The newer counts of a stored window: in a row of their own, since SQLite would give a longer row its own page.
-
-    Missing where an earlier version has written the window.
-    """
+    """The finer counts of a stored window: in a row of their own, since SQLite would give a longer row its own page."""
 
     shard: Annotated[int, KEY]
     counts: bytes

@@ -50,8 +50,7 @@ class StoreRefused(StartupError):
 class ObjectRef:
     """A stored dataset, model or file of a batch, as its row names it."""
 
-    # `datasets/<id>`, `files/<id>` or `models/<job id>-<attempt>` (`models/<job id>` of earlier versions and of
-    # imported models).
+    # `datasets/<id>`, `files/<id>` or `models/<job id>-<attempt>` (`models/<id>` of an imported model).
     prefix: str
     # SHA-256 of each file, by name.
     files: Mapping[str, str] = field(hash=False)

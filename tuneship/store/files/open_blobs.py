@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from tuneship.settings import ServiceSettings
+from tuneship.settings import FileSettings
 from tuneship.store.files.blob_cache import OBJECTS, BlobCache
 from tuneship.store.files.blobs import Blobs, StoreRefused
 from tuneship.store.files.local_blobs import FOLDER, LocalBlobs
 
 
-def blobs_of(settings: ServiceSettings) -> Blobs:
+def blobs_of(settings: FileSettings) -> Blobs:
     """The store in the data directory, or in the bucket that `blob_url` names. Raises `StoreRefused`."""
     if not settings.blob_url:
         return LocalBlobs(settings.data_dir)
@@ -23,6 +23,6 @@ def blobs_of(settings: ServiceSettings) -> Blobs:
     return ObjectBlobs(settings.blob_url, cache)
 
 
-def readable_root(settings: ServiceSettings) -> Path:
+def readable_root(settings: FileSettings) -> Path:
     """The folder below which workers find the files of datasets and models."""
     return settings.data_dir / (OBJECTS if settings.blob_url else FOLDER)

@@ -23,7 +23,7 @@ class FoundDatabase:
 
     # Whether a service has used it; every service makes an API key at its first start.
     is_used: bool = False
-    # Id of the installation; None in a new database and in one of an earlier version.
+    # Id of the installation; None in a new database.
     id: str | None = None
     starts: int = 0
     # Name of the cluster that uses it; None for a service that is alone.
@@ -43,15 +43,11 @@ def look(url: str) -> FoundDatabase:
                 return FoundDatabase()
         with engine.connect() as connection:
             known_revision(connection)
-            inspector = sa.inspect(connection)
-            if not inspector.has_table(api_keys.name):
+            if not sa.inspect(connection).has_table(api_keys.name):
                 return FoundDatabase()
             is_used = connection.execute(sa.select(api_keys.c.id).limit(1)).first() is not None
-            if not inspector.has_table(installation.name):
-                return FoundDatabase(is_used)
-            columns = {column["name"] for column in inspector.get_columns(installation.name)}
-            names = [name for name in ("id", "starts", "cluster") if name in columns]
-            row = connection.execute(sa.select(*(installation.c[name] for name in names))).first()
+            columns = installation.c.id, installation.c.starts, installation.c.cluster
+            row = connection.execute(sa.select(*columns)).first()
             return FoundDatabase(is_used, *row) if row else FoundDatabase(is_used)
     except OperationalError as error:
         if "unsupported startup parameter" in str(error.orig):
@@ -73,12 +69,12 @@ def row_of(connection: sa.Connection) -> InstallationRow:
 
 
 def id_of(connection: sa.Connection) -> str | None:
-    """The id; None in a database of an earlier version that no service of this one has started on."""
+    """The id; None in a database that no service has started on."""
     return connection.scalar(sa.select(installation.c.id))
 
 
 def key_check_of(connection: sa.Connection) -> bytes | None:
-    """The check value of the master key; None in a database of an earlier version."""
+    """The check value of the master key; None in a database that no service has started on."""
     return connection.scalar(sa.select(installation.c.key_check))
 
 

@@ -18,8 +18,8 @@ from tuneship.store.installation.installation import FoundDatabase
 
 RECORD = "database"
 OWN = "sqlite in this directory"
-IDENTITY = re.compile(r"id (\S+)")
-STARTS = re.compile(r"starts (\d+)")
+IDENTITY = re.compile(r"^\s*id (\S+)\s*$", re.MULTILINE)
+STARTS = re.compile(r"^\s*starts (\d+)\s*$", re.MULTILINE)
 
 
 class FilesOfAnotherDatabase(StartupError):
@@ -32,44 +32,34 @@ class DatabaseIsEmpty(StartupError):
 
 @dataclass(frozen=True)
 class OwnershipRecord:
-    """The content of `<data dir>/database`; early versions wrote only the name."""
+    """The id and the starts in `<data dir>/database`, which also has the database's name, for people."""
 
-    name: str | None = None
-    id: str | None = None
+    id: str
     # Number of starts; None if an operator has written the file, and then only the id is compared.
     starts: int | None = None
 
 
 def read_record(data_dir: Path) -> OwnershipRecord | None:
-    """Read the record of a data directory; None before the first start."""
+    """Read the record of a data directory; None before the first start, and where it was lost."""
     file = data_dir / RECORD
-    if not file.is_file():
+    text = file.read_text() if file.is_file() else ""
+    identity, starts = IDENTITY.search(text), STARTS.search(text)
+    if identity is None:
         return None
-    name, identity, starts = None, None, None
-    for line in file.read_text().splitlines():
-        if match := IDENTITY.fullmatch(line.strip()):
-            identity = match[1]
-        elif match := STARTS.fullmatch(line.strip()):
-            starts = int(match[1])
-        elif line.strip():
-            name = line.strip()
-    return OwnershipRecord(name, identity, starts)
+    return OwnershipRecord(identity[1], None if starts is None else int(starts[1]))
 
 
 def check_name(data_dir: Path, url: str) -> None:
-    """Compare the names of the databases; raises `FilesOfAnotherDatabase` if they differ and no id is recorded.
+    """Raises `FilesOfAnotherDatabase` for another database than the one that lies in a directory without a record.
 
     Call it before connecting, since the URL may name somebody else's server. If an id is recorded, only
     `check_ownership` can decide.
     """
-    record, given = read_record(data_dir) or OwnershipRecord(), name_of(url, data_dir)
-    unwritten = OWN if (data_dir / SQLITE_FILE).exists() else given
-    known = record.name or unwritten
-    if record.id is None and known != given:
+    given, file = name_of(url, data_dir), data_dir / SQLITE_FILE
+    if read_record(data_dir) is None and given != OWN and file.exists():
         raise FilesOfAnotherDatabase(
-            f"the files in {data_dir} belong to the database {known!r}, not to {given!r}: name that "
-            f"one, or another data directory; when the database itself has moved, remove "
-            f"{data_dir / RECORD}"
+            f"the files in {data_dir} belong to the database {OWN!r}, not to {given!r}: name that "
+            f"one, or another data directory; when the database itself has moved, move {file} away"
         )
 
 
@@ -90,7 +80,7 @@ def check_ownership(data_dir: Path, url: str, found: FoundDatabase) -> None:
                 f"restore the database (docs/operations.md), or remove {data_dir / RECORD} to begin "
                 "again, without the API keys, the audit chain and everything else that was in it"
             )
-    elif record is not None and record.id is not None:
+    elif record is not None:
         _check_pair(data_dir, record, found, name)
     elif record is None and found.starts and name != OWN:
         raise FilesOfAnotherDatabase(
@@ -110,7 +100,7 @@ def check_membership(data_dir: Path, url: str, found: FoundDatabase) -> None:
             f"the database {name!r} is missing or empty, but a service has worked on {data_dir}: restore the database "
             f"(docs/operations.md), or remove {data_dir / RECORD} to begin again"
         )
-    if record is not None and record.id is not None and record.id != found.id:
+    if record is not None and record.id != found.id:
         raise FilesOfAnotherDatabase(
             f"the files in {data_dir} belong to the database with the id {record.id}, and {name!r} is another one "
             f"({found.id}): name the right database or data directory"
@@ -120,10 +110,9 @@ def check_membership(data_dir: Path, url: str, found: FoundDatabase) -> None:
 def _check_pair(data_dir: Path, record: OwnershipRecord, found: FoundDatabase, name: str) -> None:
     """Compare id and starts of the record with those of the database. Raises `FilesOfAnotherDatabase`."""
     if found.id != record.id:
-        other = f"another one ({found.id})" if found.id else "one of an earlier version"
         raise FilesOfAnotherDatabase(
             f"the files in {data_dir} belong to the database with the id {record.id}, and {name!r} "
-            f"is {other}: name the right database or data directory; {_override(data_dir, found)}"
+            f"is another one ({found.id}): name the right database or data directory; {_override(data_dir, found)}"
         )
     if record.starts is None:
         return
@@ -145,8 +134,6 @@ def _check_pair(data_dir: Path, record: OwnershipRecord, found: FoundDatabase, n
 def _override(data_dir: Path, found: FoundDatabase) -> str:
     """The end of an error message: how an operator declares that the two belong together after all."""
     file = data_dir / RECORD
-    if found.id is None:
-        return f"to use the two together all the same, remove {file}"
     return f"to use the two together all the same, write only the line 'id {found.id}' into {file}"
 
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import sqlalchemy as sa
 
-from tuneship.contract.errors import InvalidRequestError, ValidationRefused
+from tuneship.contract.errors import InvalidRequestError, ValidationFailed
 from tuneship.store.cluster import member_sessions
 from tuneship.store.cluster.member_sessions import ALONE
 from tuneship.store.database.tables import IdempotencyRow, idempotency
@@ -79,7 +79,7 @@ def begin(
 ) -> StoredAnswer | Hold:
     """Lock the key for a member of a cluster, or for a service alone, or return the answer that is stored for it.
 
-    Raises `ValidationRefused` if the key was used for another request, and `InvalidRequestError` (409, retryable) while
+    Raises `ValidationFailed` if the key was used for another request, and `InvalidRequestError` (409, retryable) while
     the first request is still in flight.
     """
     is_kept = idempotency.c.created_at >= now - KEPT
@@ -87,11 +87,11 @@ def begin(
     row = cast("IdempotencyRow | None", connection.execute(query).mappings().first())
     if row is not None:
         if row["fingerprint"] != key.fingerprint:
-            raise ValidationRefused("Idempotency-Key was used for another request")
+            raise ValidationFailed("Idempotency-Key was used for another request")
         if row["body"] is not None and row["status"] is not None:
             return StoredAnswer(row["status"], row["location"], row["body"])
-        # Whether a service alone is gone, or a member of an earlier version, nobody knows.
-        holder = row["member"] or ALONE
+        # Whether a service alone is gone, nobody knows.
+        holder = row["member"]
         if row["lease_until"] > now and (
             holder == ALONE or not member_sessions.is_gone(connection, holder)
         ):

@@ -2,7 +2,7 @@
 
 A row is a window of one series: a deployment's traffic through one endpoint, or all of its traffic (`EVERY`). The row
 of an hour also holds the numbers of its sixty minutes, unless it is a member's, so that a month by the minute is 720
-rows. The encoding is in `tuneship/metrics/columns.py`. The newer counts of a window are in a row of another table.
+rows. The encoding is in `tuneship/metrics/columns.py`. The finer counts of a window are in a row of another table.
 
 Each member of a cluster writes rows of its own, its *shard*, so that members store at the same time without waiting for
 each other. Readers merge the rows of all shards. The leader merges the hours that are over into the shard of a service
@@ -142,7 +142,7 @@ def _merge_stored(
     those of a member: to write these sixty records again and again would be most of the work.
     """
     # Nobody else changes these rows before the transaction ends.
-    query = _with_newer(*KEY, *VALUES).where(_is_among(connection, keys))
+    query = _with_finer(*KEY, *VALUES).where(_is_among(connection, keys))
     found = connection.execute(_locked(query)).all()
     stored = {StoredWindowKey(*row[: len(KEY)]): row.minutes for row in found}
     index = {key: number for number, key in enumerate(keys)}
@@ -164,16 +164,16 @@ def _merge_stored(
         _replace(connection, old)
     if new:
         _insert(connection, new)
-    _write_newer(connection, dict(zip(keys, merged.encoded_more(), strict=True)))
+    _write_finer(connection, dict(zip(keys, merged.encoded_more(), strict=True)))
 
 
-def _with_newer(*chosen: "sa.ColumnElement[Any]") -> "sa.Select[Any]":
-    """Select columns of the windows, and their newer counts."""
+def _with_finer(*chosen: "sa.ColumnElement[Any]") -> "sa.Select[Any]":
+    """Select columns of the windows, and their finer counts."""
     is_its = sa.and_(*(column == finer.c[column.name] for column in KEY))
-    return sa.select(*chosen, finer.c.counts).select_from(sa.outerjoin(table, finer, is_its))
+    return sa.select(*chosen, finer.c.counts).select_from(sa.join(table, finer, is_its))
 
 
-def _bytes_of(rows: Sequence["sa.Row[Any]"]) -> tuple[list[bytes], list[bytes | None]]:
+def _bytes_of(rows: Sequence["sa.Row[Any]"]) -> tuple[list[bytes], list[bytes]]:
     return [row.window for row in rows], [row.counts for row in rows]
 
 
@@ -225,8 +225,8 @@ def _replace(connection: sa.Connection, rows: Sequence[WrittenWindow]) -> None:
         connection.execute(sa.update(table).where(*at).values(**values))
 
 
-def _write_newer(connection: sa.Connection, counts: Mapping[StoredWindowKey, bytes]) -> None:
-    """Insert or replace the newer counts of windows whose rows this transaction has written."""
+def _write_finer(connection: sa.Connection, counts: Mapping[StoredWindowKey, bytes]) -> None:
+    """Insert or replace the finer counts of windows whose rows this transaction has written."""
     if connection.dialect.name == "sqlite":
         insert = sqlite.insert(finer)
         values = [key._asdict() | {"counts": stored} for key, stored in counts.items()]
@@ -294,7 +294,7 @@ def fold(connection: sa.Connection, series: WindowSource, hour: int) -> None:
     minutes: ChangedMinutes = defaultdict(dict)
     for width in (MINUTE, HOUR):
         is_apart = table.c.shard != WHOLE
-        query = _with_newer(*KEY, table.c.window).where(
+        query = _with_finer(*KEY, table.c.window).where(
             series.rows(width, hour, hour + HOUR), is_apart
         )
         rows = connection.execute(_locked(query)).all()
@@ -369,7 +369,7 @@ def sketches(
 ) -> tuple[Whole, Columns]:
     """Starts and complete windows of a width that start in [start, end), ascending."""
     query = (
-        _with_newer(table.c.start, table.c.window)
+        _with_finer(table.c.start, table.c.window)
         .where(series.rows(width, start, end))
         .order_by(table.c.start)
     )

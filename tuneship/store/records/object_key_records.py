@@ -16,14 +16,6 @@ def wrapped_keys(connection: sa.Connection, *object_ids: str) -> dict[str, bytes
     return {row.object_id: row.wrapped for row in found}
 
 
-def first_below(connection: sa.Connection, prefix: str) -> tuple[str, bytes] | None:
-    """Name and wrapped key of some object whose name begins with `prefix`; None without one."""
-    query = sa.select(object_keys.c.object_id, object_keys.c.wrapped)
-    row = connection.execute(query.where(object_keys.c.object_id.startswith(prefix)).limit(1))
-    found = row.first()
-    return None if found is None else (found.object_id, found.wrapped)
-
-
 def all_of(connection: sa.Connection) -> Sequence["sa.Row[Any]"]:
     """The keys of all objects and tenants."""
     return connection.execute(sa.select(object_keys)).all()

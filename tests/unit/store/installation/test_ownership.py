@@ -25,29 +25,13 @@ def own(data_dir: Path) -> str:
     return url_of(None, data_dir)
 
 
-@pytest.mark.parametrize("known", [None, HERE])
-def test_a_directory_without_an_id_keeps_to_the_name_of_its_database(
-    tmp_path: Path, known: str | None
-) -> None:
-    first = known or own(tmp_path)
-    record_ownership(tmp_path, first, ID, 1)
-    file = tmp_path / "database"
-    # Earlier versions wrote only the first line.
-    file.write_text(file.read_text().splitlines()[0] + "\n")
-    check_name(tmp_path, first)
-    for other in {own(tmp_path), HERE, HERE.replace("5433", "5432"), f"{HERE}2"} - {first}:
-        with pytest.raises(FilesOfAnotherDatabase):
-            check_name(tmp_path, other)
-    check_ownership(tmp_path, first, FoundDatabase(is_used=True))
-
-
-def test_a_directory_of_an_older_version_belongs_to_its_sqlite_file(tmp_path: Path) -> None:
+def test_a_directory_whose_record_was_lost_belongs_to_its_sqlite_file(tmp_path: Path) -> None:
+    check_name(tmp_path, HERE)
     (tmp_path / "tuneship.sqlite").touch()
     with pytest.raises(FilesOfAnotherDatabase) as refused:
         check_name(tmp_path, HERE)
     assert "secret" not in str(refused.value)
-    # The message names the file that a user may remove when the database has moved.
-    assert str(tmp_path / "database") in str(refused.value)
+    assert f"move {tmp_path / 'tuneship.sqlite'} away" in str(refused.value)
     check_name(tmp_path, own(tmp_path))
 
 
@@ -72,15 +56,15 @@ def test_passwords_may_change_and_directories_may_move(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "record"),
     [
-        ("sqlite in this directory\n", OwnershipRecord("sqlite in this directory")),
-        ("id db_1", OwnershipRecord(None, "db_1")),
-        ("  id db_1  \n\n", OwnershipRecord(None, "db_1")),
-        ("postgresql://h/d\nid db_1\nstarts 12\n", OwnershipRecord("postgresql://h/d", "db_1", 12)),
-        ("", OwnershipRecord()),
+        ("id db_1", OwnershipRecord("db_1")),
+        ("  id db_1  \n\n", OwnershipRecord("db_1")),
+        ("postgresql://h/d\nid db_1\nstarts 12\n", OwnershipRecord("db_1", 12)),
+        ("sqlite in this directory\n", None),
+        ("", None),
     ],
 )
 def test_the_record_is_read_as_services_and_people_write_it(
-    tmp_path: Path, text: str, record: OwnershipRecord
+    tmp_path: Path, text: str, record: OwnershipRecord | None
 ) -> None:
     (tmp_path / "database").write_text(text)
     assert read_record(tmp_path) == record

@@ -160,7 +160,7 @@ def test_calls_without_an_answer_have_rows_of_every_width(database: Database) ->
                 connection, WindowSource("dep_1"), width, 0, NOW * 2
             )
             assert starts.tolist() == sorted({one.start // width * width for one in lost})
-            assert found[["requests", "uncounted"]].tolist() == [(0, 0)] * len(starts)
+            assert found["requests"].tolist() == [0] * len(starts)
             assert (found["cancelled"].sum(), found["refused"].sum()) == (2, 4)
 
 
@@ -196,7 +196,7 @@ def answered(start: float, number: int) -> list[Observation]:
 
 
 @pytest.mark.parametrize("per_minute", [10, 300, 3_000])
-def test_newer_counts_take_at_most_half_as_much_as_the_windows(
+def test_finer_counts_take_at_most_half_as_much_as_the_windows(
     database: Database, per_minute: int
 ) -> None:
     recorder = Recorder()
@@ -212,16 +212,16 @@ def test_newer_counts_take_at_most_half_as_much_as_the_windows(
     recorder.hand_over(store)
     with database.read() as connection:
         windows = connection.execute(sa.select(tables.metric_windows)).all()
-        newer = connection.execute(sa.select(tables.finer_windows)).all()
-    assert len(windows) == len(newer)
+        finer = connection.execute(sa.select(tables.finer_windows)).all()
+    assert len(windows) == len(finer)
     key = len("dep_0123456789abcdefghijcep_0123456789abcdefghij") + 10
     for width in (SECOND, MINUTE):
         before = sum(key + len(row.window) for row in windows if row.width == width)
-        more = sum(key + len(row.counts) for row in newer if row.width == width)
+        more = sum(key + len(row.counts) for row in finer if row.width == width)
         assert more <= 0.5 * before
 
 
-def test_newer_counts_of_members_are_put_together_with_their_hours(database: Database) -> None:
+def test_finer_counts_of_members_are_put_together_with_their_hours(database: Database) -> None:
     minutes = {NOW - HOUR * 2 + 60: SHARDS[0], NOW - HOUR * 2 + 61: SHARDS[1]}
     source = WindowSource("dep_1", "cep_1")
     with database.write() as connection:
@@ -240,8 +240,6 @@ def test_newer_counts_of_members_are_put_together_with_their_hours(database: Dat
             sa.select(tables.finer_windows.c.shard).where(tables.finer_windows.c.width != SECOND)
         )
         assert set(shards) == {metric_windows.WHOLE}
-    assert columns.is_counted(together).tolist() == [True]
-    assert together.more["counted"].tolist() == [60]
     for one, other in zip(apart.lists, together.lists, strict=True):
         assert one.values.tolist() == other.values.tolist()
     assert columns.callers_of_half(apart) == columns.callers_of_half(together)
@@ -374,7 +372,8 @@ def test_an_hour_is_merged_some_time_after_its_end(database: Database) -> None:
 
 def test_an_hour_of_many_endpoints_is_merged(database: Database) -> None:
     """One statement could not name all their keys."""
-    (encoded,) = columns.from_windows([window()]).encoded()
+    made = columns.from_windows([window()])
+    (encoded,), (finer,) = made.encoded(), made.encoded_more()
     minutes = encoded[: columns.FACTS.itemsize] * 60
     every = {"deployment_id": "dep_1", "shard": 1, "window": encoded}
     rows: list[dict[str, object]] = []
@@ -385,6 +384,9 @@ def test_an_hour_of_many_endpoints_is_merged(database: Database) -> None:
         rows += [{**one, "width": MINUTE, "start": start, "minutes": None} for start in starts]
     with database.write() as connection:
         connection.execute(sa.insert(tables.metric_windows), rows)
+        connection.execute(
+            sa.insert(tables.finer_windows), [{**one, "counts": finer} for one in rows]
+        )
         fold_all(connection, NOW + 2 * HOUR)
         assert metric_windows.to_fold(connection, NOW * 2) == []
         assert sum(counts(connection, MINUTE, "cep_7").values()) == 60

@@ -287,7 +287,7 @@ def upgrade():
     sa.Column('status', sa.Integer(), nullable=True),
     sa.Column('location', sa.Text(), nullable=True),
     sa.Column('body', sa.LargeBinary(), nullable=True),
-    sa.Column('member', sa.BigInteger(), nullable=True),
+    sa.Column('member', sa.BigInteger(), nullable=False),
     sa.PrimaryKeyConstraint('client_id', 'key', name='pk_idempotency')
     )
     op.create_index('ix_idempotency_created_at', 'idempotency', ['created_at'])

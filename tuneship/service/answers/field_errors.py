@@ -8,7 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tuneship.contract.errors import ApiError, ErrorDetail, InvalidRequestError, ValidationRefused
+from tuneship.contract.errors import (
+    ApiError,
+    ErrorDetail,
+    InvalidRequestError,
+    ValidationFailed,
+)
 
 DECLARED_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 # Parts of pydantic's locations that name a branch of a union, not a field. Those that the contract names begin with
@@ -19,7 +24,7 @@ BRANCHES = {"int", "float", "str", "constrained-int", "constrained-float", "func
 MAX_DETAILS = 100
 # Objects whose keys are the caller's own words, so they are not echoed.
 FREE_KEYS = {"tags", "metadata"}
-# Ids that one refusal lists.
+# Ids that one message lists.
 IDS_NAMED = 10
 # Codes of fields and values that are known, and not supported here.
 NOT_SUPPORTED = {"unsupported_parameter", "unsupported_value"}
@@ -59,7 +64,7 @@ def _field(problem: Any, *, known: bool = True) -> str | None:
     return path if path is None else path + named.get("below", "")
 
 
-def refusal(error: ValidationError) -> ApiError:
+def error_from_pydantic(error: ValidationError) -> ApiError:
     """The API's error for pydantic's: a request that cannot be read (400) comes before a refused value (422)."""
     problems = error.errors(include_url=False, include_input=False)
     missing = [problem for problem in problems if problem["type"] == "missing"]
@@ -84,7 +89,7 @@ def refusal(error: ValidationError) -> ApiError:
             code = "out_of_range"
         details.setdefault(field, ErrorDetail(field, code, text))
     first = next(iter(details.values()))
-    return ValidationRefused(
+    return ValidationFailed(
         f"{first.field or 'the request'} {first.message}",
         param=first.field,
         details=list(details.values())[:MAX_DETAILS],
@@ -107,22 +112,22 @@ def _malformed(problems: list[Any], code: str, message: str) -> InvalidRequestEr
     )
 
 
-def refused(field: str, message: str, code: str = "invalid_value") -> ValidationRefused:
-    """The refusal of one field by a rule that needs more than the field itself."""
-    return ValidationRefused(
+def field_error(field: str, message: str, code: str = "invalid_value") -> ValidationFailed:
+    """The error for a value that is refused by a rule which needs more than the field itself."""
+    return ValidationFailed(
         f"{field} {message}", param=field, details=[ErrorDetail(field, code, message)]
     )
 
 
 def refuse_times_out_of_range(**moments: datetime | None) -> None:
-    """Raises `ValidationRefused` for a moment that cannot be converted to UTC; `moments` are by parameter name."""
+    """Raises `ValidationFailed` for a moment that cannot be converted to UTC; `moments` are by parameter name."""
     for name, moment in moments.items():
         if moment is not None and not 1970 < moment.year < 9999:
-            raise refused(name, "must lie after 1970 and before 9999")
+            raise field_error(name, "must lie after 1970 and before 9999")
 
 
 def abbreviated(identifiers: Sequence[str]) -> str:
-    """The first ten ids for a refusal, and the number of the others."""
+    """The first ten ids for a message, and the number of the others."""
     rest = len(identifiers) - IDS_NAMED
     return ", ".join(identifiers[:IDS_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 

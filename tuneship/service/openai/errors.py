@@ -18,7 +18,7 @@ from tuneship.contract.errors import (
     QuotaExceeded,
     RateLimitExceeded,
     ResourceNotFound,
-    ValidationRefused,
+    ValidationFailed,
 )
 from tuneship.service.generation.prompts import PromptTooLong
 
@@ -50,8 +50,8 @@ MISMATCHED = {
 }
 
 
-class OpenAIRefusal(ApiError):
-    """A refusal with a type and a code of OpenAI's API."""
+class OpenAIError(ApiError):
+    """An error with a type and a code of OpenAI's API."""
 
     statuses = tuple(range(400, 600))
 
@@ -73,22 +73,22 @@ class OpenAIRefusal(ApiError):
         return {"error": error}
 
 
-def openai_refusal(error: ApiError, *, is_job_create: bool = False) -> OpenAIRefusal:
+def openai_error(error: ApiError, *, is_job_create: bool = False) -> OpenAIError:
     """The error as OpenAI's clients expect it.
 
     `is_job_create`: some clients take every 400 to a new job for a file that is not ready, and ask again for ever, so
     that waiting does not help is said by 422.
     """
-    if isinstance(error, OpenAIRefusal):
+    if isinstance(error, OpenAIError):
         return error
     status, message = error.status, error.message
     if isinstance(error, PromptTooLong):
         message = _too_long(error)
-    if isinstance(error, ValidationRefused) or (isinstance(error, DatasetError) and status == 422):
+    if isinstance(error, ValidationFailed) or (isinstance(error, DatasetError) and status == 422):
         status = 400
     if is_job_create and status == 400:
         status = 422
-    refusal = OpenAIRefusal(
+    made = OpenAIError(
         message,
         status,
         _codes(error),
@@ -96,8 +96,8 @@ def openai_refusal(error: ApiError, *, is_job_create: bool = False) -> OpenAIRef
         details=error.details,
         retry_after=error.retry_after,
     )
-    refusal.retryable, refusal.headers = error.retryable, error.headers
-    return refusal
+    made.retryable, made.headers = error.retryable, error.headers
+    return made
 
 
 def _too_long(error: PromptTooLong) -> str:
@@ -128,5 +128,5 @@ def _codes(error: ApiError) -> tuple[str, str]:
     if isinstance(error, DatasetError) and error.status == 422 and error.param == "file":
         return (INVALID, "invalid_file_format")
     first = error.details[0].code if error.details else ""
-    is_value = bool(first) or isinstance(error, ValidationRefused)
+    is_value = bool(first) or isinstance(error, ValidationFailed)
     return (INVALID, FIELD_CODES.get(first, "invalid_value" if is_value else error.code))

@@ -1,11 +1,11 @@
-"""A refusal of the service for people: its code and every refused place. The service never echoes the input."""
+"""An error of the service for people: its code and every refused place. The service never echoes the input."""
 
 from tuneship.contract.errors import ApiError
 
 SHOWN_DETAILS = 20
 
 
-def refusal_text(error: ApiError) -> str:
+def error_text(error: ApiError) -> str:
     """The message, a line for each detail (fields, lines of a file, codes), and the id of the request."""
     lines = [f"the service refused ({error.status} {error.sent_code}): {error}"]
     for detail in error.details[:SHOWN_DETAILS]:
