@@ -22,8 +22,8 @@ from typing import Any
 from measuring.running import deploy, example_rows, exported, job_on, running, tune, upload
 
 from tuneship.client import Client
-from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.generation import Generate
+from tuneship.contract.lines.dataset_lines import instruction_messages
 from tuneship.prompts.template import PromptTemplate
 from tuneship.training.spec import PROGRESS_FILE
 

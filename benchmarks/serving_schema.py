@@ -26,7 +26,7 @@ from typing import Any
 from measuring.replicas import random_base, replica
 from measuring.running import cpu_seconds
 
-from tuneship.contract.answer_schemas import read_schema
+from tuneship.contract.schemas.answer_schemas import read_schema
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.generation.prompts import rendered_prompt
 from tuneship.serving.replica_client import GenerateRequest, SocketLink

@@ -4,7 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from tuneship.cli.keys import FLOWS_LABEL, opened, utc_now
-from tuneship.contract.scopes import PRESETS
+from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.service.access.api_keys import (
     RENEW_BEFORE,
     is_in_force,

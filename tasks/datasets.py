@@ -7,7 +7,6 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tuneship.contract import datasets
-from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import (
     DatasetCreated,
     DatasetMerge,
@@ -17,6 +16,7 @@ from tuneship.contract.datasets import (
     DatasetValidate,
     DatasetValidation,
 )
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.prefect.calls import RETRIES
 from tuneship.prefect.connection import UPLOAD_DEADLINE_S, api
 from tuneship.prefect.tasks import task_of, task_of_pages

@@ -32,7 +32,6 @@ from tuneship.contract.common import (
     StrictModel,
     Tags,
 )
-from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
 from tuneship.contract.evaluations import EvaluationCreate, EvaluationSettings
 from tuneship.contract.graders import MAXIMUM_GRADERS, Grader
@@ -43,6 +42,7 @@ from tuneship.contract.jobs import (
     JobCreate,
     JobSecuritySettings,
 )
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.training_gates import TrainingRules
 from tuneship.settings import TrackingSettings

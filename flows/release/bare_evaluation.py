@@ -12,8 +12,8 @@ from flows.release.local_files import format_of_file
 from flows.release.result import LOSSES_SHOWN, EvaluationFindings
 from flows.shared.errors import BadInput
 from tasks.sample_answers import answer_prompts
-from tuneship.contract.dataset_lines import BYTE_ORDER_MARK, ExampleProblem
 from tuneship.contract.evaluations import GraderReport, SliceReport
+from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, ExampleProblem
 from tuneship.evaluation.graders import GivenAnswer
 from tuneship.evaluation.items import EvaluationItem, read_item
 from tuneship.evaluation.scoring import Answer, HeldOutExample, NoAnswer, Scoring, Stored

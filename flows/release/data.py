@@ -21,8 +21,8 @@ from tasks.datasets import (
     upload_dataset,
     validate_dataset,
 )
-from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.prefect.waits import wait_for_dataset
 from tuneship.tracking.job_facts import CONTENT_TAG
 

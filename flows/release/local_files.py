@@ -1,6 +1,6 @@
 """Reads the user's JSON Lines files in the pipeline: their digest, their questions, their overlap.
 
-Texts stay in memory. The format of a line is in `tuneship/contract/dataset_lines.py`.
+Texts stay in memory. The format of a line is in `tuneship/contract/lines/dataset_lines.py`.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from flows.shared.errors import BadInput
-from tuneship.contract.dataset_lines import (
+from tuneship.contract.lines.dataset_lines import (
     BYTE_ORDER_MARK,
     DatasetFormat,
     ExampleProblem,
@@ -19,7 +19,7 @@ from tuneship.contract.dataset_lines import (
     parse_line,
     text_of,
 )
-from tuneship.contract.line_fields import format_of
+from tuneship.contract.lines.line_fields import format_of
 
 BLOCK_BYTES = 1 << 20
 

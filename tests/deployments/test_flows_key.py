@@ -10,7 +10,7 @@ from deployments.flows_key import FlowsKey
 from tests.support.sqlite_files import new_sqlite
 from tuneship.cli.keys import opened, utc_now
 from tuneship.cli.main import app
-from tuneship.contract.scopes import PRESETS
+from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.security.master_key import read_or_make_secret
 from tuneship.service.access.api_keys import read_credentials, write_credentials
 from tuneship.store.database.database import SQLITE_FILE

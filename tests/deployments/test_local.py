@@ -30,7 +30,7 @@ from tests.support.waiting import until
 from tuneship.cli.keys import opened, utc_now
 from tuneship.client import ApiError
 from tuneship.contract.datasets import DatasetUpload
-from tuneship.contract.scopes import PRESETS
+from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.contract.webhooks import WebhookCreate
 from tuneship.prefect.connection import connect, disconnect
 from tuneship.service.access.api_keys import is_in_force

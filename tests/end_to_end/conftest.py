@@ -16,7 +16,7 @@ from tests.support.openai_programs import NODE_22, Asked, environment
 from tests.support.prefect_servers import WITHOUT_SETTINGS, PrefectHomes
 from tests.support.processes import Serve
 from tuneship.cli.keys import opened, utc_now
-from tuneship.contract.scopes import PRESETS
+from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.settings import ClientSettings, PipelineSettings
 
 ROOT = Path(__file__).parents[2]

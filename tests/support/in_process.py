@@ -22,7 +22,7 @@ from tests.support.engines import PlayedEngines
 from tests.support.sqlite_files import new_sqlite
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.client import AsyncClient
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers, resolve
 from tuneship.events.delivery import Deliverer, DeliveryTiming

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from tests.support.files import contents_below
 from tuneship.cli.main import app
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.security.master_key import derived_secret
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of

@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.support.evaluations import cancelled, evaluated, rows
 from tests.support.in_process import Service, jsonl
-from tuneship.contract import examples
-from tuneship.contract.openapi import document
+from tuneship.contract.declaring import examples
+from tuneship.contract.document.openapi import document
 
 Json = dict[str, Any]
 Ids = dict[str, list[str]]

@@ -16,6 +16,7 @@ from tests.support.waiting import PATIENCE_S, until
 from tuneship.cli.keys import opened
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.declaring.scopes import scopes_of
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
 from tuneship.contract.jobs import (
     ENDED,
@@ -25,7 +26,6 @@ from tuneship.contract.jobs import (
     JobCreate,
     JobSecuritySettings,
 )
-from tuneship.contract.scopes import scopes_of
 from tuneship.settings import ClientSettings
 from tuneship.training.spec import PROGRESS_FILE
 

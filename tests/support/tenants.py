@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from tests.support.in_process import Service
 from tests.support.whole_api import CREATING, Own, options_of
 from tests.support.world import World
-from tuneship.contract.operation import Operation
+from tuneship.contract.declaring.operation import Operation
 from tuneship.store.database import tables
 
 

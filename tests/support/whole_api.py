@@ -13,7 +13,7 @@ from typing import Any
 import tuneship.service.all_handlers
 from tests.support.conversion import ARCHIVE
 from tests.support.in_process import LINES, jsonl
-from tuneship.contract.operation import DECLARED, JSON_LINES, Operation
+from tuneship.contract.declaring.operation import DECLARED, JSON_LINES, Operation
 from tuneship.store.database.identifiers import new_id
 
 assert tuneship.service.all_handlers.SERVED, "it declares every operation"

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tests.support.in_process import Service, jsonl, split
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.service.access.api_keys import new_key
 from tuneship.store.database import tables
 from tuneship.store.database.identifiers import new_id

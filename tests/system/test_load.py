@@ -22,7 +22,7 @@ import pytest
 from tests.support.in_process import LINES, jsonl
 from tests.support.processes import Serve, running_deployment
 from tests.support.waiting import PATIENCE_S, children, is_alive, until
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.background.clock_watch import utc_now

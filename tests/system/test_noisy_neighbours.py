@@ -27,7 +27,7 @@ from tests.support.hostile_adapters import ARCHIVES
 from tests.support.in_process import jsonl
 from tests.support.processes import Serve, start
 from tests.support.waiting import PATIENCE_S, until
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.prompts.template import TEMPLATE_FILE
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys

@@ -21,7 +21,7 @@ from tests.support.engines import PlayedTrainer
 from tests.support.in_process import ANSWER, Service
 from tests.support.local_machine import Machine
 from tests.ui.browser import PROGRAMS, Browser
-from tuneship.contract.scopes import PRESETS
+from tuneship.contract.declaring.scopes import PRESETS
 
 SECRET = "Q7-planted-patient-text"
 # The text in all prompts and references, and the models' answer.

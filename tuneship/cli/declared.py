@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tuneship.contract.operation import Operation
-from tuneship.contract.pages import Paged
+from tuneship.contract.declaring.operation import Operation
+from tuneship.contract.declaring.pages import Paged
+from tuneship.contract.declaring.verbs import Blocking, Pages, Resource, Verb
 from tuneship.contract.resources import Api
-from tuneship.contract.verbs import Blocking, Pages, Resource, Verb
 
 # Groups with a shorter name than their resource has.
 GROUP_NAMES = {"canary_endpoints": "canary"}

@@ -19,10 +19,10 @@ from tuneship.cli.operations import FOLLOWING_TRIES
 from tuneship.cli.output import is_terminal, one_line, readable, show_json, write
 from tuneship.cli.parameters import AsJson
 from tuneship.contract.common import EvaluationId
-from tuneship.contract.dataset_lines import BYTE_ORDER_MARK, decode_line
 from tuneship.contract.evaluations import OPEN, Evaluation, EvaluationStatus, ExampleScores
 from tuneship.contract.generation import Generate
-from tuneship.contract.line_fields import format_of
+from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, decode_line
+from tuneship.contract.lines.line_fields import format_of
 
 if TYPE_CHECKING:  # starts slowly
     from tuneship.client import Client

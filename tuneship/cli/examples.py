@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from tuneship.cli.declared import DeclaredVerb
 from tuneship.cli.fields import FieldKind, kind_of, wire_names
-from tuneship.contract.examples import PATH_VALUES
-from tuneship.contract.operation import JSON_LINES
+from tuneship.contract.declaring.examples import PATH_VALUES
+from tuneship.contract.declaring.operation import JSON_LINES
 
 EXAMPLE_FILE, EXAMPLE_FOLDER = "train.jsonl", "my-adapter"
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tuneship.cli.common import fail, opened_installation, service_settings
 from tuneship.contract.common import render_time
-from tuneship.contract.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
+from tuneship.contract.declaring.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.service.access.api_keys import Keys

@@ -27,7 +27,7 @@ from tuneship.cli.output import (
 from tuneship.cli.parameters import arguments_of, parameters_of, request_options
 from tuneship.cli.streams import show_entries, show_generation
 from tuneship.cli.uploads import opened_file, opened_folder, progress_bar
-from tuneship.contract.operation import JSON_LINES
+from tuneship.contract.declaring.operation import JSON_LINES
 
 if TYPE_CHECKING:  # starts slowly
     from tuneship.client import Client

@@ -31,7 +31,7 @@ from tuneship.cli.fields import (
     value_of,
     wire_names,
 )
-from tuneship.contract.operation import JSON_LINES, Operation
+from tuneship.contract.declaring.operation import JSON_LINES, Operation
 
 # Headers that a caller may choose, by the client's option.
 HEADERS = {

@@ -76,8 +76,8 @@ def openapi(
     ] = False,
 ) -> None:
     """Print the API as an OpenAPI 3.1 document, e.g. to generate a client in another language."""
+    from tuneship.contract.document.openapi import document  # noqa: PLC0415 - starts slowly
     from tuneship.contract.openai.document import openai_document  # noqa: PLC0415 - starts slowly
-    from tuneship.contract.openapi import document  # noqa: PLC0415 - starts slowly
 
     printed = openai_document() if openai else document()
     typer.echo(json.dumps(printed, indent=1, ensure_ascii=False))

@@ -16,9 +16,9 @@ from tuneship.client.core import Conversation, HttpAnswer, Pause, converse
 from tuneship.client.following import MEDIA, SILENCE_S, Following, follow_job
 from tuneship.client.generation_stream import stream_generation, streaming
 from tuneship.client.uploads import Progress, Readable, WatchedFile
+from tuneship.contract.declaring.operation import JSON_LINES, Call, Operation
 from tuneship.contract.errors import DeadlineExceeded
 from tuneship.contract.generation import Generation
-from tuneship.contract.operation import JSON_LINES, Call, Operation
 from tuneship.settings import ClientSettings
 
 P = ParamSpec("P")

@@ -21,12 +21,12 @@ from tuneship.client.base import ENCODING_HEADERS, BaseClient, Options
 from tuneship.client.core import Conversation, HttpAnswer, Pause
 from tuneship.client.following import Block, Followed, Following, Read
 from tuneship.client.uploads import upload_file
+from tuneship.contract.declaring.operation import Call, Operation
+from tuneship.contract.declaring.pages import Arguments, Paged, Walk
+from tuneship.contract.declaring.verbs import AnyPath, Asynchronous, Blocking, Columns, Source
 from tuneship.contract.generation import GeneratedText, Generation
 from tuneship.contract.job_reports import JobLogEntry, JobStep
-from tuneship.contract.operation import Call, Operation
-from tuneship.contract.pages import Arguments, Paged, Walk
 from tuneship.contract.resources import Api
-from tuneship.contract.verbs import AnyPath, Asynchronous, Blocking, Columns, Source
 from tuneship.settings import ClientSettings
 
 P = ParamSpec("P")

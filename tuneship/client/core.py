@@ -13,6 +13,8 @@ from urllib.parse import unquote
 import httpx
 from pydantic import ValidationError
 
+from tuneship.contract.declaring.operation import Call, Operation
+from tuneship.contract.declaring.retry_after import seconds_to_wait
 from tuneship.contract.errors import (
     BadResponse,
     ModelNotFound,
@@ -20,8 +22,6 @@ from tuneship.contract.errors import (
     ServiceUnreachable,
     error_from_answer,
 )
-from tuneship.contract.operation import Call, Operation
-from tuneship.contract.retry_after import seconds_to_wait
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -22,9 +22,9 @@ from tuneship.client.following import (
     reader_of,
 )
 from tuneship.client.sse import EventReader
+from tuneship.contract.declaring.operation import Call, Operation
 from tuneship.contract.errors import BadResponse, ServiceUnreachable, error_from_answer
 from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
-from tuneship.contract.operation import Call, Operation
 
 FRAMES: dict[str, type[BaseModel]] = {
     "token": GeneratedText,

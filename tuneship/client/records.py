@@ -16,12 +16,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
-from tuneship.contract import strict_json
-from tuneship.contract.dataset_lines import BYTE_ORDER_MARK, LINE_LIMIT_BYTES, decode_line
+from tuneship.contract.declaring.verbs import Columns, Source
 from tuneship.contract.errors import SourceError
-from tuneship.contract.example_problem import ExampleProblem
-from tuneship.contract.line_fields import ALIASES, FIELDS, STRUCTURED_FIELDS
-from tuneship.contract.verbs import Columns, Source
+from tuneship.contract.lines import strict_json
+from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, LINE_LIMIT_BYTES, decode_line
+from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.line_fields import ALIASES, FIELDS, STRUCTURED_FIELDS
 
 Record = dict[str, Any]
 # Rows in memory at a time, where a source hands out several. A row may have megabytes.

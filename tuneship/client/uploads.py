@@ -10,8 +10,8 @@ from tempfile import TemporaryFile
 from typing import IO, Any, BinaryIO, Protocol, cast
 
 from tuneship.client.records import is_json_lines, opened, records
+from tuneship.contract.declaring.verbs import Columns, Source
 from tuneship.contract.errors import SourceError
-from tuneship.contract.verbs import Columns, Source
 
 BLOCK = 1 << 20
 # Called with the bytes read so far and the bytes in all; a retry starts at the front again.

@@ -5,10 +5,10 @@ are in it, too, each committed before its answer is sent. Entries hold ids, coun
 """
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
-from tuneship.contract.examples import NOON_MS, REQUEST, SUFFIX
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.pages import by_after
-from tuneship.contract.verbs import C_co, Pages, Resource, Verb
+from tuneship.contract.declaring.examples import NOON_MS, REQUEST, SUFFIX
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.pages import by_after
+from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
 
 
 class AuditEntry(Reply):

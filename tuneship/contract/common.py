@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from tuneship.contract.notebook_table import html_table
+from tuneship.contract.declaring.notebook_table import html_table
 
 # Validation context of the service. Ids are opaque to a client (§1), so only the service checks
 # their form.

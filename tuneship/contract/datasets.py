@@ -19,16 +19,16 @@ from tuneship.contract.common import (
     Timestamp,
     absent,
 )
-from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.declaring.examples import BASE, DATASET, NOON, OTHER_DATASET, PAGE, TAGS
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.verbs import C_co, Pages, Resource, UploadVerb, Verb
 from tuneship.contract.errors import (
     DatasetError,
     ModelNotFound,
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.examples import BASE, DATASET, NOON, OTHER_DATASET, PAGE, TAGS
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.verbs import C_co, Pages, Resource, UploadVerb, Verb
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 
 
 class DatasetStatus(StrEnum):

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AliasChoices, ConfigDict, Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
-from tuneship.contract import examples
 from tuneship.contract.common import (
     ComplianceMode,
     CreateRequest,
@@ -30,6 +29,10 @@ from tuneship.contract.common import (
     Timestamp,
     absent,
 )
+from tuneship.contract.declaring import examples
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.pages import by_next_token
+from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Streamed, Verb
 from tuneship.contract.deployment_logs import DeploymentLogs, LogFilter, LogToken
 from tuneship.contract.embeddings import embed
 from tuneship.contract.errors import (
@@ -40,9 +43,6 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.generation import generate
 from tuneship.contract.metrics import get_deployment_metrics
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.pages import by_next_token
-from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 # 0 is for `auto_scaling`, where an idle deployment sleeps.
 Replicas = Annotated[int, Field(ge=0, le=64)]

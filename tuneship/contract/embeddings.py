@@ -6,10 +6,10 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply
+from tuneship.contract.declaring.examples import CANDIDATE
+from tuneship.contract.declaring.operation import Example, operation
 from tuneship.contract.errors import DeploymentError, InvalidRequestError
-from tuneship.contract.examples import CANDIDATE
 from tuneship.contract.generation import EXAMPLE_PROMPT, Usage
-from tuneship.contract.operation import Example, operation
 from tuneship.contract.token_inputs import TextOrIds, schema_of_texts, texts_or_ids
 
 # The limits of OpenAI's API for one request.

@@ -26,9 +26,7 @@ from tuneship.contract.common import (
     Timestamp,
     absent,
 )
-from tuneship.contract.embeddings import embed_by_endpoint
-from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
-from tuneship.contract.examples import (
+from tuneship.contract.declaring.examples import (
     BASELINE,
     CANARY,
     CANDIDATE,
@@ -38,9 +36,11 @@ from tuneship.contract.examples import (
     PAGE,
     SERVICE,
 )
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Streamed, Verb
+from tuneship.contract.embeddings import embed_by_endpoint
+from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.contract.generation import generate_by_endpoint
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 
 class EndpointStatus(StrEnum):

@@ -26,15 +26,7 @@ from tuneship.contract.common import (
     Timestamp,
     absent,
 )
-from tuneship.contract.errors import (
-    DatasetError,
-    DeploymentError,
-    InvalidRequestError,
-    QuotaExceeded,
-    ResourceNotFound,
-    ValidationFailed,
-)
-from tuneship.contract.examples import (
+from tuneship.contract.declaring.examples import (
     BASE,
     BASELINE,
     CANDIDATE,
@@ -46,9 +38,17 @@ from tuneship.contract.examples import (
     OTHER_EVALUATION,
     PAGE,
 )
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
+from tuneship.contract.errors import (
+    DatasetError,
+    DeploymentError,
+    InvalidRequestError,
+    QuotaExceeded,
+    ResourceNotFound,
+    ValidationFailed,
+)
 from tuneship.contract.graders import Graders, gating_names
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 Verdict = Literal["pass", "reject", "hold"]
 Outcome = Literal["win", "loss", "tie", "scored", "failed", "leaked", "too_long"]

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
-from tuneship.contract.examples import EVENT, JOB, NOON_MS
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.pages import by_after
-from tuneship.contract.verbs import C_co, Pages, Resource, Verb
+from tuneship.contract.declaring.examples import EVENT, JOB, NOON_MS
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.pages import by_after
+from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
 
 
 class EventKind(StrEnum):

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, LiteralString, Self, cast
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from tuneship.contract.answer_schemas import followed
 from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply, absent
+from tuneship.contract.declaring.examples import CANDIDATE, SUFFIX
+from tuneship.contract.declaring.operation import Example, operation
 from tuneship.contract.errors import DeploymentError, InvalidRequestError
-from tuneship.contract.examples import CANDIDATE, SUFFIX
-from tuneship.contract.operation import Example, operation
+from tuneship.contract.schemas.answer_schemas import followed
 from tuneship.contract.token_inputs import TokenId
 from tuneship.contract.tools import (
     MAXIMUM_CALLS,

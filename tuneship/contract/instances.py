@@ -1,8 +1,8 @@
 """Instance types on the wire: the values of `instance_type`."""
 
 from tuneship.contract.common import Reply
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.verbs import C_co, Resource, Verb
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.verbs import C_co, Resource, Verb
 
 
 class InstanceType(Reply):

@@ -65,7 +65,7 @@ class JobMetrics(Reply):
 
     def frame(self) -> Any:
         """A pandas frame: one row a step, one float column for each array; null is NaN."""
-        from tuneship.contract.frames import JOB_COLUMNS, job_frame  # noqa: PLC0415 - loads pandas
+        from tuneship.contract.declaring.frames import JOB_COLUMNS, job_frame  # noqa: PLC0415 - loads pandas
 
         return job_frame(self.steps, {name: getattr(self, name) for name in JOB_COLUMNS})
 

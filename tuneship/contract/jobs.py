@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, overload
 
 from pydantic import Field, StrictFloat, StrictInt, field_validator
 
-from tuneship.contract import examples
 from tuneship.contract.common import (
     ComplianceMode,
     CreateRequest,
@@ -24,6 +23,11 @@ from tuneship.contract.common import (
     Timestamp,
     absent,
 )
+from tuneship.contract.declaring import examples
+from tuneship.contract.declaring.limits import MAX_LORA_RANK
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.pages import by_after
+from tuneship.contract.declaring.verbs import Asynchronous, Blocking, C_co, Pages, Resource, Verb
 from tuneship.contract.errors import (
     DatasetError,
     InstanceTypeUnavailable,
@@ -33,10 +37,6 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.contract.job_reports import JobLogEntry, JobLogs, JobMetrics, JobStep
-from tuneship.contract.limits import MAX_LORA_RANK
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.pages import by_after
-from tuneship.contract.verbs import Asynchronous, Blocking, C_co, Pages, Resource, Verb
 
 
 class JobStatus(StrEnum):

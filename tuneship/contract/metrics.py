@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tuneship.contract.common import AnyEndpointId, DeploymentId, Reply, Timestamp, absent
-from tuneship.contract.examples import CANDIDATE, LATER, NOON
-from tuneship.contract.operation import Example, operation
+from tuneship.contract.declaring.examples import CANDIDATE, LATER, NOON
+from tuneship.contract.declaring.operation import Example, operation
 
 Numbers = list[float | None] | None
 Counts = list[int | None] | None
@@ -281,7 +281,7 @@ class DeploymentMetrics(Reply):
 
     def frame(self) -> Any:
         """A pandas frame: one row a bucket by its start, columns such as `latency_p95`, `error_rate_percentage`."""
-        from tuneship.contract.frames import deployment_frame  # noqa: PLC0415 - loads pandas
+        from tuneship.contract.declaring.frames import deployment_frame  # noqa: PLC0415 - loads pandas
 
         series = {name: dict(one) for name, one in self.metrics if one is not None}
         return deployment_frame(series)

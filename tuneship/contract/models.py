@@ -19,15 +19,15 @@ from tuneship.contract.common import (
     Tags,
     Timestamp,
 )
+from tuneship.contract.declaring.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
+from tuneship.contract.declaring.operation import Example, TarFile, operation
+from tuneship.contract.declaring.verbs import AdapterVerb, C_co, DownloadVerb, Pages, Resource, Verb
 from tuneship.contract.errors import (
     InvalidRequestError,
     ModelNotFound,
     PermissionDenied,
     QuotaExceeded,
 )
-from tuneship.contract.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
-from tuneship.contract.operation import Example, TarFile, operation
-from tuneship.contract.verbs import AdapterVerb, C_co, DownloadVerb, Pages, Resource, Verb
 
 
 def job_of_model(model: str) -> str | None:

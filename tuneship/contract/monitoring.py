@@ -5,9 +5,9 @@ memory, and sums over all tenants. Labels hold ids and the service's own words, 
 chose.
 """
 
-from tuneship.contract.examples import CANDIDATE
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.verbs import C_co, Resource, Verb
+from tuneship.contract.declaring.examples import CANDIDATE
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.verbs import C_co, Resource, Verb
 
 PROMETHEUS_TEXT, OPENMETRICS_TEXT = "text/plain", "application/openmetrics-text"
 EXAMPLE_TEXT = f"""\

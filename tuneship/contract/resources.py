@@ -21,7 +21,7 @@ from tuneship.contract import (
     monitoring,
     webhooks,
 )
-from tuneship.contract.verbs import Asynchronous, Blocking
+from tuneship.contract.declaring.verbs import Asynchronous, Blocking
 
 C = TypeVar("C", bound=Blocking | Asynchronous)
 

@@ -13,9 +13,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from tuneship.contract import strict_json
-from tuneship.contract.answer_schemas import MAX_SCHEMA_BYTES, MAX_SUBSCHEMAS, followed, read_schema
 from tuneship.contract.common import CreateRequest, Reply, absent
+from tuneship.contract.lines import strict_json
+from tuneship.contract.schemas.answer_schemas import (
+    MAX_SCHEMA_BYTES,
+    MAX_SUBSCHEMAS,
+    followed,
+    read_schema,
+)
 
 MAXIMUM_FUNCTIONS = 128
 # In one turn of a conversation.

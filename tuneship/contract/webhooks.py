@@ -26,11 +26,11 @@ from tuneship.contract.common import (
     WebhookId,
     absent,
 )
+from tuneship.contract.declaring.examples import EVENT, LATER, NOON, NOON_MS, PAGE, WEBHOOK
+from tuneship.contract.declaring.operation import Example, operation
+from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
 from tuneship.contract.errors import InvalidRequestError, QuotaExceeded
 from tuneship.contract.events import Kind, Subscription
-from tuneship.contract.examples import EVENT, LATER, NOON, NOON_MS, PAGE, WEBHOOK
-from tuneship.contract.operation import Example, operation
-from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 Url = Annotated[
     str, Field(min_length=1, max_length=2048, description="https; no user name, no fragment.")

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuneship.contract.dataset_lines import Message, decode_line, parse_example
-from tuneship.contract.line_fields import DatasetFormat
-from tuneship.contract.row_values import structured
-from tuneship.contract.tool_lines import tools_of
+from tuneship.contract.lines.dataset_lines import Message, decode_line, parse_example
+from tuneship.contract.lines.line_fields import DatasetFormat
+from tuneship.contract.lines.row_values import structured
+from tuneship.contract.lines.tool_lines import tools_of
 
 
 @dataclass(frozen=True)

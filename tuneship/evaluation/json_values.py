@@ -14,7 +14,7 @@ from jsonschema.validators import extend  # pyright: ignore[reportUnknownVariabl
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from tuneship.contract import strict_json
+from tuneship.contract.lines import strict_json
 from tuneship.evaluation.patterns import (
     MAXIMUM_ELEMENTS,
     SECONDS,

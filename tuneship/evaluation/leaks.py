@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
-from tuneship.contract.dataset_lines import Message, text_of
+from tuneship.contract.lines.dataset_lines import Message, text_of
 from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.texts import squeezed
 

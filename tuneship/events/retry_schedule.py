@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from tuneship.contract.retry_after import seconds_to_wait
+from tuneship.contract.declaring.retry_after import seconds_to_wait
 
 # The wait before each attempt; without jitter the last attempt is 75:35:05 after the event.
 WAITS = tuple(timedelta(seconds=seconds) for seconds in (0, 5, 300, 1800)) + tuple(

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from tuneship.contract.frames import JOB_COLUMNS, job_frame
+from tuneship.contract.declaring.frames import JOB_COLUMNS, job_frame
 
 
 class UnreadableMetrics(ValueError):

@@ -13,7 +13,7 @@ from prefect.context import TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from tuneship.client import ApiError, Client, DeadlineExceeded, TuneshipError
-from tuneship.contract.operation import Operation
+from tuneship.contract.declaring.operation import Operation
 
 P = ParamSpec("P")
 R = TypeVar("R")

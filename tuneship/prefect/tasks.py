@@ -19,8 +19,8 @@ from prefect import Task
 
 import tuneship.contract.resources  # noqa: F401  # pyright: ignore[reportUnusedImport] - loads every file that declares operations
 from tuneship.client import Client
-from tuneship.contract.operation import DECLARED, Operation
-from tuneship.contract.verbs import Pages
+from tuneship.contract.declaring.operation import DECLARED, Operation
+from tuneship.contract.declaring.verbs import Pages
 from tuneship.prefect.calls import as_task, call_once
 from tuneship.prefect.connection import connected
 from tuneship.prefect.credentials import TuneshipCredentials

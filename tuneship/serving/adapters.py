@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from tuneship.contract.limits import MAX_LORA_RANK
+from tuneship.contract.declaring.limits import MAX_LORA_RANK
 from tuneship.host.memory import free_memory
 from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tuneship.security.sealed_files import read_plain

@@ -6,7 +6,7 @@ Loads no torch, so that the service checks a dataset with it. Next: `tokenized_e
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuneship.contract.dataset_lines import Message
+from tuneship.contract.lines.dataset_lines import Message
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.training.tokenized_examples import Segment
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tuneship.contract import strict_json
-from tuneship.contract.dataset_lines import DatasetFormat
-from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.lines import strict_json
+from tuneship.contract.lines.dataset_lines import DatasetFormat
+from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.security.sealed_files import open_plain
 from tuneship.training.batches import Indices

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tuneship.contract.dataset_lines import DatasetFormat, parse_example
-from tuneship.contract.tool_lines import tools_of
+from tuneship.contract.lines.dataset_lines import DatasetFormat, parse_example
+from tuneship.contract.lines.tool_lines import tools_of
 from tuneship.prompts.template import PromptTemplate
 from tuneship.training.batches import Indices, PaddedBatch
 from tuneship.training.conversation_rows import conversation_rows

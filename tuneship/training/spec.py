@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 
 SPEC_FILE = "spec.json"
 PROGRESS_FILE = "progress.jsonl"

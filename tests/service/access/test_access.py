@@ -11,8 +11,8 @@ import pytest
 from tests.support.in_process import Clock, Service
 from tests.support.whole_api import BODIES, OPERATIONS, Own, missing_ids, options_of, path_of
 from tests.support.world import World
-from tuneship.contract.operation import DECLARED
-from tuneship.contract.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
+from tuneship.contract.declaring.operation import DECLARED
+from tuneship.contract.declaring.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
 from tuneship.security.master_key import MasterKeyDamaged, read_or_make_secret
 from tuneship.service.access.api_keys import (
     KeyEnded,

@@ -18,7 +18,7 @@ from tests.service.jobs.test_streams import NOTIFIED_ONLY, Reader
 from tests.support.conversion import ARCHIVE
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.service.access import api_keys
 from tuneship.service.answers.downloads import Download
 from tuneship.service.models import content

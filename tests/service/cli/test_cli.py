@@ -23,8 +23,8 @@ from tests.support.processes import Serve
 from tuneship.cli.audit import BROKEN, NO_HEADS
 from tuneship.cli.keys import FLOWS_LABEL, opened
 from tuneship.cli.main import app
+from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.contract.errors import AuthenticationError
-from tuneship.contract.scopes import PRESETS
 from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.service.access.api_keys import Keys, key_id, read_credentials, write_credentials
 from tuneship.service.events.audit import sign_head

@@ -21,7 +21,7 @@ from tests.support.whole_api import BODIES, Own
 from tuneship.cli.declared import DeclaredVerb, resources, verbs_of
 from tuneship.cli.examples import command_line
 from tuneship.cli.main import app
-from tuneship.contract.operation import DECLARED, JSON_LINES
+from tuneship.contract.declaring.operation import DECLARED, JSON_LINES
 
 VERBS = {
     verb.operation.name: verb for group in resources() for verb in verbs_of(group).values()

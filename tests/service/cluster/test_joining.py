@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tests.support.object_server import ObjectServer
 from tests.support.postgres_cluster import Cluster
-from tuneship.contract.scopes import SCOPES
+from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.host.startup import StartupError
 from tuneship.security.master_key import MasterKeyMissing, read_or_make_secret
 from tuneship.service.access.api_keys import Keys

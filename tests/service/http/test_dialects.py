@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tests.support.in_process import Service
+from tuneship.contract.declaring.operation import Example, Operation
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.contract.operation import Example, Operation
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context
 from tuneship.service.http import Boundary, build_app

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tests.support.in_process import LINES, Service, jsonl, split
 from tests.support.tenants import Tenants
 from tests.support.whole_api import CREATING, OPERATIONS, options_of, path_of
-from tuneship.contract.operation import Operation
+from tuneship.contract.declaring.operation import Operation
 from tuneship.service.all_handlers import SERVED
 from tuneship.store.database import rows, tables
 from tuneship.store.records import idempotency

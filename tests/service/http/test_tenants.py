@@ -20,7 +20,7 @@ from tests.support.whole_api import (
     path_of,
     replaced,
 )
-from tuneship.contract.operation import DECLARED, Operation
+from tuneship.contract.declaring.operation import DECLARED, Operation
 
 pytestmark = pytest.mark.both_databases
 

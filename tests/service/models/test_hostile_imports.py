@@ -21,7 +21,7 @@ from tests.support.conversion import ADAPTER, ARCHIVE
 from tests.support.files import tar_of
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.waiting import until
-from tuneship.contract.limits import MAX_LORA_RANK
+from tuneship.contract.declaring.limits import MAX_LORA_RANK
 from tuneship.conversion.order import ImportReport
 from tuneship.conversion.received_adapter import (
     MAX_ENTRIES,

@@ -15,9 +15,9 @@ from tests.service.openai.conftest import ENDPOINT
 from tests.support.batches import ended
 from tests.support.in_process import LINES, Service, jsonl
 from tests.support.openai_clients import bare_headers
+from tuneship.contract.declaring.scopes import PRESETS, SCOPES
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openai.ids import result_file_of, shown_id
-from tuneship.contract.scopes import PRESETS, SCOPES
 from tuneship.store.database.identifiers import new_id
 
 Declared = OpenAIOperation[..., Any]

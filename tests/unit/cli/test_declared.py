@@ -12,8 +12,8 @@ from tuneship.cli.examples import EXAMPLE_FILE, EXAMPLE_FOLDER, example_of
 from tuneship.cli.main import app
 from tuneship.cli.operations import declared_command
 from tuneship.cli.parameters import arguments_of, parameters_of
-from tuneship.contract.examples import PATH_VALUES
-from tuneship.contract.operation import DECLARED, JSON_LINES
+from tuneship.contract.declaring.examples import PATH_VALUES
+from tuneship.contract.declaring.operation import DECLARED, JSON_LINES
 
 VERBS = [verb for group in resources() for verb in verbs_of(group).values()]
 IDS = [f"{verb.group} {verb.name}" for verb in VERBS]

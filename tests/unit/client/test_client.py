@@ -21,16 +21,9 @@ from tuneship.client.core import (
     converse,
     retry_after_seconds,
 )
-from tuneship.contract import (
-    datasets,
-    deployments,
-    endpoints,
-    evaluations,
-    jobs,
-    models,
-    webhooks,
-)
+from tuneship.contract import datasets, deployments, endpoints, evaluations, jobs, models, webhooks
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.declaring.operation import DECLARED
 from tuneship.contract.errors import (
     ApiError,
     AuthenticationError,
@@ -42,7 +35,6 @@ from tuneship.contract.errors import (
     ResourceNotFound,
     ServiceUnreachable,
 )
-from tuneship.contract.operation import DECLARED
 
 JOB = {
     "id": "ft_1", "base_model": "b", "dataset_id": "ds_1", "fine_tuning_method": "lora",

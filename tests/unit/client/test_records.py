@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuneship.client import SourceError, parse_columns, records
-from tuneship.contract.dataset_lines import parse_example
-from tuneship.contract.tool_lines import tools_of
-from tuneship.contract.verbs import Columns
+from tuneship.contract.declaring.verbs import Columns
+from tuneship.contract.lines.dataset_lines import parse_example
+from tuneship.contract.lines.tool_lines import tools_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # those of the library's own imports

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.contract.answer_schemas import MAX_SCHEMA_DEPTH, read_schema
-from tuneship.contract.schema_keywords import CHECKS, SUBSCHEMAS, UNSUPPORTED, SchemaRefused
+from tuneship.contract.schemas.answer_schemas import MAX_SCHEMA_DEPTH, read_schema
+from tuneship.contract.schemas.schema_keywords import CHECKS, SUBSCHEMAS, UNSUPPORTED, SchemaRefused
 
 SECRET = "zq planted text 7731"
 OBJECT = {"type": "object", "properties": {SECRET: {"type": "string"}}}

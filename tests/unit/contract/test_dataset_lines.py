@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.contract.dataset_lines import other_names, parse_example, parse_line
-from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.lines.dataset_lines import other_names, parse_example, parse_line
+from tuneship.contract.lines.example_problem import ExampleProblem
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from tuneship.client import AsyncClient, Client
-from tuneship.contract.operation import DECLARED, Operation
-from tuneship.contract.scopes import SCOPES
-from tuneship.contract.verbs import Verb
+from tuneship.contract.declaring.operation import DECLARED, Operation
+from tuneship.contract.declaring.scopes import SCOPES
+from tuneship.contract.declaring.verbs import Verb
 from tuneship.service.all_handlers import SERVED
 from tuneship.settings import ClientSettings
 

@@ -57,7 +57,7 @@ from tuneship.prefect.tasks import task_of
 from tests.support.in_process import Service
 from tuneship.client import AsyncClient, Client
 from tuneship.contract import instances
-from tuneship.contract.openapi import document
+from tuneship.contract.document.openapi import document
 from tuneship.settings import ClientSettings
 
 assert instances.__file__.startswith(sys.argv[1]), instances.__file__
@@ -103,8 +103,8 @@ def test_a_new_read_operation_touches_two_files(tmp_path: Path) -> None:
     text = contract.read_text()
     text = text.replace("class InstanceTypeResource", f"{DECLARATION}class InstanceTypeResource")
     text = text.replace(
-        "from tuneship.contract.operation",
-        "from tuneship.contract.errors import ResourceNotFound\nfrom tuneship.contract.operation",
+        "from tuneship.contract.declaring.operation",
+        "from tuneship.contract.errors import ResourceNotFound\nfrom tuneship.contract.declaring.operation",
     )
     contract.write_text(text + VERB)
     with (tmp_path / HANDLER).open("a") as handler:

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from tuneship.cli.main import app
 from tuneship.contract.common import SERVICE
+from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.contract.openai.declaring import OPENAI, OpenAIOperation
 from tuneship.contract.openai.document import openai_document
-from tuneship.contract.scopes import SCOPES
 from tuneship.service.all_handlers import OPENAI_SERVED
 
 SNAPSHOT = Path(__file__).parents[3] / "docs" / "openapi-openai.json"

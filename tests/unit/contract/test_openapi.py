@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from tuneship.cli import main as cli
 from tuneship.contract.common import SERVICE
+from tuneship.contract.declaring.operation import DECLARED, TAR, Example, Operation
+from tuneship.contract.document.openapi import document, possible_errors
 from tuneship.contract.errors import BY_CODE, DatasetError, ErrorDetail, FineTuningError
-from tuneship.contract.openapi import document, possible_errors
-from tuneship.contract.operation import DECLARED, TAR, Example, Operation
 
 DOCUMENT = document()
 SNAPSHOT = Path(__file__).parents[3] / "docs" / "openapi.json"

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.contract.dataset_lines import (
+from tuneship.contract.lines.dataset_lines import (
     other_names,
     parse_example,
     parse_line,
     text_of,
     text_places,
 )
-from tuneship.contract.example_problem import ExampleProblem
-from tuneship.contract.line_fields import DatasetFormat, format_of, unused_fields
-from tuneship.contract.tool_lines import tools_of
+from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.line_fields import DatasetFormat, format_of, unused_fields
+from tuneship.contract.lines.tool_lines import tools_of
 
 SECRET = "the patient's own words"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}

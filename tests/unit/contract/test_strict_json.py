@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tuneship.contract import strict_json
-from tuneship.contract.strict_json import MAXIMUM_DEPTH, MAXIMUM_VALUES, JsonRefused
+from tuneship.contract.lines import strict_json
+from tuneship.contract.lines.strict_json import MAXIMUM_DEPTH, MAXIMUM_VALUES, JsonRefused
 
 MEBIBYTE = 1 << 20
 

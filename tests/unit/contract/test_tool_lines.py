@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tuneship.contract.dataset_lines import parse_example, text_of
-from tuneship.contract.example_problem import ExampleProblem
-from tuneship.contract.tool_lines import tools_of
+from tuneship.contract.lines.dataset_lines import parse_example, text_of
+from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.tool_lines import tools_of
 
 SECRET = "zq planted text 7731"
 TOOL: dict[str, Any] = {

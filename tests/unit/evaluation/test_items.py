@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.contract.dataset_lines import parse_example
-from tuneship.contract.example_problem import ExampleProblem
 from tuneship.contract.generation import Generate
-from tuneship.contract.line_fields import DatasetFormat
+from tuneship.contract.lines.dataset_lines import parse_example
+from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.line_fields import DatasetFormat
 from tuneship.evaluation.items import EvaluationItem, read_item
 from tuneship.evaluation.leaks import hash_of, leaked_lines
 from tuneship.evaluation.selection import select

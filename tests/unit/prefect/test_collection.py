@@ -9,8 +9,8 @@ from prefect.logging import disable_run_logger
 from pydantic import SecretStr
 
 from tests.support.in_process import Service
+from tuneship.contract.declaring.operation import DECLARED, Operation
 from tuneship.contract.jobs import JobCreate, Jobs
-from tuneship.contract.operation import DECLARED, Operation
 from tuneship.prefect import TuneshipCredentials, tasks
 from tuneship.prefect.waits import JobOverdue, WaitPolicy, wait_for_dataset, wait_for_job
 

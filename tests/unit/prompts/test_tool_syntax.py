@@ -9,8 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.tiny_model import CHAT_TEMPLATE
-from tuneship.contract.dataset_lines import parse_example
-from tuneship.contract.tool_lines import tools_of
+from tuneship.contract.lines.dataset_lines import parse_example
+from tuneship.contract.lines.tool_lines import tools_of
 from tuneship.prompts.template import BUILT_IN_TEMPLATE, PromptTemplate, TemplateFailed
 from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.serving.sampling.grammar import accepts, grammar_of_calls

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tuneship.contract.answer_schemas import MAX_SUBSCHEMAS, read_schema
-from tuneship.contract.schema_keywords import SchemaRefused
+from tuneship.contract.schemas.answer_schemas import MAX_SUBSCHEMAS, read_schema
+from tuneship.contract.schemas.schema_keywords import SchemaRefused
 from tuneship.serving.sampling.grammar import grammar_of, is_usable
 
 Link = Callable[[dict[str, Any]], dict[str, Any]]

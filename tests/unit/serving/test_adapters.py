@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tuneship.contract.limits import MAX_LORA_RANK
+from tuneship.contract.declaring.limits import MAX_LORA_RANK
 from tuneship.serving.adapters import AdapterRefused, Matrices, read_adapter
 from tuneship.serving.lora import Lora, Site
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from tuneship.contract.answer_schemas import read_schema
-from tuneship.contract.schema_keywords import FORMATS
+from tuneship.contract.schemas.answer_schemas import read_schema
+from tuneship.contract.schemas.schema_keywords import FORMATS
 from tuneship.serving.sampling.grammar import LIMITS, accepts, grammar_of, is_usable, spellings
 
 BYTES = LLTokenizer("byte")

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 import tasks
 from tasks.create_once import once
 from tuneship.client import DeadlineExceeded
-from tuneship.contract.operation import DECLARED, Operation
+from tuneship.contract.declaring.operation import DECLARED, Operation
 from tuneship.prefect.calls import CALL_DEADLINE_S, transient
 from tuneship.prefect.connection import api, connect, disconnect
 from tuneship.prefect.tasks import task_of

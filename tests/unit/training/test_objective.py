@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.prompts.template import PromptTemplate
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.training.base_model import load_base, load_encoder

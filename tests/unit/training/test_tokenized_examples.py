@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tests.support.zoo.tokenizer_kinds import BY_NAME as TOKENIZERS
-from tuneship.contract.dataset_lines import Message
+from tuneship.contract.lines.dataset_lines import Message
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import load_tokenizer

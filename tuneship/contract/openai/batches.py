@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tuneship.contract.common import BatchId, Reply
-from tuneship.contract.examples import MODEL, SUFFIX
+from tuneship.contract.declaring.examples import MODEL, SUFFIX
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.ids import FileId
 from tuneship.contract.openai.lists import AfterId, PageSize
@@ -15,7 +16,6 @@ from tuneship.contract.openai.responses import (
     Metadata,
     ResponseUsage,
 )
-from tuneship.contract.operation import Example
 
 # Requests of one batch, texts to embed in all of them, and bytes of its file, as at OpenAI.
 MAXIMUM_REQUESTS = 50_000

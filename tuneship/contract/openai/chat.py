@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply, absent
-from tuneship.contract.examples import MODEL, SUFFIX
+from tuneship.contract.declaring.examples import MODEL, SUFFIX
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.generation import (
     EXAMPLE_SCHEMA,
     EXAMPLE_TOOL,
@@ -32,7 +33,6 @@ from tuneship.contract.openai.answer_parts import (
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.request_fields import ANY_VALUE, NeutralFields, OpenAIRequest
 from tuneship.contract.openai.tool_choices import ChosenTools, check_fields
-from tuneship.contract.operation import Example
 from tuneship.contract.tools import (
     MAXIMUM_CALLS,
     MAXIMUM_FUNCTIONS,

@@ -6,7 +6,8 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import Reply, absent
-from tuneship.contract.examples import MODEL, SUFFIX
+from tuneship.contract.declaring.examples import MODEL, SUFFIX
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.generation import MAXIMUM_ANSWERS
 from tuneship.contract.openai.answer_parts import (
     PENALTIES,
@@ -17,7 +18,6 @@ from tuneship.contract.openai.answer_parts import (
 )
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.request_fields import NeutralFields
-from tuneship.contract.operation import Example
 from tuneship.contract.token_inputs import TextOrIds, schema_of_texts, texts_or_ids
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from tuneship.contract.operation import Example, Method, Operation
+from tuneship.contract.declaring.operation import Example, Method, Operation
 
 P = ParamSpec("P")
 R = TypeVar("R")

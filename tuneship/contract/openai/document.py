@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
+from tuneship.contract.document.openapi_schemas import TEMPLATE, Json, Schemas
 from tuneship.contract.openai import (
     batches,
     chat,
@@ -19,7 +20,6 @@ from tuneship.contract.openai import (
     webhooks,
 )
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
-from tuneship.contract.openapi_schemas import TEMPLATE, Json, Schemas
 
 # Every file that declares operations, in reading order, with its text in the document.
 SECTIONS = {

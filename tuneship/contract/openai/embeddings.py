@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tuneship.contract.common import Reply
+from tuneship.contract.declaring.examples import MODEL
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.embeddings import Dimensions, EmbeddedTexts, Pooled
-from tuneship.contract.examples import MODEL
 from tuneship.contract.openai.answer_parts import AskedModel, AskingUser
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.request_fields import OpenAIRequest
-from tuneship.contract.operation import Example
 
 
 class EmbeddingsCreate(OpenAIRequest):

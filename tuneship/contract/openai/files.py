@@ -6,12 +6,12 @@ from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from tuneship.contract.common import Reply
-from tuneship.contract.examples import SUFFIX
+from tuneship.contract.declaring.examples import SUFFIX
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.ids import FileId
 from tuneship.contract.openai.lists import AfterId
 from tuneship.contract.openai.request_fields import OpenAIRequest
-from tuneship.contract.operation import Example
 
 FilePurpose = Literal["fine-tune", "fine-tune-results", "batch", "batch_output"]
 

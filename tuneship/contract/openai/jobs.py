@@ -6,12 +6,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import DatasetId, ModelId, ModelName, Reply, Tags, absent
-from tuneship.contract.examples import BASE, MODEL, SUFFIX
+from tuneship.contract.declaring.examples import BASE, MODEL, SUFFIX
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.ids import FineTuningJobId, own_id
 from tuneship.contract.openai.lists import AfterId, PageSize
 from tuneship.contract.openai.request_fields import NeutralFields, OpenAIRequest
-from tuneship.contract.operation import Example
 
 AutoWhole = Annotated[int, Field(ge=1)] | Literal["auto"]
 

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tuneship.contract.common import ModelId, Reply
-from tuneship.contract.examples import MODEL
+from tuneship.contract.declaring.examples import MODEL
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.openai.declaring import openai_operation
-from tuneship.contract.operation import Example
 
 ShownModelId = Annotated[ModelId, Field(description="A model, or the name of an endpoint.")]
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from tuneship.contract.common import Reply, absent
-from tuneship.contract.examples import MODEL, SUFFIX
+from tuneship.contract.declaring.examples import MODEL, SUFFIX
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.generation import (
     EXAMPLE_SCHEMA,
     EXAMPLE_TOOL,
@@ -28,7 +29,6 @@ from tuneship.contract.openai.answer_parts import (
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.request_fields import ANY_VALUE, NeutralFields, OpenAIRequest
 from tuneship.contract.openai.tool_choices import ChosenTools, check_fields
-from tuneship.contract.operation import Example
 from tuneship.contract.tools import (
     MAXIMUM_FUNCTIONS,
     Arguments,

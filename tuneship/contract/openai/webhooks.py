@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from tuneship.contract.common import ONE_LINE, Reply, WebhookId
-from tuneship.contract.examples import WEBHOOK
+from tuneship.contract.declaring.examples import WEBHOOK
+from tuneship.contract.declaring.operation import Example
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.ids import shown_id
 from tuneship.contract.openai.lists import AfterId, PageSize
 from tuneship.contract.openai.request_fields import OpenAIRequest
-from tuneship.contract.operation import Example
 from tuneship.contract.webhooks import Url
 
 # The form of the deliveries of webhooks that were made here.

@@ -20,8 +20,8 @@ from typing import cast
 
 import sqlalchemy as sa
 
+from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.contract.errors import AuthenticationError
-from tuneship.contract.scopes import PRESETS
 from tuneship.host.durable import write_private
 from tuneship.store.database.database import Database
 from tuneship.store.database.rows import Row

@@ -9,9 +9,9 @@ from typing import Any, BinaryIO, cast
 
 from pydantic import ValidationError
 
-from tuneship.contract import strict_json
 from tuneship.contract.common import SERVICE
-from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
+from tuneship.contract.lines import strict_json
+from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK
 from tuneship.contract.openai.batches import MAXIMUM_EMBEDDED_TEXTS, MAXIMUM_REQUESTS, BatchError
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.service.answers.field_errors import error_from_pydantic, field_error

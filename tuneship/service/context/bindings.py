@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from tuneship.contract.operation import Operation
+from tuneship.contract.declaring.operation import Operation
 from tuneship.service.answers.downloads import Download
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.context import Context

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from tuneship.contract import strict_json
-from tuneship.contract.dataset_lines import BYTE_ORDER_MARK
-from tuneship.contract.line_fields import CALL_ROLES, ROLE_NAMES
+from tuneship.contract.lines import strict_json
+from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK
+from tuneship.contract.lines.line_fields import CALL_ROLES, ROLE_NAMES
 from tuneship.service.datasets.reading import DatasetReading
 
 SMALLEST_DATASET = 2

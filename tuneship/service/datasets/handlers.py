@@ -7,7 +7,6 @@ from typing import BinaryIO
 
 from tuneship.contract import datasets as contract
 from tuneship.contract.common import Deleted
-from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import (
     Dataset,
     DatasetCreated,
@@ -21,6 +20,7 @@ from tuneship.contract.datasets import (
     TokenDistribution,
 )
 from tuneship.contract.errors import DatasetError, ModelNotFound
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context

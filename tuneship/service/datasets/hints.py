@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from tuneship.contract.dataset_lines import Message, text_of
 from tuneship.contract.datasets import LineProblem
+from tuneship.contract.lines.dataset_lines import Message, text_of
 from tuneship.prompts.text_tokenizer import special_texts
 
 MARK_BITS = 32

@@ -4,9 +4,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload
 from tuneship.contract.errors import DatasetError, ErrorDetail, InternalError
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_bytes, check_quota

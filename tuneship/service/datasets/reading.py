@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
-from tuneship.contract.dataset_lines import (
+from tuneship.contract.datasets import LineProblem
+from tuneship.contract.lines.dataset_lines import (
     BYTE_ORDER_MARK,
     LINE_LIMIT_BYTES,
     DatasetFormat,
@@ -23,10 +24,9 @@ from tuneship.contract.dataset_lines import (
     text_of,
     text_places,
 )
-from tuneship.contract.datasets import LineProblem
-from tuneship.contract.example_problem import ExampleProblem
-from tuneship.contract.line_fields import other_names, unused_fields
-from tuneship.contract.tool_lines import tools_of
+from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.line_fields import other_names, unused_fields
+from tuneship.contract.lines.tool_lines import tools_of
 from tuneship.prompts.template import TemplateFailed
 from tuneship.prompts.text_tokenizer import encode
 from tuneship.service.catalogues.base_models import CataloguedModel

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuneship.contract.dataset_lines import Message
-from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.lines.dataset_lines import Message
+from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.training.conversation_rows import conversation_rows
 

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from tuneship.contract.dataset_lines import (
+from tuneship.contract.errors import DatasetError, ErrorDetail, ValidationFailed
+from tuneship.contract.evaluations import EvaluationSettings
+from tuneship.contract.lines.dataset_lines import (
     BYTE_ORDER_MARK,
     DatasetFormat,
     Message,
     decode_line,
     parse_example,
 )
-from tuneship.contract.errors import DatasetError, ErrorDetail, ValidationFailed
-from tuneship.contract.evaluations import EvaluationSettings
-from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.evaluation.items import EvaluationItem, read_item
 from tuneship.evaluation.leaks import leaked_lines
 from tuneship.evaluation.scoring import HeldOutExample

@@ -5,9 +5,9 @@ It takes a few milliseconds, and some tenths of a second for the largest schemas
 
 from functools import lru_cache
 
-from tuneship.contract.answer_schemas import AnswerSchema, read_schema
 from tuneship.contract.generation import ResponseFormat
-from tuneship.contract.schema_keywords import SUBSCHEMAS
+from tuneship.contract.schemas.answer_schemas import AnswerSchema, read_schema
+from tuneship.contract.schemas.schema_keywords import SUBSCHEMAS
 from tuneship.service.answers.field_errors import field_error
 from tuneship.serving.sampling.grammar import grammar_of, is_usable
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.errors import ErrorDetail, ValidationFailed
 from tuneship.contract.generation import Generate
+from tuneship.contract.lines.dataset_lines import instruction_messages
 from tuneship.contract.token_inputs import TextOrIds
 from tuneship.prompts.template import PromptTemplate, TemplateFailed, TemplateTooSlow
 from tuneship.prompts.template_budget import ANYWHERE, RenderLimits

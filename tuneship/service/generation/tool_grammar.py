@@ -6,8 +6,8 @@ Like `answer_grammar.py`, it runs in a thread. Next: `call_reader.py`.
 from dataclasses import dataclass
 from typing import Any
 
-from tuneship.contract.answer_schemas import read_schema
 from tuneship.contract.generation import Generate
+from tuneship.contract.schemas.answer_schemas import read_schema
 from tuneship.contract.tools import NO_PARAMETERS
 from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.service.answers.field_errors import field_error

@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
+from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import ApiError, InvalidRequestError
-from tuneship.contract.operation import Operation
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller

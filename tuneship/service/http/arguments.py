@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from tuneship.contract import strict_json
 from tuneship.contract.common import SERVICE
+from tuneship.contract.declaring.operation import JSON_LINES, TAR, FileMedia, Operation
 from tuneship.contract.errors import (
     ErrorDetail,
     InvalidRequestError,
@@ -22,7 +22,7 @@ from tuneship.contract.errors import (
     ResourceNotFound,
     ValidationFailed,
 )
-from tuneship.contract.operation import JSON_LINES, TAR, FileMedia, Operation
+from tuneship.contract.lines import strict_json
 from tuneship.service.answers.field_errors import DECLARED_NAME, error_from_pydantic, field_error
 
 M = TypeVar("M", bound=BaseModel)

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
+from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import ApiError, ResourceNotFound
-from tuneship.contract.operation import Operation
 from tuneship.service.http.boundary import Boundary
 
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import ApiError, InvalidRequestError, QuotaExceeded
-from tuneship.contract.operation import Operation
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve
 from tuneship.service.context.staged_bytes import SPACE_CHECK_BYTES

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tuneship.contract import openapi
-from tuneship.contract.operation import DECLARED
+from tuneship.contract.declaring.operation import DECLARED
+from tuneship.contract.document import openapi
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.health import Readiness, alive

@@ -10,8 +10,8 @@ from typing import Any
 
 from starlette.requests import Request
 
+from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import InvalidRequestError
-from tuneship.contract.operation import Operation
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import staging
 from tuneship.service.http.arguments import check_json_media, json_object

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from tuneship.contract.operation import Operation
+from tuneship.contract.declaring.operation import Operation
 from tuneship.service.telemetry.tracing import NANOSECONDS, EndedSpan, SpanNotes
 
 TRACEPARENT = "traceparent"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tuneship.contract import models as contract
+from tuneship.contract.declaring.limits import MAX_LORA_RANK
 from tuneship.contract.errors import InternalError, InvalidRequestError, PermissionDenied
-from tuneship.contract.limits import MAX_LORA_RANK
 from tuneship.contract.models import ExportFormat, GgufType, Model, ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
 from tuneship.conversion.running import ConversionFailed, ConversionLimits

@@ -5,7 +5,7 @@ from typing import BinaryIO, Literal, cast
 
 from tuneship.contract.datasets import DatasetStatus, DatasetUpload
 from tuneship.contract.errors import DatasetError, ErrorDetail, PermissionDenied, ResourceNotFound
-from tuneship.contract.line_fields import format_of
+from tuneship.contract.lines.line_fields import format_of
 from tuneship.contract.openai import files as contract
 from tuneship.contract.openai.files import (
     FileDeleted,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar
 
 import sqlalchemy as sa
 
-from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.store.database.column_types import (
     AS_JSON,
     FALSE,

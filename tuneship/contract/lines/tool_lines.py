@@ -6,8 +6,13 @@ Arguments become objects, since that is what chat templates write. Problems name
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tuneship.contract.example_problem import ExampleProblem
-from tuneship.contract.row_values import from_text, has_null_property, structured, without_nulls
+from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.row_values import (
+    from_text,
+    has_null_property,
+    structured,
+    without_nulls,
+)
 from tuneship.contract.tools import (
     FUNCTION_NAME,
     MAXIMUM_CALL_ID_CHARACTERS,

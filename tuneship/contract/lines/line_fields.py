@@ -6,8 +6,8 @@ Next: `dataset_lines.py`, which reads them.
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
-from tuneship.contract.example_problem import ExampleProblem
-from tuneship.contract.row_values import structured
+from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.row_values import structured
 
 DatasetFormat = Literal["instruction", "conversation"]
 # What other tools call these fields: their files need no conversion.

@@ -9,20 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict, cast
 
-from tuneship.contract import strict_json
-from tuneship.contract.example_problem import ExampleProblem
-from tuneship.contract.line_fields import (
+from tuneship.contract.lines import strict_json
+from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.line_fields import (
     ALIASES,
     CALL_ROLES,
     ROLE_NAMES,
     DatasetFormat,
     chosen_alias,
 )
-from tuneship.contract.line_fields import (
+from tuneship.contract.lines.line_fields import (
     other_names as other_names,  # noqa: PLC0414 - callers know it from here
 )
-from tuneship.contract.row_values import from_text, structured, without_nulls
-from tuneship.contract.tool_lines import (
+from tuneship.contract.lines.row_values import from_text, structured, without_nulls
+from tuneship.contract.lines.tool_lines import (
     call_id,
     calls_of,
     calls_of_text,

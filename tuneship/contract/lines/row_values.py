@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from tuneship.contract import strict_json
-from tuneship.contract.example_problem import ExampleProblem
+from tuneship.contract.lines import strict_json
+from tuneship.contract.lines.example_problem import ExampleProblem
 
 # Members of a JSON Schema that hold values or names, where any key may stand.
 NO_SCHEMAS = frozenset({"properties", "default", "const", "enum", "examples"})

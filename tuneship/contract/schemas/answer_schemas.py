@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from pydantic_core import PydanticCustomError
 
-from tuneship.contract.schema_keywords import (
+from tuneship.contract.schemas.schema_keywords import (
     ANNOTATIONS,
     CHECKS,
     SUBSCHEMAS,

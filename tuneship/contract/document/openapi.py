@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from tuneship.contract.declaring.examples import PATH_VALUES, REQUEST
+from tuneship.contract.declaring.operation import CREATED, DECLARED, TAR, Operation
+from tuneship.contract.document.openapi_schemas import Schemas, without_references
 from tuneship.contract.errors import BY_CODE, ApiError, ErrorDetail
-from tuneship.contract.examples import PATH_VALUES, REQUEST
-from tuneship.contract.openapi_schemas import Schemas, without_references
-from tuneship.contract.operation import CREATED, DECLARED, TAR, Operation
 from tuneship.contract.resources import SECTIONS
 
 Json = dict[str, Any]

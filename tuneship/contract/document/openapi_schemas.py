@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import core_schema
 
 from tuneship.contract.common import CreateRequest
+from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import BY_CODE
 from tuneship.contract.generation import (
     BrokenOff,
@@ -22,7 +23,6 @@ from tuneship.contract.generation import (
     generate_by_endpoint,
 )
 from tuneship.contract.jobs import JobLogEntry, JobStep, get_job_logs
-from tuneship.contract.operation import Operation
 
 Json = dict[str, Any]
 TEMPLATE = "#/components/schemas/{model}"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import BadResponse
-from tuneship.contract.operation import Operation
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -25,9 +25,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
+from tuneship.contract.declaring.operation import Operation
+from tuneship.contract.declaring.pages import NextPage, Paged, by_offset
 from tuneship.contract.generation import GeneratedText, Generation
-from tuneship.contract.operation import Operation
-from tuneship.contract.pages import NextPage, Paged, by_offset
 
 P = ParamSpec("P")
 R = TypeVar("R")
