@@ -1,4 +1,4 @@
-"""Deployment metrics: one look at one deployment. `tuneship/gates/metrics_reader.py` reads the counts."""
+"""Deployment metrics: one look at one deployment. `tuneship/gates/metrics/metrics_reader.py` reads the counts."""
 
 from datetime import datetime
 

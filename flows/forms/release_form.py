@@ -44,7 +44,7 @@ from tuneship.contract.jobs import (
 )
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.gates.plan import CanaryPlan, CanaryRules
-from tuneship.gates.training_gates import TrainingRules
+from tuneship.gates.training.training_gates import TrainingRules
 from tuneship.settings import TrackingSettings
 from tuneship.tracking.targets import server_url
 

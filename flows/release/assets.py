@@ -8,7 +8,7 @@ from flows.release.tracked import measures
 from flows.rollout.tracked import last_states
 from flows.shared.assets import asset_key, materialize_asset
 from tuneship.contract.jobs import Job
-from tuneship.gates.training_gates import TrainingVerdict
+from tuneship.gates.training.training_gates import TrainingVerdict
 
 
 def record_dataset(data: Prepared) -> None:

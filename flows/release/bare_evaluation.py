@@ -19,9 +19,9 @@ from tuneship.evaluation.items import EvaluationItem, read_item
 from tuneship.evaluation.scoring import Answer, HeldOutExample, NoAnswer, Scoring, Stored
 from tuneship.evaluation.selection import select
 from tuneship.evaluation.slices import SliceRefused, read_slices
-from tuneship.gates.evaluation import LOOK_EXAMPLES, judge, look
-from tuneship.gates.evaluation_report import report_of
-from tuneship.gates.evaluation_tally import example_of, rules_of, tally_of
+from tuneship.gates.evaluation.evaluation_report import report_of
+from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
+from tuneship.gates.evaluation.verdict import LOOK_EXAMPLES, judge, look
 from tuneship.gates.smoke_test import SmokeAnswer
 
 MOST_EXAMPLES = 200

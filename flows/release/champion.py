@@ -1,7 +1,7 @@
 """The champion: the endpoint's deployment at 100 %, its model, and how well that model did in its training.
 
 Found by calls of the API alone, so that nothing has to be remembered between two releases. Next: the gate "T4 champion"
-in `tuneship/gates/training_gates.py`.
+in `tuneship/gates/training/training_gates.py`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.jobs import Job
 from tuneship.contract.models import job_of_model
-from tuneship.gates.training_gates import ValidationMeasure, lowest_loss
+from tuneship.gates.training.training_gates import ValidationMeasure, lowest_loss
 from tuneship.tracking.job_facts import CONTENT_TAG
 
 BASELINE_NEEDED = (

@@ -13,7 +13,7 @@ from flows.shared.approval import ApprovalQuestion, ApprovalReply, answer_to, as
 from flows.shared.markdown import code, table
 from flows.shared.signals import uninterrupted
 from tuneship.gates.gate_result import GateResult
-from tuneship.gates.tables import Table
+from tuneship.gates.reports.tables import Table
 
 POLL_SECONDS = 2.0
 

@@ -23,9 +23,9 @@ from flows.release.loss_limits import Limit
 from flows.release.result import EvaluationFindings
 from tuneship.contract.evaluations import PairedReport
 from tuneship.contract.job_reports import JobMetrics
-from tuneship.gates.curves import arm_curve, evaluations, smoothed
-from tuneship.gates.series import ARMS, Arm, RolloutSeries
-from tuneship.gates.split_history import Change
+from tuneship.gates.metrics.series import ARMS, Arm, RolloutSeries
+from tuneship.gates.reports.curves import arm_curve, evaluations, smoothed
+from tuneship.gates.reports.split_history import Change
 
 COLOURS = {"baseline": "#4c6a92", "candidate": "#e07b1a"}
 LIMIT = "#b22222"

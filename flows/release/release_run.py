@@ -40,7 +40,7 @@ from tasks.deployments import create_deployment
 from tuneship.contract.jobs import Job
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.training_gates import TrainingVerdict
+from tuneship.gates.training.training_gates import TrainingVerdict
 from tuneship.prefect.connection import service_name
 from tuneship.prefect.waits import wait_for_deployment
 from tuneship.settings import PipelineSettings

@@ -21,13 +21,13 @@ from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import TuneshipError
 from tuneship.contract.evaluations import PairedReport
-from tuneship.gates.evaluation_words import SLICE_WORDS
-from tuneship.gates.metrics_reader import read_series
+from tuneship.gates.evaluation.evaluation_words import SLICE_WORDS
+from tuneship.gates.metrics.metrics_reader import read_series
+from tuneship.gates.metrics.series import RolloutSeries, Unusable
 from tuneship.gates.record import Phase
-from tuneship.gates.series import RolloutSeries, Unusable
-from tuneship.gates.step_load import StepLoad, explained, load_table, loads_by_step
-from tuneship.gates.tables import Table
-from tuneship.gates.words import OUTCOMES, in_words
+from tuneship.gates.reports.step_load import StepLoad, explained, load_table, loads_by_step
+from tuneship.gates.reports.tables import Table
+from tuneship.gates.reports.words import OUTCOMES, in_words
 
 DECISIONS_SHOWN = 25
 # `ln E` is the logarithm of an e-value; its limit stands beside it, because that differs by gate.

@@ -1,7 +1,7 @@
 """The fine-tuning of a release: create each job once, watch them, cancel one that diverges, judge the result.
 
 Several sets of hyperparameters train side by side, as far as the service's queue lets them; the best by validation loss
-is released. Limits and gates: `tuneship/gates/training_gates.py`.
+is released. Limits and gates: `tuneship/gates/training/training_gates.py`.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from tasks.datasets import get_dataset
 from tasks.jobs import create_job, get_job, get_job_metrics
 from tuneship.client import ApiError
 from tuneship.contract.jobs import Comparison, Job, JobCreate, JobMetrics, JobStatus
-from tuneship.gates.divergence import DivergenceWatch, watch_training
-from tuneship.gates.training_gates import (
+from tuneship.gates.training.divergence import DivergenceWatch, watch_training
+from tuneship.gates.training.training_gates import (
     MIN_POINTS,
     FinishedJob,
     TrainingVerdict,

@@ -15,8 +15,8 @@ from prefect.artifacts import create_markdown_artifact
 from flows.release.loss_limits import Limit
 from flows.shared.markdown import number, table
 from tuneship.contract.job_reports import JobMetrics
-from tuneship.gates.curves import evaluations
-from tuneship.gates.tables import Table
+from tuneship.gates.reports.curves import evaluations
+from tuneship.gates.reports.tables import Table
 
 
 class TrainingPage:

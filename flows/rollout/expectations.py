@@ -13,12 +13,12 @@ from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.forecast import choose_steps, forecast
 from tuneship.gates.gate_types import Gate, UsualHour
 from tuneship.gates.latency import FROZEN_FROM, last_hour, least_slowdown
+from tuneship.gates.metrics.series import RolloutSeries
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
 from tuneship.gates.record import NO_USUAL
-from tuneship.gates.series import RolloutSeries
+from tuneship.gates.reports.words import rate_in_words
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
-from tuneship.gates.words import rate_in_words
 
 HOURS = 24
 # Traffic that began later than this may still be growing, and refuses nothing.

@@ -32,13 +32,13 @@ from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.latency import usual_hour
-from tuneship.gates.metrics_reader import read_series
+from tuneship.gates.metrics.metrics_reader import read_series
+from tuneship.gates.metrics.series import Unusable
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, Resumed
+from tuneship.gates.reports.words import forecast_in_words
 from tuneship.gates.rules import GONE
-from tuneship.gates.series import Unusable
-from tuneship.gates.words import forecast_in_words
 from tuneship.prefect.waits import DeploymentNotRunning, wait_for_deployment
 
 A_DAY = timedelta(hours=HOURS)

@@ -11,8 +11,8 @@ from flows.rollout.result import RolloutResult
 from flows.rollout.split import Log, RolloutSplit
 from flows.shared.markdown import code, plain, table
 from tuneship.gates.record import Look, RolloutRecord, Verdict
-from tuneship.gates.tables import gate_table, look_table, share, threshold_table
-from tuneship.gates.words import (
+from tuneship.gates.reports.tables import gate_table, look_table, share, threshold_table
+from tuneship.gates.reports.words import (
     driver_in_words,
     forecast_in_words,
     gates_in_words,

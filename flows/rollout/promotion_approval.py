@@ -12,7 +12,7 @@ from flows.shared.approval import SERVER_FAILURES, ApprovalQuestion, answer_to, 
 from flows.shared.markdown import code, table
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, RolloutRecord
-from tuneship.gates.tables import evidence_table
+from tuneship.gates.reports.tables import evidence_table
 
 
 def ask_for_approval(split: RolloutSplit) -> None:

@@ -17,8 +17,8 @@ from tuneship.gates.record import (
     RolloutRecord,
     to_mapping,
 )
-from tuneship.gates.split_history import Change, history_of
-from tuneship.gates.words import (
+from tuneship.gates.reports.split_history import Change, history_of
+from tuneship.gates.reports.words import (
     WHY_OFF,
     driven,
     forecast_in_words,

@@ -5,7 +5,7 @@ Markdown passes `<script>` and `[..](javascript:..)` on as they stand, to the br
 
 import re
 
-from tuneship.gates.tables import Table
+from tuneship.gates.reports.tables import Table
 
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 # In this order: the ampersand of an entity must not be escaped once more.

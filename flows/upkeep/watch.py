@@ -28,8 +28,8 @@ from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.gates.metrics_reader import Metrics
-from tuneship.gates.series import Unusable
+from tuneship.gates.metrics.metrics_reader import Metrics
+from tuneship.gates.metrics.series import Unusable
 from tuneship.gates.watch import (
     DAY,
     INTERVAL,

@@ -2,7 +2,7 @@
 
 Additive to the description: `complete`, `latency.histogram`, all cells, all counts of `error_rate`,
 `token_usage.empty_count`, `traffic`, `summary_start_time` and `summary_end_time`, `in_flight` and
-`generate_timeout_seconds`. The gates (`tuneship/gates/series.py`) decide from these series, never from `summary`.
+`generate_timeout_seconds`. Gates (`tuneship/gates/metrics/series.py`) decide from these series, never from `summary`.
 """
 
 from datetime import datetime

@@ -3,5 +3,5 @@
 1. `items.read_item` makes prompt, reference and metadata of a line; `selection.select` chooses the lines
 2. `slices.read_slices` and `read_clusters` name the parts of the set, `leaks.leaked_lines` the rows seen in training
 3. `graders.read_graders` compiles graders, and each scores an answer from 0 to 1
-The verdict on these scores is in `tuneship/gates/evaluation.py`.
+The verdict on these scores is in `tuneship/gates/evaluation/verdict.py`.
 """

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from tuneship.gates.kept_buckets import pack
-from tuneship.gates.metrics_reader import Metrics, read_series
+from tuneship.gates.metrics.kept_buckets import pack
+from tuneship.gates.metrics.metrics_reader import Metrics, read_series
+from tuneship.gates.metrics.series import ARMS, RolloutSeries, Unusable
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict
 from tuneship.gates.rules import Ruling, rule_on
-from tuneship.gates.series import ARMS, RolloutSeries, Unusable
 from tuneship.gates.view import DeploymentState, View, make_view
 
 AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from tuneship.gates.canary import judge
-from tuneship.gates.cells import Cells
 from tuneship.gates.gate_types import Gate, LatencyLimits, UsualHour
 from tuneship.gates.kinds import GATES
+from tuneship.gates.metrics.series import ARMS, ArmTraffic, Bucket, RolloutSeries
 from tuneship.gates.outlook import (
     DOUBLING,
     INSUFFICIENT_DATA,
@@ -28,7 +28,7 @@ from tuneship.gates.outlook import (
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.readings import limits_of, log_threshold
 from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
-from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries
+from tuneship.gates.statistics.cells import Cells
 from tuneship.gates.view import DeploymentState
 
 # The candidate's extra share of errors whose discovery is forecast, beside a doubling.

@@ -14,18 +14,18 @@ from typing import Literal
 
 from tuneship.contract.generation import Generation
 from tuneship.contract.metrics import MetricSeries
-from tuneship.gates.cells import cell_of
-from tuneship.gates.evidence import BucketCounts, Limits
-from tuneship.gates.gate_limits import GateLimits, TypicalGate
 from tuneship.gates.gate_types import Gate, LatencyLimits, Source
 from tuneship.gates.latency import has_latency, number_above
+from tuneship.gates.metrics.series import ArmTraffic, Bucket, Unusable
 from tuneship.gates.plan import (
     CallerGates,
     CanaryRules,
     LatencyGates,
     QualityGates,
 )
-from tuneship.gates.series import ArmTraffic, Bucket, Unusable
+from tuneship.gates.statistics.cells import cell_of
+from tuneship.gates.statistics.evidence import BucketCounts, Limits
+from tuneship.gates.statistics.gate_limits import GateLimits, TypicalGate
 
 # An answer that repeats the same four words more often than this is caught in a loop.
 REPEATED_TOO_OFTEN = 5

@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import timedelta
 
-from tuneship.gates.cells import NO_CELLS, Cells, cell_of, value_at
 from tuneship.gates.gate_types import LatencyLimits, UsualHour
+from tuneship.gates.metrics.series import ArmTraffic, Bucket, RolloutSeries, Unusable
 from tuneship.gates.plan import CanaryRules
-from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries, Unusable
+from tuneship.gates.statistics.cells import NO_CELLS, Cells, cell_of, value_at
 
 # Baseline answers from which limits may be set.
 ENOUGH_REQUESTS = 100

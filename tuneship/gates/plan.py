@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from pydantic_core import to_json
 
 from tuneship.contract.common import StrictModel
-from tuneship.gates.gate_limits import (
+from tuneship.gates.statistics.gate_limits import (
     AbandonedGate,
     AnswerGate,
     CrashRule,

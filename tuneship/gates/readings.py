@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tuneship.contract.metrics import MetricSeries
-from tuneship.gates import evidence
-from tuneship.gates.evidence import Limits
 from tuneship.gates.gate_types import Gate, GateReading, GateState
 from tuneship.gates.kinds import GATES
 from tuneship.gates.plan import CanaryRules
 from tuneship.gates.record import Phase
+from tuneship.gates.statistics import evidence
+from tuneship.gates.statistics.evidence import Limits
 from tuneship.gates.tallies import LATENCY_GATES, Tally
 
 

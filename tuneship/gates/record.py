@@ -25,9 +25,9 @@ from tuneship.gates.gate_types import (
     ThresholdReading,
     UsualHour,
 )
-from tuneship.gates.kept_buckets import KeptBuckets, unpack
+from tuneship.gates.metrics.kept_buckets import KeptBuckets, unpack
+from tuneship.gates.metrics.series import Arm
 from tuneship.gates.outlook import Forecast, Today
-from tuneship.gates.series import Arm
 
 
 class ChangedLine(ValueError):

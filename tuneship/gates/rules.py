@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from tuneship.gates import tallies
-from tuneship.gates.evidence import BucketCounts
-from tuneship.gates.gate_limits import CrashRule
 from tuneship.gates.record import Phase, Probed, Verdict
+from tuneship.gates.statistics.evidence import BucketCounts
+from tuneship.gates.statistics.gate_limits import CrashRule
 from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, View, error_share
 
 # Deployment states from which nothing comes back; `missing` stands for a 404.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from tuneship.gates.evidence import log_sum_exp
+from tuneship.gates.metrics.series import ArmTraffic, Bucket, first_after
 from tuneship.gates.record import Mark
-from tuneship.gates.series import ArmTraffic, Bucket, first_after
+from tuneship.gates.statistics.evidence import log_sum_exp
 
 # Share of the candidate's requests that may be missing.
 TOLERANCE_SHARE = 0.02

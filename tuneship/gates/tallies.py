@@ -8,9 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tuneship.gates.cells import cell_of
-from tuneship.gates.evidence import LOOKS_PER_TERM, BucketCounts, Limits
-from tuneship.gates.fold import scan
 from tuneship.gates.gate_types import Gate, LatencyLimits, UsualHour
 from tuneship.gates.kinds import GATES, Measured
 from tuneship.gates.latency import (
@@ -20,6 +17,7 @@ from tuneship.gates.latency import (
     limits_from,
     load,
 )
+from tuneship.gates.metrics.series import ArmTraffic, Bucket, RolloutSeries, Unusable, first_after
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import (
     ApprovalAsked,
@@ -29,7 +27,9 @@ from tuneship.gates.record import (
     RolloutRecord,
     SplitConfirmed,
 )
-from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries, Unusable, first_after
+from tuneship.gates.statistics.cells import cell_of
+from tuneship.gates.statistics.evidence import LOOKS_PER_TERM, BucketCounts, Limits
+from tuneship.gates.statistics.fold import scan
 
 LATENCY_GATES = ("slow", "very_slow", "typical")
 # Where one caller's repeats are counted, by gate.

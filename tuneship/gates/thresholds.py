@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from tuneship.gates.gate_types import ThresholdReading
 from tuneship.gates.latency import has_latency, median_p95_ms
+from tuneship.gates.metrics.series import Bucket, RolloutSeries
 from tuneship.gates.plan import Thresholds
-from tuneship.gates.series import Bucket, RolloutSeries
 
 
 def read_thresholds(

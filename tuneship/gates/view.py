@@ -11,14 +11,14 @@ from functools import cached_property
 from itertools import pairwise, takewhile, zip_longest
 
 from tuneship.gates import readings, tallies
-from tuneship.gates.evidence import PROOF_BUCKETS, BucketCounts
 from tuneship.gates.formula import check_formula
 from tuneship.gates.gate_types import GateReading, LatencyLimits, ThresholdReading
 from tuneship.gates.kinds import Measured
+from tuneship.gates.metrics.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, first_after
 from tuneship.gates.plan import FULL_LOOK_REQUESTS, CanaryPlan
 from tuneship.gates.record import Look, Mark, Phase, Probed, RolloutRecord
-from tuneship.gates.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, first_after
 from tuneship.gates.split_check import LOG_MISMATCH, drawn_requests, log_e_missing
+from tuneship.gates.statistics.evidence import PROOF_BUCKETS, BucketCounts
 from tuneship.gates.thresholds import read_thresholds
 
 # Of fewer requests, half may fail by chance.

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from tuneship.gates import evidence
-from tuneship.gates.evidence import BucketCounts, Limits, Terms
 from tuneship.gates.kinds import GATES, Measured
 from tuneship.gates.latency import freeze_limits, has_latency
-from tuneship.gates.metrics_reader import Metrics, read_answer, read_series
-from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries, Unusable
+from tuneship.gates.metrics.metrics_reader import Metrics, read_answer, read_series
+from tuneship.gates.metrics.series import ARMS, ArmTraffic, Bucket, RolloutSeries, Unusable
+from tuneship.gates.statistics import evidence
+from tuneship.gates.statistics.evidence import BucketCounts, Limits, Terms
 from tuneship.gates.tallies import one_per_caller
 
 # Chance that a deployment whose behaviour never changes is ever reported, for any finding.

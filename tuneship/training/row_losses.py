@@ -2,7 +2,7 @@
 
 A third of the rows is measured while the job trains, and so chooses its checkpoint; the others are measured here alone,
 and judge it: the difference of two models needs more rows than the order of one job's checkpoints. Next:
-`training_loop.py` (when), `tuneship/gates/row_losses.py` (what follows from them).
+`training_loop.py` (when), `tuneship/gates/training/row_losses.py` (what follows from them).
 """
 
 import json

@@ -16,7 +16,7 @@ from tests.flows.conftest import wait_for
 from tests.flows.shared.test_approval import GIVEN_UP_S, resume
 from tests.support.fakes.canary_service import FakeService
 from tuneship.gates.gate_result import GateResult
-from tuneship.gates.training_gates import TrainingVerdict
+from tuneship.gates.training.training_gates import TrainingVerdict
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 HELD = GateResult("T8 enough data", "hold", note="12 examples")

@@ -19,10 +19,10 @@ from flows.rollout.page import page
 from flows.rollout.result import result_of
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
 from tuneship.contract.jobs import JobMetrics
-from tuneship.gates.metrics_reader import read_series
+from tuneship.gates.metrics.metrics_reader import read_series
 from tuneship.gates.record import Begun, Ended, Phase, RolloutRecord
-from tuneship.gates.split_history import Change
-from tuneship.gates.step_load import ArmLoad, loads_by_step
+from tuneship.gates.reports.split_history import Change
+from tuneship.gates.reports.step_load import ArmLoad, loads_by_step
 
 START = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
 RELEASE = ReleaseParameters.model_validate_json(

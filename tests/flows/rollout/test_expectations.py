@@ -14,11 +14,11 @@ from tests.flows.release.test_report import RELEASE, refused
 from tests.unit.gates.drawn import PUBLISHED
 from tests.unit.gates.rollouts import plan_with
 from tuneship.contract.metrics import DeploymentMetrics, MetricSeries, MetricSummary
+from tuneship.gates.metrics.series import ARMS, ArmTraffic, Bucket, InFlightAges, RolloutSeries
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, RolloutRecord, from_lines, to_line
-from tuneship.gates.series import ARMS, ArmTraffic, Bucket, InFlightAges, RolloutSeries
-from tuneship.gates.words import forecast_in_words
+from tuneship.gates.reports.words import forecast_in_words
 
 NOW = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
 DRIVER = {"prompts": "p.jsonl", "requests_per_second": 5.0}

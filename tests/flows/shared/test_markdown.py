@@ -21,7 +21,7 @@ from tests.support.payloads import BREAKS, SCRIPTS
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun, RolloutRecord
-from tuneship.gates.split_history import Change
+from tuneship.gates.reports.split_history import Change
 
 OWN_TAGS = {
     "h1",

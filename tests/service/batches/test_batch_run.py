@@ -28,7 +28,7 @@ from tests.support.service_fixtures import DatabaseSettings
 from tests.unit.gates.rollouts import plan_with
 from tuneship.gates.gate_types import LatencyLimits
 from tuneship.gates.kinds import GATES, Measured
-from tuneship.gates.metrics_reader import read_series
+from tuneship.gates.metrics.metrics_reader import read_series
 from tuneship.gates.readings import limits_of
 from tuneship.service.background_requests.background_run import BackgroundTiming
 from tuneship.service.batches import input_lines

@@ -20,8 +20,8 @@ from tests.service.generation.test_generation import path_of
 from tests.service.generation.test_generation_streams import open_stream
 from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.gates.metrics_reader import read_series
-from tuneship.gates.series import ArmTraffic, InFlightAges
+from tuneship.gates.metrics.metrics_reader import read_series
+from tuneship.gates.metrics.series import ArmTraffic, InFlightAges
 from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 from tuneship.service.generation.drills import PromptLengths, shortened
 from tuneship.store.database import tables

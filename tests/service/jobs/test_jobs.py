@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from tests.support.in_process import CATALOGUE, Service, jsonl
 from tuneship.contract.errors import ValidationFailed
 from tuneship.contract.jobs import Hyperparameters, JobMetrics
-from tuneship.gates.divergence import DivergenceWatch, watch_training
-from tuneship.gates.training_gates import FinishedJob, TrainingRules, judge_training
+from tuneship.gates.training.divergence import DivergenceWatch, watch_training
+from tuneship.gates.training.training_gates import FinishedJob, TrainingRules, judge_training
 from tuneship.host import machine
 from tuneship.service.models.hyperparameters import resolved
 from tuneship.store.database import tables

@@ -7,7 +7,7 @@ import pandas as pd
 
 from tuneship.contract.job_reports import JobMetrics
 from tuneship.contract.metrics import EXAMPLE_METRICS, DeploymentMetrics
-from tuneship.gates.frames import read_curve
+from tuneship.gates.training.frames import read_curve
 
 JOB: dict[str, Any] = {
     "job_id": "ft_1",

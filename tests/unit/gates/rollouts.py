@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tuneship.gates.canary import Observed, decide
-from tuneship.gates.metrics_reader import read_answer
+from tuneship.gates.metrics.metrics_reader import read_answer
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import (

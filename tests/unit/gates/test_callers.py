@@ -10,13 +10,13 @@ import pytest
 
 from tests.unit.gates.rollouts import START, Rollout, Served, Steady, answer, in_flight, plan_with
 from tuneship.gates.canary import replay
-from tuneship.gates.evidence import LOG_FAST_TIER, Z_WARN
 from tuneship.gates.gate_types import GateReading
-from tuneship.gates.metrics_reader import read_series
+from tuneship.gates.metrics.metrics_reader import read_series
+from tuneship.gates.metrics.series import Bucket, InFlightAges, RolloutSeries, Unusable
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Mark, Phase, Verdict
-from tuneship.gates.series import Bucket, InFlightAges, RolloutSeries, Unusable
 from tuneship.gates.split_check import LOG_MISMATCH, Drawn, drawn_requests, log_e_missing
+from tuneship.gates.statistics.evidence import LOG_FAST_TIER, Z_WARN
 
 
 def counted(**candidate: Any) -> Callable[[int, int], tuple[Served, Served]]:

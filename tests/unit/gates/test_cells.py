@@ -13,8 +13,8 @@ from tests.unit.gates.drawn.rules import begin, series_of
 from tests.unit.gates.drawn.worlds import Behaviour, Minute, cells_of
 from tests.unit.gates.rollouts import plan_with
 from tuneship.gates import tallies
-from tuneship.gates.cells import Cells, cell_of, value_at
 from tuneship.gates.latency import _sum, number_above
+from tuneship.gates.statistics.cells import Cells, cell_of, value_at
 
 VALUES = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=60)
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.gates.rollouts import START, Served, answer, moment
 from tuneship.contract.metrics import CellCounts
-from tuneship.gates.cells import NO_CELLS, Cells
-from tuneship.gates.metrics_reader import _cells, read_series
-from tuneship.gates.series import ArmTraffic, Unusable
+from tuneship.gates.metrics.metrics_reader import _cells, read_series
+from tuneship.gates.metrics.series import ArmTraffic, Unusable
+from tuneship.gates.statistics.cells import NO_CELLS, Cells
 
 # Three answers, then nothing, then one answer and an error.
 ROWS = {

@@ -11,8 +11,8 @@ from tests.unit.gates.drawn.rules import begin, series_of
 from tests.unit.gates.drawn.worlds import Minute, Service
 from tests.unit.gates.rollouts import RUNNING, plan_with
 from tuneship.gates.canary import judge
+from tuneship.gates.metrics.series import Bucket
 from tuneship.gates.record import ApprovalAsked, Look, Phase, RolloutRecord, SplitConfirmed, Verdict
-from tuneship.gates.series import Bucket
 
 LOOKS, PER_MINUTE = 3600, 10_000.0
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tuneship.gates.divergence import (
+from tuneship.gates.training.divergence import (
     DivergenceWatch,
     is_diverging,
     noise_of,

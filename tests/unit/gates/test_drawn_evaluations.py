@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.gates.drawn_evaluations.clusters import CLUSTER_KINDS, ClusterKind, wrong_ends
 from tests.unit.gates.drawn_evaluations.kinds import KINDS, NOT_WORSE, SIZES, ends, judged
-from tuneship.gates.paired import PairedCounts, p_mcnemar
+from tuneship.gates.evaluation.paired import PairedCounts, p_mcnemar
 
 # Kind, examples, margin, verdict, and the least and the largest share of it.
 BOUNDS = [

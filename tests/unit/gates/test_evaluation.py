@@ -6,7 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tuneship.gates.evaluation import (
+from tuneship.gates.evaluation.evaluation_words import sentence, slice_sentence
+from tuneship.gates.evaluation.paired import ClusterSums, PairedCounts
+from tuneship.gates.evaluation.verdict import (
     EvaluationCounts,
     EvaluationResult,
     EvaluationRules,
@@ -17,8 +19,6 @@ from tuneship.gates.evaluation import (
     record_of,
     replay,
 )
-from tuneship.gates.evaluation_words import sentence, slice_sentence
-from tuneship.gates.paired import ClusterSums, PairedCounts
 
 RULES = EvaluationRules(("chapter",))
 

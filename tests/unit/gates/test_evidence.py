@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import logsumexp
 
-from tuneship.gates import evidence, fold
-from tuneship.gates.evidence import BucketCounts, Limits, Terms
-from tuneship.gates.gate_limits import CrashRule, TypicalGate
 from tuneship.gates.rules import is_crash
+from tuneship.gates.statistics import evidence, fold
+from tuneship.gates.statistics.evidence import BucketCounts, Limits, Terms
+from tuneship.gates.statistics.gate_limits import CrashRule, TypicalGate
 
 ERROR = Limits(ratio=1.5, harm=0.01, ok=0.02)
 LOG_20 = math.log(20.0)

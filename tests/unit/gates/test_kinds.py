@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from tests.unit.gates.drawn import PUBLISHED
 from tests.unit.gates.rollouts import Rollout, Served, Steady, plan_with
-from tuneship.gates.evidence import Limits
 from tuneship.gates.gate_types import Gate
 from tuneship.gates.kinds import BAD_ANSWERS, GATES, GateKind, is_repetitive
 from tuneship.gates.plan import AnswerGate, CallerGates, LatencyGates, QualityGates
 from tuneship.gates.readings import choose_gates, limits_of
 from tuneship.gates.record import Probed, RolloutRecord, Verdict
+from tuneship.gates.statistics.evidence import Limits
 
 LIMITS = {"ratio": 2.0, "harm": 0.125, "ok": 0.25}
 DRIVER = {"prompts": "prompts.jsonl", "requests_per_second": 5.0}

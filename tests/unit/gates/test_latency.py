@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.unit.gates.rollouts import EDGES, START, plan_with
-from tuneship.gates.cells import Cells
 from tuneship.gates.latency import _share_above, freeze_limits, usual_hour
-from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries
+from tuneship.gates.metrics.series import ARMS, ArmTraffic, Bucket, RolloutSeries
+from tuneship.gates.statistics.cells import Cells
 
 INFINITE = tuple(math.inf if edge is None else float(edge) for edge in EDGES)
 

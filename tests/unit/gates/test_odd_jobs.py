@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tuneship.gates.divergence import DivergenceWatch, watch_training
-from tuneship.gates.training_gates import (
+from tuneship.gates.training.divergence import DivergenceWatch, watch_training
+from tuneship.gates.training.training_gates import (
     FinishedJob,
     TrainingRules,
     ValidationMeasure,

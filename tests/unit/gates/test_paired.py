@@ -14,13 +14,7 @@ from statsmodels.api import OLS
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
-from tuneship.gates.distributions import (
-    Z_ONE_SIDED_5,
-    fair_coin_tail,
-    student_quantile,
-    student_tail,
-)
-from tuneship.gates.paired import (
+from tuneship.gates.evaluation.paired import (
     MIN_CLUSTERS_THAT_DIFFER,
     STAKES,
     ClusterSums,
@@ -36,6 +30,12 @@ from tuneship.gates.paired import (
     tango_interval,
     wilson,
     z_tango,
+)
+from tuneship.gates.statistics.distributions import (
+    Z_ONE_SIDED_5,
+    fair_coin_tail,
+    student_quantile,
+    student_tail,
 )
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.gates.drawn_jobs.worlds import dice
 from tests.unit.gates.test_training_gates import CHAMPION, JOB, metrics, state
-from tuneship.gates.row_losses import Paired, judged, read_row_losses
-from tuneship.gates.training_gates import (
+from tuneship.gates.training.row_losses import Paired, judged, read_row_losses
+from tuneship.gates.training.training_gates import (
     TrainingRules,
     TrainingVerdict,
     ValidationMeasure,

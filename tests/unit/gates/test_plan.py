@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from tests.unit.gates.rollouts import plan_with
 from tuneship.contract.metrics import MetricSeries, TokenUsageSeries
-from tuneship.gates.evidence import Limits
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates, limits_of, log_threshold
+from tuneship.gates.statistics.evidence import Limits
 
 COUNTS_EMPTY = MetricSeries(token_usage=TokenUsageSeries(empty_count=[0]))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.gates.rollouts import START, Rollout, Steady, plan_with
-from tuneship.gates.kept_buckets import MOST_BYTES, unpack
+from tuneship.gates.metrics.kept_buckets import MOST_BYTES, unpack
 from tuneship.gates.record import (
     ApprovalAsked,
     Begun,

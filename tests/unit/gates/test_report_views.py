@@ -8,13 +8,13 @@ import pytest
 
 from tests.unit.gates.rollouts import START, Rollout, Steady, plan_with
 from tuneship.contract.job_reports import JobMetrics
-from tuneship.gates.curves import arm_curve, evaluations, smoothed
 from tuneship.gates.gate_types import GateReading, ThresholdReading
+from tuneship.gates.metrics.series import ArmTraffic, Bucket, RolloutSeries
 from tuneship.gates.record import Begun, Ended, RolloutRecord
-from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
-from tuneship.gates.split_history import Change, history_of
-from tuneship.gates.step_load import ArmLoad, explained, load_table, loads_by_step
-from tuneship.gates.tables import (
+from tuneship.gates.reports.curves import arm_curve, evaluations, smoothed
+from tuneship.gates.reports.split_history import Change, history_of
+from tuneship.gates.reports.step_load import ArmLoad, explained, load_table, loads_by_step
+from tuneship.gates.reports.tables import (
     LOOKS_SHOWN,
     evidence_table,
     gate_table,

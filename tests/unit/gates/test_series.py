@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.unit.gates.rollouts import Served, answer, moment
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.gates.metrics_reader import read_series
-from tuneship.gates.series import ArmTraffic, RolloutSeries, Unusable
+from tuneship.gates.metrics.metrics_reader import read_series
+from tuneship.gates.metrics.series import ArmTraffic, RolloutSeries, Unusable
 
 ROWS = {0: Served(100, 1, empty=2, output=900.0), 1: Served(50, 0, output=400.0), 2: Served(0)}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuneship.gates.training_gates import (
+from tuneship.gates.training.training_gates import (
     FinishedJob,
     TrainingRules,
     TrainingVerdict,

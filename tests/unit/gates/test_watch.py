@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.gates.drawn.worlds import EDGES, Behaviour, Minute, Service
 from tests.unit.gates.rollouts import START
-from tuneship.gates.series import Bucket, Unusable
+from tuneship.gates.metrics.series import Bucket, Unusable
 from tuneship.gates.watch import (
     ALPHA,
     DAY,

@@ -8,12 +8,13 @@ from typing import get_args
 import pytest
 
 from tests.unit.gates.rollouts import Rollout, Served, Steady, plan_with
-from tuneship.gates import canary, rules, thresholds, words
+from tuneship.gates import canary, rules, thresholds
 from tuneship.gates.gate_types import GateReading, GateState
 from tuneship.gates.kinds import GATES
 from tuneship.gates.outlook import DOUBLING, Forecast, Today, Unprovable
 from tuneship.gates.record import Begun, Probed, RolloutRecord, SplitConfirmed
-from tuneship.gates.words import OF_A_GATE, REASONS, gates_in_words, in_words, look_in_words
+from tuneship.gates.reports import words
+from tuneship.gates.reports.words import OF_A_GATE, REASONS, gates_in_words, in_words, look_in_words
 
 WHO_HOLDS = ("_hold_reasons", "_warnings")
 WORDS_IN = ("reason", "holding")

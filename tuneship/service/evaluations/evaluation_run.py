@@ -19,9 +19,15 @@ from tuneship.evaluation.scoring import (
     Stored,
     unscored,
 )
-from tuneship.gates.evaluation import LOOK_EXAMPLES, EvaluationResult, judge, look, record_of
-from tuneship.gates.evaluation_report import report_of
-from tuneship.gates.evaluation_tally import example_of, rules_of, tally_of
+from tuneship.gates.evaluation.evaluation_report import report_of
+from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
+from tuneship.gates.evaluation.verdict import (
+    LOOK_EXAMPLES,
+    EvaluationResult,
+    judge,
+    look,
+    record_of,
+)
 from tuneship.host.thread_pools import Threads
 from tuneship.service.background_requests.answering import BackgroundAnswer
 from tuneship.service.background_requests.background_run import BackgroundRun

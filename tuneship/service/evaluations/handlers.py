@@ -28,9 +28,9 @@ from tuneship.contract.evaluations import (
 )
 from tuneship.evaluation.graders import GraderRefused, read_graders
 from tuneship.evaluation.scoring import Stored
-from tuneship.gates.evaluation import RULE_VERSION, judge
-from tuneship.gates.evaluation_report import report_of
-from tuneship.gates.evaluation_tally import example_of, rules_of, tally_of
+from tuneship.gates.evaluation.evaluation_report import report_of
+from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
+from tuneship.gates.evaluation.verdict import RULE_VERSION, judge
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.context.bindings import serves

@@ -18,10 +18,10 @@ from tests.unit.gates.rollouts import RUNNING, START, plan_with
 from tuneship.contract.metrics import MetricSeries
 from tuneship.gates.canary import judge
 from tuneship.gates.latency import usual_hour
+from tuneship.gates.metrics.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges, RolloutSeries
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
-from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges, RolloutSeries
 
 # Minutes for which a rival watches the candidate at 100 %.
 WATCHED = 30

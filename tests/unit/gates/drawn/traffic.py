@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.unit.gates.drawn.worlds import PER_MINUTE, Behaviour, Minute, MinuteOf, Random, Sites
-from tuneship.gates.series import Arm
+from tuneship.gates.metrics.series import Arm
 
 
 def steady(**candidate: Any) -> Callable[[Random], MinuteOf]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tests.unit.gates.rollouts import START
-from tuneship.gates.cells import NO_CELLS, PER_DOUBLING, Cells
-from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges
+from tuneship.gates.metrics.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges
+from tuneship.gates.statistics.cells import NO_CELLS, PER_DOUBLING, Cells
 
 Random = np.random.Generator
 # Edges of the histogram, as the service publishes them.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuneship.gates.distributions import student_quantile
-from tuneship.gates.paired import ClusterSums, PairedCounts, compare
+from tuneship.gates.evaluation.paired import ClusterSums, PairedCounts, compare
+from tuneship.gates.statistics.distributions import student_quantile
 
 SIZE, MARGIN = 10, 0.03
 

@@ -9,7 +9,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from tuneship.gates.evaluation import (
+from tuneship.gates.evaluation.paired import PairedCounts
+from tuneship.gates.evaluation.verdict import (
     LOOK_EXAMPLES,
     EvaluationCounts,
     EvaluationRules,
@@ -18,7 +19,6 @@ from tuneship.gates.evaluation import (
     judge,
     look,
 )
-from tuneship.gates.paired import PairedCounts
 
 # Sizes of the ten slices, as shares of all examples: 34.1, 17.1, 11.4, 8.5, 6.8, 5.7, 4.9, 4.3, 3.8 and 3.4 %.
 SLICES = np.array([1 / k for k in range(1, 11)]) / math.fsum(1 / k for k in range(1, 11))

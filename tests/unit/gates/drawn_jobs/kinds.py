@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from tests.unit.gates.drawn_jobs import before
 from tests.unit.gates.drawn_jobs.worlds import SHORT_ANSWERS, Curve, Rows, answers
-from tuneship.gates.divergence import (
+from tuneship.gates.smoke_test import judge_smoke
+from tuneship.gates.training.divergence import (
     LIVE_DIVERGING_POLLS,
     DivergenceWatch,
     watch_losses,
 )
-from tuneship.gates.smoke_test import judge_smoke
-from tuneship.gates.training_gates import (
+from tuneship.gates.training.training_gates import (
     FinishedJob,
     TrainingRules,
     ValidationMeasure,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tuneship.contract.job_reports import JobMetrics
-from tuneship.gates.series import Arm, ArmTraffic, RolloutSeries
+from tuneship.gates.metrics.series import Arm, ArmTraffic, RolloutSeries
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The sentences of a report for the verdict of an evaluation. Pure."""
 
-from tuneship.gates.evaluation import (
+from tuneship.gates.evaluation.paired import Estimate, PairedCounts, provable_margin
+from tuneship.gates.evaluation.verdict import (
     MIN_CLUSTERS,
     MIN_EXAMPLES,
     WORSE,
@@ -8,7 +9,6 @@ from tuneship.gates.evaluation import (
     GraderResult,
     SliceResult,
 )
-from tuneship.gates.paired import Estimate, PairedCounts, provable_margin
 
 # With fewer examples, most equal candidates cannot pass at the usual margin.
 FEW_EXAMPLES = 400

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from pydantic import ConfigDict, TypeAdapter
 
-from tuneship.gates.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, first_after
+from tuneship.gates.metrics.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, first_after
 
 Edges = Mapping[Arm, tuple[float, ...] | None]
 # A record that somebody else wrote may hold a kilobyte that unpacks to gigabytes.

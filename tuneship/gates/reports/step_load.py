@@ -7,10 +7,10 @@ alike. Next: `curves.py` has the same series over time.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuneship.gates.curves import mean_percentile
-from tuneship.gates.series import ArmTraffic, RolloutSeries
-from tuneship.gates.split_history import Change
-from tuneship.gates.tables import Table
+from tuneship.gates.metrics.series import ArmTraffic, RolloutSeries
+from tuneship.gates.reports.curves import mean_percentile
+from tuneship.gates.reports.split_history import Change
+from tuneship.gates.reports.tables import Table
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from itertools import repeat
 from operator import add, mul
 from typing import Literal, NamedTuple
 
-from tuneship.gates.fold import fold
+from tuneship.gates.statistics.fold import fold
 
 # Multiples of the margin that the harm test bets on, log-spaced, equal weights.
 GRID = tuple(1.3 * (12.0 / 1.3) ** (k / 11) for k in range(12))

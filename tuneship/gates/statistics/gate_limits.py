@@ -5,8 +5,8 @@ from dataclasses import replace
 from pydantic import Field
 
 from tuneship.contract.common import StrictModel
-from tuneship.gates.cells import cell_of
-from tuneship.gates.evidence import Limits
+from tuneship.gates.statistics.cells import cell_of
+from tuneship.gates.statistics.evidence import Limits
 
 RATIO = "Bad share allowed, as a multiple of the baseline's."
 HARM = "Bad share always allowed before a rollback."

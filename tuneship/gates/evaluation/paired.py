@@ -11,14 +11,14 @@ from functools import lru_cache
 from operator import mul
 from typing import Self
 
-from tuneship.gates.distributions import (
+from tuneship.gates.statistics.distributions import (
     Z_ONE_SIDED_5,
     Z_TWO_SIDED_95,
     fair_coin_tail,
     student_quantile,
     student_tail,
 )
-from tuneship.gates.evidence import log_sum_exp
+from tuneship.gates.statistics.evidence import log_sum_exp
 
 # Stakes of the early test, log-spaced, equal weights; the largest leaves something at a margin of 0.1.
 STAKES = tuple(0.02 * 45.0 ** (k / 5) for k in range(6))

@@ -16,10 +16,10 @@ from pydantic import Field
 
 from tuneship.contract.common import StrictModel
 from tuneship.contract.job_reports import RowLosses
-from tuneship.gates.divergence import is_diverging
-from tuneship.gates.frames import MetricCurve, UnreadableMetrics, read_curve
 from tuneship.gates.gate_result import GateResult
-from tuneship.gates.row_losses import (
+from tuneship.gates.training.divergence import is_diverging
+from tuneship.gates.training.frames import MetricCurve, UnreadableMetrics, read_curve
+from tuneship.gates.training.row_losses import (
     MIN_ROWS,
     SMALLEST_ERROR,
     Z_1,

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from pydantic import TypeAdapter
 
-from tuneship.gates.paired import (
+from tuneship.gates.evaluation.paired import (
     ClusterSums,
     Estimate,
     PairedCounts,

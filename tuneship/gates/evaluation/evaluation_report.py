@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tuneship.gates.evaluation import EvaluationResult, GraderResult, SliceResult
-from tuneship.gates.evaluation_tally import EvaluationTally
-from tuneship.gates.evaluation_words import sentence
-from tuneship.gates.paired import Estimate, PairedCounts, mean_interval
+from tuneship.gates.evaluation.evaluation_tally import EvaluationTally
+from tuneship.gates.evaluation.evaluation_words import sentence
+from tuneship.gates.evaluation.paired import Estimate, PairedCounts, mean_interval
+from tuneship.gates.evaluation.verdict import EvaluationResult, GraderResult, SliceResult
 
 # Tails of the intervals: 95 % for a score, 90 % for a difference.
 OF_SCORES, OF_DIFFERENCES = 0.025, 0.05

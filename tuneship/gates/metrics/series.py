@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
-from tuneship.gates.cells import Cells
+from tuneship.gates.statistics.cells import Cells
 
 Arm = Literal["baseline", "candidate"]
 ARMS: Final[tuple[Arm, Arm]] = ("baseline", "candidate")

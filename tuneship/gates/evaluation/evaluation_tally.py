@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tuneship.contract.evaluations import EvaluationSettings
-from tuneship.gates.evaluation import (
+from tuneship.gates.evaluation.paired import ClusterSums, PairedCounts
+from tuneship.gates.evaluation.verdict import (
     EvaluationCounts,
     EvaluationRules,
     GraderCounts,
     SliceCounts,
 )
-from tuneship.gates.paired import ClusterSums, PairedCounts
 
 # Numbers of scored examples that are looked at in between are multiples of `evaluation.LOOK_EXAMPLES`.
 Unscored = Literal["failed", "leaked", "too_long"]

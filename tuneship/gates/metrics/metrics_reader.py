@@ -24,9 +24,7 @@ from tuneship.contract.metrics import (
     MetricSeries,
     Series,
 )
-from tuneship.gates.cells import NO_CELLS, PER_DOUBLING, Cells
-from tuneship.gates.plan import interval_seconds
-from tuneship.gates.series import (
+from tuneship.gates.metrics.series import (
     ARMS,
     Arm,
     ArmTraffic,
@@ -35,6 +33,8 @@ from tuneship.gates.series import (
     RolloutSeries,
     Unusable,
 )
+from tuneship.gates.plan import interval_seconds
+from tuneship.gates.statistics.cells import NO_CELLS, PER_DOUBLING, Cells
 
 # Counts that older servers do not publish. In an array that is published, a bucket without a row had none.
 _CALLER_COUNTS: Final = (

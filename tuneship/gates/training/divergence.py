@@ -11,8 +11,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from tuneship.gates.frames import UnreadableMetrics, lowest_median, read_curve
 from tuneship.gates.gate_result import GateResult
+from tuneship.gates.training.frames import UnreadableMetrics, lowest_median, read_curve
 
 # Consecutive polls before a running job is cancelled, since one may catch a batch of bad luck.
 LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3

@@ -1,0 +1,1 @@
+"""The verdict on answers: tests of pairs, counts, reports and words."""

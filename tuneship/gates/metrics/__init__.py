@@ -1,0 +1,1 @@
+"""Readings of what a service publishes: counts by bucket and deployment."""

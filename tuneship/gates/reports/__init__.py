@@ -1,0 +1,1 @@
+"""Sentences, tables and curves about decisions, for reports and pages."""

@@ -1,0 +1,1 @@
+"""Tests of counts: evidence that accumulates, limits, and sums over buckets."""

@@ -1,0 +1,1 @@
+"""Gates on a training: losses, divergence, and losses by row."""
