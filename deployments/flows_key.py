@@ -3,7 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from tuneship.cli.keys import FLOWS_LABEL, opened, utc_now
+from tuneship.cli.commands.keys import FLOWS_LABEL, opened, utc_now
 from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.service.access.api_keys import (
     RENEW_BEFORE,

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from deployments.flows_key import FlowsKey
 from tests.support.sqlite_files import new_sqlite
-from tuneship.cli.keys import opened, utc_now
+from tuneship.cli.commands.keys import opened, utc_now
 from tuneship.cli.main import app
 from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.security.master_key import read_or_make_secret

@@ -27,7 +27,7 @@ from flows.release.endpoint_lock import endpoint_lock
 from tests.support.local_machine import ROOT, Machine
 from tests.support.prefect_strangers import assert_strangers_get_nothing
 from tests.support.waiting import until
-from tuneship.cli.keys import opened, utc_now
+from tuneship.cli.commands.keys import opened, utc_now
 from tuneship.client import ApiError
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.declaring.scopes import PRESETS

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from tests.support.waiting import PATIENCE_S, until
-from tuneship.cli.keys import opened
+from tuneship.cli.commands.keys import opened
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.declaring.scopes import scopes_of

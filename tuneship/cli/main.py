@@ -38,7 +38,7 @@ FLOWS, API, MACHINE, ACCOUNT = "Pipeline", "The API", "The service's machine", "
 
 
 def _module(name: str) -> str:
-    return f"tuneship.cli.{name}"
+    return f"tuneship.cli.commands.{name}"
 
 
 def _pipeline() -> Builders:
@@ -82,7 +82,7 @@ def _single(module: str, name: str) -> Any:
 
 
 def _talk(name: str) -> Any:
-    from tuneship.cli import talk  # noqa: PLC0415 - starts slowly
+    from tuneship.cli.commands import talk
 
     return {"generate": talk.generate_command, "chat": talk.chat_command}[name]()
 

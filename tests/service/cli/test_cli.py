@@ -20,8 +20,8 @@ from typer import Exit
 from typer.testing import CliRunner, Result
 
 from tests.support.processes import Serve
-from tuneship.cli.audit import BROKEN, NO_HEADS
-from tuneship.cli.keys import FLOWS_LABEL, opened
+from tuneship.cli.commands.audit import BROKEN, NO_HEADS
+from tuneship.cli.commands.keys import FLOWS_LABEL, opened
 from tuneship.cli.main import app
 from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.contract.errors import AuthenticationError

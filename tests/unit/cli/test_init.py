@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tuneship.cli.init import NameTaken, _move, write_project
+from tuneship.cli.commands.init import NameTaken, _move, write_project
 from tuneship.cli.main import app
 
 PIN = "tuneship[service]==1.2.3\n"

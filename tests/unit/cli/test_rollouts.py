@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flows.rollout.record_file import Damaged, RecordFile, read_record
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
-from tuneship.cli.rollouts import DIFFERENT, app
+from tuneship.cli.commands.rollouts import DIFFERENT, app
 from tuneship.gates.record import Ended, Look, Verdict, linked, to_line
 
 

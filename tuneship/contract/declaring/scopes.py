@@ -2,7 +2,7 @@
 
 `<resource>:read` is get and list (for datasets also validate), `<resource>:write` is every change; `endpoints` covers
 canary endpoints; `models:content` hands tuned models out.
-Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
+Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/commands/keys.py`.
 """
 
 RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks", "evaluations")

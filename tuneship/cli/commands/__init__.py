@@ -1,0 +1,1 @@
+"""The commands of people, beside those that the declarations make."""
