@@ -41,8 +41,8 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.batches import collate, epoch_batches, micro_batches
-from tuneship.training.data_files import Data, read_data
+from tuneship.training.examples.batches import collate, epoch_batches, micro_batches
+from tuneship.training.examples.data_files import Data, read_data
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest

@@ -17,7 +17,7 @@ from tuneship.prompts.template import (
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import TOKENIZER_FILE, check_kind, load_tokenizer
 from tuneship.serving.models.model import ModelRefused
-from tuneship.training.tokenizer_check import (
+from tuneship.training.examples.tokenizer_check import (
     difference_from,
     load_as_transformers,
     other_special_tokens,

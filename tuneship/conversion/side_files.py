@@ -22,7 +22,7 @@ from tuneship.prompts.template import (
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import TOKENIZER_FILE, encode, load_tokenizer
 from tuneship.serving.models.model import ModelRefused
-from tuneship.training.tokenizer_check import difference_from, load_as_transformers
+from tuneship.training.examples.tokenizer_check import difference_from, load_as_transformers
 
 GENERATION_FILE = "generation_config.json"
 # Reads tokenizer.json as it is. Many other classes build their tokenizer from the vocabulary alone.

@@ -16,7 +16,7 @@ from tuneship.prompts.template import (
 )
 from tuneship.prompts.text_tokenizer import TOKENIZER_FILE, load_tokenizer
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.training.tokenizer_check import TEXTS
+from tuneship.training.examples.tokenizer_check import TEXTS
 
 
 def check_tokenizer(base: Path, folder: Path) -> None:

@@ -19,9 +19,9 @@ from tuneship.prompts.template import TemplateFailed
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import TokenizerFault, check_kind, load_tokenizer
 from tuneship.training.device import device, number_format
+from tuneship.training.examples.tokenized_examples import Encoder
+from tuneship.training.examples.tokenizer_check import difference_from, load_as_transformers
 from tuneship.training.progress_file import Reason, TrainingFailed
-from tuneship.training.tokenized_examples import Encoder
-from tuneship.training.tokenizer_check import difference_from, load_as_transformers
 
 # For a configuration that names no context length; the service's catalogue uses the same.
 FALLBACK_CONTEXT_TOKENS = 2048

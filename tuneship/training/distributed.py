@@ -26,19 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tuneship.training.batches import (
+from tuneship.training.device import free_memory
+from tuneship.training.examples.batches import (
     Indices,
     PaddedBatch,
     collate,
     micro_batches,
     split_among_ranks,
 )
-from tuneship.training.device import free_memory
+from tuneship.training.examples.tokenized_examples import TokenizedExamples
 from tuneship.training.learner import Learner
 from tuneship.training.objective import AnswerEnds, Totals, add_totals
 from tuneship.training.progress_file import RankLost, Reason, StopRequest, TrainingFailed
 from tuneship.training.spec import ResolvedHyperparameters
-from tuneship.training.tokenized_examples import TokenizedExamples
 
 # The launched process dies with the one that started it, and is isolated like it.
 LAUNCH_ARGUMENTS = ("-m", "tuneship.processes.launch")

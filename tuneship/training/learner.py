@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 
 from tuneship.rotation import DifferentBorders, RotationByLength
 from tuneship.security.sealed_files import write_sealed
-from tuneship.training.batches import PaddedBatch
 from tuneship.training.device import needs_autocast
+from tuneship.training.examples.batches import PaddedBatch
+from tuneship.training.examples.packing import PackedAttention
 from tuneship.training.greedy import greedy_logits
 from tuneship.training.lora import FusedLinear, Noise
 from tuneship.training.objective import Objective, Totals
-from tuneship.training.packing import PackedAttention
 from tuneship.training.progress_file import Reason, TrainingFailed
 from tuneship.training.spec import ResolvedHyperparameters
 

@@ -18,9 +18,9 @@ from torch.nn import functional
 from tuneship.contract.lines.dataset_lines import DatasetFormat, parse_example
 from tuneship.contract.lines.tool_lines import tools_of
 from tuneship.prompts.template import PromptTemplate
-from tuneship.training.batches import Indices, PaddedBatch
-from tuneship.training.conversation_rows import conversation_rows
-from tuneship.training.tokenized_examples import Segment, TokenizedExamples
+from tuneship.training.examples.batches import Indices, PaddedBatch
+from tuneship.training.examples.conversation_rows import conversation_rows
+from tuneship.training.examples.tokenized_examples import Segment, TokenizedExamples
 
 # Sums over the tokens or rows of an evaluation, by name; micro-batches and worker ranks add theirs up.
 Totals = dict[str, float]

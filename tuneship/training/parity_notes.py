@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tuneship.prompts import parity
+from tuneship.training.examples.tokenized_examples import Encoder
 from tuneship.training.learner import Learner
-from tuneship.training.tokenized_examples import Encoder
 
 # Logits of the most likely tokens are saved, and of tokens at even distances over the vocabulary.
 LIKELIEST_TOKENS = EVENLY_SPACED_TOKENS = 8

@@ -19,8 +19,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from tuneship.security.sealed_files import read_plain
-from tuneship.training.batches import Indices, collate, micro_batches
-from tuneship.training.data_files import Data
+from tuneship.training.examples.batches import Indices, collate, micro_batches
+from tuneship.training.examples.data_files import Data
 from tuneship.training.learner import Learner
 
 # With fewer validation rows, a part of them says nothing.

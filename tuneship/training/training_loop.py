@@ -15,9 +15,7 @@ from typing import Any
 import torch
 
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.batches import Indices, epoch_batches
 from tuneship.training.checkpoints import Checkpoints, make_directory, remove_leftovers
-from tuneship.training.data_files import Data, read_data
 from tuneship.training.device import (
     available_devices,
     choose_threads,
@@ -25,12 +23,14 @@ from tuneship.training.device import (
     report_gpus,
 )
 from tuneship.training.distributed import RankGroup, Setup, WorkerRanks
-from tuneship.training.learner import Learner
-from tuneship.training.micro_batches import (
+from tuneship.training.examples.batches import Indices, epoch_batches
+from tuneship.training.examples.data_files import Data, read_data
+from tuneship.training.examples.micro_batches import (
     MAX_MICRO_BATCH_TOKENS,
     affordable_tokens,
     bytes_per_token,
 )
+from tuneship.training.learner import Learner
 from tuneship.training.objective import AnswerEnds, Measures, SupervisedFineTuning
 from tuneship.training.parity_notes import save_parity
 from tuneship.training.progress_file import ProgressFile, Reason, StopRequest, TrainingFailed

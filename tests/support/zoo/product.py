@@ -20,7 +20,7 @@ from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFa
 from tuneship.service.catalogues.origins import ORIGIN_FILE
 from tuneship.service.generation.prompts import raw_tokens, rendered_prompt
 from tuneship.training.base_model import load_encoder
-from tuneship.training.data_files import read_rows
+from tuneship.training.examples.data_files import read_rows
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import TrainingFailed
 

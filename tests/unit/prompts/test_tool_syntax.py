@@ -14,7 +14,7 @@ from tuneship.contract.lines.tool_lines import tools_of
 from tuneship.prompts.template import BUILT_IN_TEMPLATE, PromptTemplate, TemplateFailed
 from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.serving.sampling.grammar import accepts, grammar_of_calls
-from tuneship.training.conversation_rows import conversation_rows
+from tuneship.training.examples.conversation_rows import conversation_rows
 
 TINY = Path(__file__).parents[3] / "tuneship" / "base_models" / "tuneship-tiny"
 TEMPLATES = Path(__file__).parents[2] / "support" / "templates"

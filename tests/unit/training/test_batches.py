@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.training.batches import collate, epoch_batches, micro_batches
+from tuneship.training.examples.batches import collate, epoch_batches, micro_batches
+from tuneship.training.examples.tokenized_examples import TokenizedExamples
 from tuneship.training.schedule import learning_rate
-from tuneship.training.tokenized_examples import TokenizedExamples
 
 
 @given(

@@ -12,15 +12,15 @@ import torch
 
 from tests.unit.training.test_learner import settings, some_rows
 from tuneship.training.base_model import load_base
-from tuneship.training.batches import collate
 from tuneship.training.device import (
     free_memory,
     needs_autocast,
     number_format,
 )
+from tuneship.training.examples.batches import collate
+from tuneship.training.examples.packing import PackedAttention
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
-from tuneship.training.packing import PackedAttention
 from tuneship.training.progress_file import ProgressFile
 from tuneship.training.training_loop import _count_ranks
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.waiting import children, is_alive, until
-from tuneship.training.batches import split_among_ranks
 from tuneship.training.distributed import Setup, WorkerRanks
+from tuneship.training.examples.batches import split_among_ranks
 from tuneship.training.objective import AnswerEnds
 from tuneship.training.progress_file import RankLost, TrainingFailed
 from tuneship.training.spec import SIGNALLED

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from tests.support.families import FAMILIES, UNPACKED, build_family
 from tests.unit.training.test_learner import gradients, peft_loss, peft_model, settings, some_rows
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.batches import collate
-from tuneship.training.data_files import read_rows
+from tuneship.training.examples.batches import collate
+from tuneship.training.examples.data_files import read_rows
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest, TrainingFailed

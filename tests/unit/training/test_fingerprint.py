@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.support.training_nodes import spec_of
-from tuneship.training.data_files import Data
-from tuneship.training.tokenized_examples import TokenizedExamples
+from tuneship.training.examples.data_files import Data
+from tuneship.training.examples.tokenized_examples import TokenizedExamples
 
 ROWS = TokenizedExamples(
     np.array([1, 2, 3], dtype=np.int32),

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.unit.training.test_learner import settings, some_rows
 from tuneship.training.base_model import load_base
-from tuneship.training.batches import collate
+from tuneship.training.examples.batches import collate
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest

@@ -10,12 +10,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tuneship.training.base_model import load_base
-from tuneship.training.batches import collate
+from tuneship.training.examples.batches import collate
+from tuneship.training.examples.tokenized_examples import TokenizedExamples
 from tuneship.training.learner import Learner
 from tuneship.training.lora import FusedLinear, Noise, zero_dropped
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.spec import ResolvedHyperparameters
-from tuneship.training.tokenized_examples import TokenizedExamples
 
 pytestmark = [
     pytest.mark.slow,

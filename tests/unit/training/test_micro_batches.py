@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tests.support.families import build_family
 from tests.unit.training.test_learner import settings, some_rows
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.data_files import read_data
 from tuneship.training.device import free_memory, number_format, number_format_of_job
-from tuneship.training.learner import Learner
-from tuneship.training.micro_batches import (
+from tuneship.training.examples.data_files import read_data
+from tuneship.training.examples.micro_batches import (
     MAX_MICRO_BATCH_TOKENS,
     affordable_tokens,
     bytes_per_token,
 )
+from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest
 from tuneship.training.training_loop import Standing, TrainingLoop

@@ -13,12 +13,12 @@ from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.prompts.template import PromptTemplate
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.batches import collate
-from tuneship.training.data_files import read_data, read_rows
+from tuneship.training.examples.batches import collate
+from tuneship.training.examples.data_files import read_data, read_rows
+from tuneship.training.examples.tokenized_examples import Encoder, Segment, TokenizedExamples
 from tuneship.training.learner import Learner
 from tuneship.training.objective import AnswerEnds, ExampleRows, SupervisedFineTuning, add_totals
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
 from tuneship.training.training_loop import Standing, TrainingLoop
 
 if TYPE_CHECKING:

@@ -104,10 +104,10 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     from tuneship.prompts.template import PromptTemplate
     from tuneship.prompts.text_format import ModelTextFormat
     from tuneship.prompts.text_tokenizer import load_tokenizer
-    from tuneship.training.batches import collate
-    from tuneship.training.data_files import read_rows
+    from tuneship.training.examples.batches import collate
+    from tuneship.training.examples.data_files import read_rows
+    from tuneship.training.examples.tokenized_examples import Encoder
     from tuneship.training.objective import SupervisedFineTuning
-    from tuneship.training.tokenized_examples import Encoder
 
     # Measure with wrong answers: the loss falls while the form of an answer is learnt, then rises.
     wrong = write_rows(tmp_path / "wrong.jsonl", 12, shift=3)

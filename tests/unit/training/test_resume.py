@@ -78,7 +78,7 @@ def attempt(whole_job: "Job") -> Attempt:
 
     from tuneship.training.base_model import load_base, load_encoder
     from tuneship.training.checkpoints import make_directory
-    from tuneship.training.data_files import read_data
+    from tuneship.training.examples.data_files import read_data
     from tuneship.training.learner import Learner
     from tuneship.training.objective import AnswerEnds, SupervisedFineTuning
     from tuneship.training.training_loop import TrainingLoop

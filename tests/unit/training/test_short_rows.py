@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 from tests.unit.training.test_learner import settings, some_rows
-from tuneship.training import packing
 from tuneship.training.base_model import load_base
-from tuneship.training.batches import collate
+from tuneship.training.examples import packing
+from tuneship.training.examples.batches import collate
+from tuneship.training.examples.packing import ShortRows
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
-from tuneship.training.packing import ShortRows
 
 
 def values_and_gradients(

@@ -14,11 +14,11 @@ from tuneship.contract.lines.dataset_lines import Message
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import load_tokenizer
-from tuneship.training.conversation_rows import conversation_rows
-from tuneship.training.data_files import carve_out, read_rows
+from tuneship.training.examples.conversation_rows import conversation_rows
+from tuneship.training.examples.data_files import carve_out, read_rows
+from tuneship.training.examples.tokenized_examples import Encoder, Segment, TokenizedExamples
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import TrainingFailed
-from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
 
 QWEN2 = TOKENIZERS["qwen2"]
 TALK: list[Message] = [

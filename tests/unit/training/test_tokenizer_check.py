@@ -9,7 +9,7 @@ from tests.support.zoo.template_kinds import CHATML, IM
 from tests.support.zoo.tokenizer_kinds import BY_NAME as TOKENIZERS
 from tuneship.prompts.text_format import ModelTextFormat
 from tuneship.prompts.text_tokenizer import load_tokenizer
-from tuneship.training.tokenizer_check import difference_from, load_as_transformers
+from tuneship.training.examples.tokenizer_check import difference_from, load_as_transformers
 
 
 @pytest.mark.parametrize(

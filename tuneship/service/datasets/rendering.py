@@ -6,7 +6,7 @@ from typing import Any
 from tuneship.contract.lines.dataset_lines import Message
 from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
-from tuneship.training.conversation_rows import conversation_rows
+from tuneship.training.examples.conversation_rows import conversation_rows
 
 
 def check_rendering(

@@ -19,11 +19,11 @@ from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
 from tuneship.security.sealed_files import open_plain
-from tuneship.training.batches import Indices
+from tuneship.training.examples.batches import Indices
+from tuneship.training.examples.tokenized_examples import Encoder, TokenizedExamples
 from tuneship.training.objective import ExampleRows, Objective
 from tuneship.training.progress_file import ProgressFile, Reason, TrainingFailed
 from tuneship.training.spec import NO_KEYS, DataKeys, TrainingSpec
-from tuneship.training.tokenized_examples import Encoder, TokenizedExamples
 
 # The tokenizer's threads share the texts of so many examples.
 EXAMPLES_PER_CALL = 512

@@ -16,8 +16,8 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-from tuneship.training.batches import PaddedBatch, collate
-from tuneship.training.tokenized_examples import TokenizedExamples
+from tuneship.training.examples.batches import PaddedBatch, collate
+from tuneship.training.examples.tokenized_examples import TokenizedExamples
 
 # transformers finds attention functions by name: each model in training registers one of its own.
 MODEL_NUMBERS = count()

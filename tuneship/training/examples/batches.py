@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuneship.training.tokenized_examples import TokenizedExamples
+from tuneship.training.examples.tokenized_examples import TokenizedExamples
 
 Indices = NDArray[np.int64]
 

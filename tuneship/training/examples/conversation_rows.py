@@ -8,7 +8,7 @@ from typing import Any
 
 from tuneship.contract.lines.dataset_lines import Message
 from tuneship.prompts.template import PromptTemplate, TemplateFailed
-from tuneship.training.tokenized_examples import Segment
+from tuneship.training.examples.tokenized_examples import Segment
 
 
 def conversation_rows(

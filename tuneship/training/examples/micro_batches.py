@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tuneship.training.batches import collate
+from tuneship.training.examples.batches import collate
+from tuneship.training.examples.tokenized_examples import TokenizedExamples
 from tuneship.training.learner import Learner
-from tuneship.training.tokenized_examples import TokenizedExamples
 
 # Larger micro-batches are not quicker, on CPU or GPU.
 MAX_MICRO_BATCH_TOKENS = 16_384

@@ -1,0 +1,1 @@
+"""Examples as rows of tokens: files, batches, packing, and the check of tokenizers."""
