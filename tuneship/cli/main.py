@@ -82,7 +82,7 @@ def _single(module: str, name: str) -> Any:
 
 
 def _talk(name: str) -> Any:
-    from tuneship.cli.commands import talk
+    from tuneship.cli.commands import talk  # noqa: PLC0415 - starts slowly
 
     return {"generate": talk.generate_command, "chat": talk.chat_command}[name]()
 
