@@ -23,11 +23,11 @@ from statistics import median, quantiles
 
 from measuring import many_rows
 
-from tests.support.cluster_members import PROMPT, Members
-from tests.support.member_writers import AcknowledgedWrite, MemberWriters
-from tests.support.object_server import ObjectServer
-from tests.support.postgres_cluster import DURABLE, Cluster, programs
-from tests.support.processes import running_deployment
+from tests.support.cluster.cluster_members import PROMPT, Members
+from tests.support.cluster.member_writers import AcknowledgedWrite, MemberWriters
+from tests.support.databases.postgres_cluster import DURABLE, Cluster, programs
+from tests.support.objects.object_server import ObjectServer
+from tests.support.service.processes import running_deployment
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.endpoints import (

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.local_machine import machine
-from tests.support.object_server import bucket, object_server
-from tests.support.postgres_cluster import postgres
-from tests.support.prefect_servers import prefect_api, prefect_homes
+from tests.support.databases.postgres_cluster import postgres
+from tests.support.objects.object_server import bucket, object_server
+from tests.support.prefect.local_machine import machine
+from tests.support.prefect.prefect_servers import prefect_api, prefect_homes
 
 __all__ = ["bucket", "machine", "object_server", "postgres", "prefect_api", "prefect_homes"]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.support.in_process import Service
-from tests.support.job_rows import long_queue
-from tests.support.members import LEASE_S
-from tests.support.postgres_cluster import Cluster
+from tests.support.cluster.members import LEASE_S
+from tests.support.databases.job_rows import long_queue
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.in_process import Service
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.cluster.leadership import SoleService
 from tuneship.service.composition import health_checks, scaling_decisions

@@ -31,7 +31,7 @@ from deployments.cluster_parts import (
     service,
 )
 from tests.support.package_index import need_package_index
-from tests.support.processes import ROOT
+from tests.support.service.processes import ROOT
 from tests.support.waiting import free_port, until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate

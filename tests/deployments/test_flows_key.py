@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.flows_key import FlowsKey
-from tests.support.sqlite_files import new_sqlite
+from tests.support.databases.sqlite_files import new_sqlite
 from tuneship.cli.commands.keys import opened, utc_now
 from tuneship.cli.main import app
 from tuneship.contract.declaring.scopes import PRESETS

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.processes import ROOT, Serve
+from tests.support.service.processes import ROOT, Serve
 from tests.support.waiting import PATIENCE_S, free_port, until
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.endpoints import CanaryEndpointCreate, Member

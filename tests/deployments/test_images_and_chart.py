@@ -14,7 +14,7 @@ import yaml
 from helm_python.chart import Chart, lint
 from helm_python.errors import HelmError
 
-from tests.support.processes import ROOT
+from tests.support.service.processes import ROOT
 from tuneship.settings import ServiceSettings
 
 IMAGE, COMPOSE = (

@@ -24,8 +24,8 @@ from deployments.automations import bring_up_to_date, silent_runs_crash
 from deployments.definitions import WORK_POOL
 from flows.forms.release_form import EndpointChoice
 from flows.release.endpoint_lock import endpoint_lock
-from tests.support.local_machine import ROOT, Machine
-from tests.support.prefect_strangers import assert_strangers_get_nothing
+from tests.support.prefect.local_machine import ROOT, Machine
+from tests.support.prefect.prefect_strangers import assert_strangers_get_nothing
 from tests.support.waiting import until
 from tuneship.cli.commands.keys import opened, utc_now
 from tuneship.client import ApiError

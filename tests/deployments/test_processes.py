@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from deployments.background_processes import AtWork, NotStarted, ProcessFolder, RecordedProcess
 from deployments.local import Local
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.settings import ClientSettings, LocalSettings, ServiceSettings
 
 PORTS = ("TUNESHIP_PORT", "TUNESHIP_PREFECT_PORT", "TUNESHIP_BRIDGE_PORT")

@@ -9,7 +9,7 @@ from prefect.server.events.schemas.automations import EventTrigger
 from prefect.server.events.schemas.events import ReceivedEvent
 
 from flows.upkeep.watch import EVENT
-from tests.support.local_machine import ROOT
+from tests.support.prefect.local_machine import ROOT
 
 
 def example() -> dict[str, Any]:

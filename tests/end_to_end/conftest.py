@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from flows.script.local_processes import embedded_service, prefect_server
-from tests.support.openai_programs import NODE_22, Asked, environment
-from tests.support.prefect_servers import WITHOUT_SETTINGS, PrefectHomes
-from tests.support.processes import Serve
+from tests.support.openai.openai_programs import NODE_22, Asked, environment
+from tests.support.prefect.prefect_servers import WITHOUT_SETTINGS, PrefectHomes
+from tests.support.service.processes import Serve
 from tuneship.cli.commands.keys import opened, utc_now
 from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.settings import ClientSettings, PipelineSettings

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import ROOT, SURROUNDINGS
-from tests.support.exported_answers import by_llama_cpp, by_peft, by_service, by_transformers
-from tests.support.openai_clients import of_process
+from tests.support.models.exported_answers import by_llama_cpp, by_peft, by_service, by_transformers
+from tests.support.openai.openai_clients import of_process
 from tests.support.package_index import need_package_index
-from tests.support.processes import Serve, ended_job, running_deployment
+from tests.support.service.processes import Serve, ended_job, running_deployment
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import Hyperparameters, JobCreate

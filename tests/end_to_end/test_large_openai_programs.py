@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.end_to_end.conftest import ROOT
-from tests.support.openai_programs import MODEL, QUESTION, Asked, environment, npm_install
+from tests.support.openai.openai_programs import MODEL, QUESTION, Asked, environment, npm_install
 from tests.support.waiting import free_port, until
 
 pytestmark = [pytest.mark.soak, pytest.mark.long]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import Serve
+from tests.support.service.processes import Serve
 from tuneship.service.catalogues.base_models import Catalogue
 
 pytestmark = [pytest.mark.soak, pytest.mark.long]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import ROOT
-from tests.support.families import build_family
-from tests.support.gguf_files import write_gguf
-from tests.support.peft_adapters import trained_elsewhere
-from tests.support.processes import COLOURS, Serve
+from tests.support.models.families import build_family
+from tests.support.models.gguf_files import write_gguf
+from tests.support.models.peft_adapters import trained_elsewhere
 from tests.support.repeats import variants
+from tests.support.service.processes import COLOURS, Serve
 from tuneship.client import Client
 from tuneship.service.catalogues.base_models import SHIPPED
 from tuneship.settings import ClientSettings

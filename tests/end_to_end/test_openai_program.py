@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Serve
+from tests.support.service.processes import Serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

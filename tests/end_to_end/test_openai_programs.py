@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.openai_programs import MODEL, QUESTION, Asked, environment, npm_install
+from tests.support.openai.openai_programs import MODEL, QUESTION, Asked, environment, npm_install
 from tests.support.repeats import variants
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

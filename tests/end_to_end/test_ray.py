@@ -15,10 +15,17 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.cluster.ray_cluster import RayNodes, descendants, install_ray, ray_nodes
+from tests.support.faults.repeating import repeating
 from tests.support.package_index import need_package_index
-from tests.support.processes import ROOT, Serve, ended_job, rows_file, running_deployment, start_job
-from tests.support.ray_cluster import RayNodes, descendants, install_ray, ray_nodes
-from tests.support.repeating import repeating
+from tests.support.service.processes import (
+    ROOT,
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    start_job,
+)
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate, DeploymentUpdate

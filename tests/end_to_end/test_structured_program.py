@@ -10,8 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.support.openai_clients import of_process
-from tests.support.processes import Serve
+from tests.support.openai.openai_clients import of_process
+from tests.support.service.processes import Serve
 
 pytestmark = pytest.mark.slow
 

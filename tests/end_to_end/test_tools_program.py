@@ -11,8 +11,8 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.openai_clients import of_process
-from tests.support.processes import Serve
+from tests.support.openai.openai_clients import of_process
+from tests.support.service.processes import Serve
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.prompts.template import PromptTemplate

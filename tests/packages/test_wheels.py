@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.support.package_index import need_package_index
-from tests.support.service_fixtures import start
+from tests.support.service.service_fixtures import start
 from tests.support.waiting import free_port
 
 __all__ = ["start"]

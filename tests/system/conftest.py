@@ -1,5 +1,5 @@
-"""These fixtures come from `tests/support/service_fixtures.py`."""
+"""These fixtures come from `tests/support/service/service_fixtures.py`."""
 
-from tests.support.service_fixtures import database, service, shared, start, tenants, world
+from tests.support.service.service_fixtures import database, service, shared, start, tenants, world
 
 __all__ = ["database", "service", "shared", "start", "tenants", "world"]

@@ -18,8 +18,8 @@ import pytest
 import sqlalchemy as sa
 import yaml
 
-from tests.support.postgres_cluster import Cluster
-from tests.support.processes import ROOT, Serve, rows_file, running_deployment
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.processes import ROOT, Serve, rows_file, running_deployment
 from tests.support.waiting import PATIENCE_S, children, is_alive, until
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.opened import opened
-from tests.support.processes import Serve, ended_job, rows_file, served, start_job
+from tests.support.objects.opened import opened
 from tests.support.repeats import repeats
+from tests.support.service.processes import Serve, ended_job, rows_file, served, start_job
 from tests.support.waiting import children, is_alive, until
 from tuneship.contract.jobs import ENDED, Job
 from tuneship.store.database import tables

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import (
+from tests.support.faults.repeating import repeating
+from tests.support.service.processes import (
     Serve,
     ended_job,
     rows_file,
@@ -22,7 +23,6 @@ from tests.support.processes import (
     served,
     start_job,
 )
-from tests.support.repeating import repeating
 from tests.support.waiting import children, is_alive, until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.in_process import jsonl
-from tests.support.processes import (
+from tests.support.service.in_process import jsonl
+from tests.support.service.processes import (
     ROOT,
     Serve,
     ended_job,

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.cluster_members import PROMPT, Members
-from tests.support.member_writers import MemberWriters
-from tests.support.other_versions import NEXT, next_version
-from tests.support.postgres_cluster import Cluster
-from tests.support.processes import (
+from tests.support.cluster.cluster_members import PROMPT, Members
+from tests.support.cluster.member_writers import MemberWriters
+from tests.support.databases.other_versions import NEXT, next_version
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.processes import (
     Starter,
     ended_job,
     rows_file,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster_members import PROMPT, Members
-from tests.support.postgres_cluster import Cluster
-from tests.support.repeating import repeating
+from tests.support.cluster.cluster_members import PROMPT, Members
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.faults.repeating import repeating
 from tests.support.waiting import children, is_alive, until
 from tuneship.agents.certificates import PURPOSE, AgentAuthority
 from tuneship.client import Client

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.cluster_members import PROMPT, Members
-from tests.support.postgres_cluster import Cluster
-from tests.support.processes import Serve, running_deployment
+from tests.support.cluster.cluster_members import PROMPT, Members
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.processes import Serve, running_deployment
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.endpoints import (

@@ -13,10 +13,10 @@ from statistics import quantiles
 import httpx
 import pytest
 
-from tests.support.cluster_members import PROMPT, Members
-from tests.support.other_versions import next_version
-from tests.support.postgres_cluster import Cluster
-from tests.support.processes import running_deployment, start
+from tests.support.cluster.cluster_members import PROMPT, Members
+from tests.support.databases.other_versions import next_version
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.processes import running_deployment, start
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.endpoints import EndpointCreate

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support import invariants
-from tests.support.crashes import BATCHED, HISTORY, OBJECT_POINTS, POINTS, Order, opens, send
-from tests.support.in_process import Service
-from tests.support.object_invariants import check_objects
-from tests.support.object_server import ObjectServer
-from tests.support.processes import ROOT
+from tests.support.faults import invariants
+from tests.support.faults.crashes import BATCHED, HISTORY, OBJECT_POINTS, POINTS, Order, opens, send
+from tests.support.objects.object_invariants import check_objects
+from tests.support.objects.object_server import ObjectServer
 from tests.support.repeats import repeats, variants
+from tests.support.service.in_process import Service
+from tests.support.service.processes import ROOT
 from tuneship.contract.openai.batches import OPEN
 from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.service import serve
@@ -78,7 +78,7 @@ def mailbox() -> Iterator[Mailbox]:
 @pytest.fixture(scope="module")
 def program() -> Iterator["subprocess.Popen[str]"]:
     """Start, once, the program that forks a child for each service that dies."""
-    command = [sys.executable, "-W", "error", "-m", "tests.support.crashes"]
+    command = [sys.executable, "-W", "error", "-m", "tests.support.faults.crashes"]
     running = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

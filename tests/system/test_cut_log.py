@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Serve
+from tests.support.service.processes import Serve
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.engines import PlayedTrainer
-from tests.support.in_process import Service, split
+from tests.support.service.engines import PlayedTrainer
+from tests.support.service.in_process import Service, split
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.endpoints.lease_keeper import RENEW_EVERY
 from tuneship.store.database import rows, tables

@@ -16,9 +16,9 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from tests.support.files import contents_below, paths_below
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.processes import Serve, ended_job
+from tests.support.objects.files import contents_below, paths_below
+from tests.support.service.in_process import LINES, Service, jsonl
+from tests.support.service.processes import Serve, ended_job
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetMerge, DatasetUpload, DatasetValidate

@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.object_server import ObjectServer
-from tests.support.processes import Serve, ended_job, rows_file, running_deployment, start_job
+from tests.support.objects.object_server import ObjectServer
+from tests.support.service.processes import (
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    start_job,
+)
 from tuneship.cli.main import app
 from tuneship.contract.generation import Generate
 

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from tests.service.http.test_tls import certificate
-from tests.support.processes import Serve, start
 from tests.support.repeats import variants
+from tests.support.service.processes import Serve, start
 from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow

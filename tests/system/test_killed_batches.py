@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.support.in_process import jsonl
-from tests.support.processes import Serve
+from tests.support.service.in_process import jsonl
+from tests.support.service.processes import Serve
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.in_process import LINES, jsonl
-from tests.support.processes import Serve, running_deployment
+from tests.support.service.in_process import LINES, jsonl
+from tests.support.service.processes import Serve, running_deployment
 from tests.support.waiting import PATIENCE_S, children, is_alive, until
 from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.security.master_key import derived_secret, read_or_make_secret

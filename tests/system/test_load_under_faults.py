@@ -20,8 +20,8 @@ import httpx
 import pytest
 from scipy.stats import binomtest
 
-from tests.support.in_process import LINES, jsonl
-from tests.support.processes import Serve, running_deployment
+from tests.support.service.in_process import LINES, jsonl
+from tests.support.service.processes import Serve, running_deployment
 from tests.support.waiting import until, until_async
 from tests.system.test_load import TLS
 

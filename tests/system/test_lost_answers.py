@@ -8,7 +8,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from tests.support.in_process import LINES, Service, jsonl
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.client import AsyncClient
 from tuneship.contract.datasets import DatasetMerge, DatasetUpload
 from tuneship.contract.deployments import DeploymentCreate

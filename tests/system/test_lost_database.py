@@ -14,9 +14,15 @@ import pytest
 from sqlalchemy import event
 
 from tests.service.datasets.test_datasets import stored
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.postgres_cluster import Cluster, programs
-from tests.support.processes import Serve, ended_job, rows_file, running_deployment, start_job
+from tests.support.databases.postgres_cluster import Cluster, programs
+from tests.support.service.in_process import LINES, Service, jsonl
+from tests.support.service.processes import (
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    start_job,
+)
 from tests.support.waiting import until
 from tuneship.contract.errors import ApiError
 from tuneship.contract.generation import Generate

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster_members import Members
-from tests.support.postgres_cluster import Cluster
-from tests.support.processes import running_deployment
-from tests.support.random_adapters import random_adapter, stored_model, texts_of
+from tests.support.cluster.cluster_members import Members
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.models.random_adapters import random_adapter, stored_model, texts_of
+from tests.support.service.processes import running_deployment
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.families import build_family
-from tests.support.peft_adapters import trained_elsewhere
-from tests.support.processes import Serve, running_deployment, start
+from tests.support.models.families import build_family
+from tests.support.models.peft_adapters import trained_elsewhere
+from tests.support.service.processes import Serve, running_deployment, start
 from tests.support.waiting import until
 from tuneship.contract.generation import Generate
 from tuneship.host.weight_files import ADAPTER_CONFIG

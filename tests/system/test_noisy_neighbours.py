@@ -23,9 +23,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.hostile_adapters import ARCHIVES
-from tests.support.in_process import jsonl
-from tests.support.processes import Serve, start
+from tests.support.models.hostile_adapters import ARCHIVES
+from tests.support.service.in_process import jsonl
+from tests.support.service.processes import Serve, start
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.prompts.template import TEMPLATE_FILE
@@ -397,7 +397,7 @@ def running_load(load: Load, port: int, folder: Path) -> Iterator[dict[str, int]
         (folder / f"{number:04}").write_bytes(request)
     arguments = [str(port), str(folder), "--connections", str(load.connections)]
     arguments += [] if load.is_read else ["--unread"]
-    program = start("tests.support.noisy_neighbour", *arguments, stdin=subprocess.PIPE)
+    program = start("tests.support.faults.noisy_neighbour", *arguments, stdin=subprocess.PIPE)
     answers: dict[str, int] = {}
     try:
         time.sleep(1)  # wait until the load is running

@@ -23,9 +23,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.support.files import contents_below, paths_below
-from tests.support.opened import opened
-from tests.support.processes import ROOT, Serve, rows_file
+from tests.support.objects.files import contents_below, paths_below
+from tests.support.objects.opened import opened
+from tests.support.service.processes import ROOT, Serve, rows_file
 from tests.support.waiting import until
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database, sqlite_url

@@ -18,10 +18,10 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from tests.support import invariants
-from tests.support.forked_serve import NOBODY_WORKS, ForkedServe
-from tests.support.in_process import LINES, jsonl
-from tests.support.processes import running_deployment
+from tests.support.faults import invariants
+from tests.support.service.forked_serve import NOBODY_WORKS, ForkedServe
+from tests.support.service.in_process import LINES, jsonl
+from tests.support.service.processes import running_deployment
 from tests.support.waiting import until, until_async
 from tests.system.test_load import TLS
 from tuneship.client import Client

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import (
+from tests.support.service.processes import (
     ROOT,
     Serve,
     ended_job,

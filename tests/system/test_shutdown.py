@@ -11,7 +11,7 @@ import h11
 import httpx
 import pytest
 
-from tests.support.processes import Serve, running_deployment
+from tests.support.service.processes import Serve, running_deployment
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.client import ApiError
 

@@ -12,7 +12,13 @@ from threading import Event, Thread
 
 import pytest
 
-from tests.support.processes import Serve, ended_job, rows_file, running_deployment, start_job
+from tests.support.service.processes import (
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    start_job,
+)
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.generation import Generate

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support import invariants
-from tests.support.in_process import Service, split
+from tests.support.faults import invariants
 from tests.support.repeats import variants
+from tests.support.service.in_process import Service, split
 from tuneship.contract.jobs import ENDED
 from tuneship.contract.jobs import MOVES as JOB_MOVES
 from tuneship.store.database import tables

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support import invariants
-from tests.support.forked_serve import ForkedServe
-from tests.support.in_process import LINES, jsonl
-from tests.support.opened import opened
-from tests.support.refusing_kernel import FLUSH, MAKE, RENAME, Fault, Kernel
+from tests.support.faults import invariants
+from tests.support.faults.refusing_kernel import FLUSH, MAKE, RENAME, Fault, Kernel
+from tests.support.objects.opened import opened
+from tests.support.service.forked_serve import ForkedServe
+from tests.support.service.in_process import LINES, jsonl
 from tests.support.waiting import until
 from tests.system.test_load import TLS
 from tuneship.host.file_digest import sha256_of

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import invariants
-from tests.support.in_process import jsonl
-from tests.support.opened import opened
-from tests.support.processes import Serve, rows_file, start_job
-from tests.support.refusing_kernel import FLUSH, RENAME, Fault, Kernel
+from tests.support.faults import invariants
+from tests.support.faults.refusing_kernel import FLUSH, RENAME, Fault, Kernel
+from tests.support.objects.opened import opened
+from tests.support.service.in_process import jsonl
+from tests.support.service.processes import Serve, rows_file, start_job
 from tests.support.waiting import until
 from tuneship.client import ApiError, Client
 from tuneship.contract.datasets import DatasetMerge, DatasetUpload

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from tests.support.in_process import Service, split
+from tests.support.service.in_process import Service, split
 from tuneship.replicas.local_replicas import LocalReplicas
 from tuneship.service.background.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing

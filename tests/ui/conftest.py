@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.engines import PlayedTrainer
-from tests.support.in_process import ANSWER, Service
-from tests.support.local_machine import Machine
+from tests.support.prefect.local_machine import Machine
+from tests.support.service.engines import PlayedTrainer
+from tests.support.service.in_process import ANSWER, Service
 from tests.ui.browser import PROGRAMS, Browser
 from tuneship.contract.declaring.scopes import PRESETS
 

@@ -13,8 +13,8 @@ from flows.release import report
 from flows.rollout import page, promotion_approval
 from flows.shared.approval import ApprovalQuestion, ask
 from tests.flows.shared.test_markdown import plan_of, record_of, release_of, result_of
-from tests.support.local_machine import Machine
 from tests.support.payloads import SCRIPTS
+from tests.support.prefect.local_machine import Machine
 from tests.ui.browser import Browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.soak]

@@ -20,7 +20,7 @@ from tests.flows.conftest import in_use
 from tests.flows.release.test_retrain import ended, release, write
 from tests.support.fakes.canary_service import Refusal
 from tests.support.fakes.whole_service import WholeService
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.datasets import DatasetMerge
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.jobs import JobCreate, JobSummary

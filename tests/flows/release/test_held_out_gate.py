@@ -10,9 +10,9 @@ import pytest
 from flows.forms.release_form import ReleaseParameters
 from flows.release.result import ReleaseResult
 from flows.tune_and_deploy import tune_and_deploy
-from tests.support.evaluations import PLANTED, PlayedAnswers, rows
 from tests.support.fakes.proxy import refused
-from tests.support.in_process import jsonl
+from tests.support.service.evaluations import PLANTED, PlayedAnswers, rows
+from tests.support.service.in_process import jsonl
 from tests.system.faults.stage import Stage
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]

@@ -19,7 +19,7 @@ import pytest
 
 from flows.shift_traffic import shift_traffic
 from tests.support.fakes.proxy import Exchange, passed
-from tests.support.in_process import CATALOGUE
+from tests.support.service.in_process import CATALOGUE
 from tests.system.faults.stage import BEFORE, Stage
 from tuneship.gates.plan import CanaryPlan
 from tuneship.service.context.request_slots import InFlightLimits, RequestSlots

@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_API_URL
 from flows.rollout.record_file import RecordFile
 from flows.script.local_processes import embedded_service
 from tests.flows.conftest import PATIENCE_S, SCRIPT, plan, wait_for
-from tests.support.processes import running_deployment
+from tests.support.service.processes import running_deployment
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.gates.plan import CanaryPlan

@@ -11,8 +11,8 @@ import pytest
 from flows.script.local_processes import prefect_server
 from tests.flows.conftest import SCRIPT
 from tests.support.fakes.canary_service import FakeService
-from tests.support.prefect_servers import DATABASE, WITHOUT_SETTINGS, PrefectHomes
-from tests.support.prefect_strangers import assert_strangers_get_nothing
+from tests.support.prefect.prefect_servers import DATABASE, WITHOUT_SETTINGS, PrefectHomes
+from tests.support.prefect.prefect_strangers import assert_strangers_get_nothing
 
 pytestmark = pytest.mark.slow
 

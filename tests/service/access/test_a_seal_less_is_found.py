@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Serve, ended_job, start
+from tests.support.service.processes import Serve, ended_job, start
 from tests.support.waiting import until
 from tests.system.test_encryption import CANARY, TELLTALE, leaks, train, upload
 from tests.system.test_planted_text import Receiver, Way, hits, places_of
@@ -22,7 +22,7 @@ TEXT, *OF_A_MODEL = TELLTALE
 @contextmanager
 def lacking(kind: str, folder: Path) -> Iterator[Serve]:
     """Start a service that does not encrypt this kind of data."""
-    starter = partial(start, "tests.support.unsealed", kind)
+    starter = partial(start, "tests.support.objects.unsealed", kind)
     serve = Serve(folder / "data", starter=starter, inline_dataset_bytes="8192")
     try:
         yield serve

@@ -8,9 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.in_process import Clock, Service
-from tests.support.whole_api import BODIES, OPERATIONS, Own, missing_ids, options_of, path_of
-from tests.support.world import World
+from tests.support.service.in_process import Clock, Service
+from tests.support.service.whole_api import (
+    BODIES,
+    OPERATIONS,
+    Own,
+    missing_ids,
+    options_of,
+    path_of,
+)
+from tests.support.service.world import World
 from tuneship.contract.declaring.operation import DECLARED
 from tuneship.contract.declaring.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
 from tuneship.security.master_key import MasterKeyDamaged, read_or_make_secret

@@ -7,8 +7,8 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.files import contents_below
-from tests.support.in_process import ANSWER, Service, split
+from tests.support.objects.files import contents_below
+from tests.support.service.in_process import ANSWER, Service, split
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, MODE
 from tuneship.store.database import tables
 

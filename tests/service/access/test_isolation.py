@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.processes import ROOT, Serve
+from tests.support.service.processes import ROOT, Serve
 from tests.support.waiting import PATIENCE_S
 from tests.unit.isolation.test_isolation import WITHOUT_LIMIT
 
@@ -45,7 +45,7 @@ def asked(data: Path, *on_host: str, **variables: str) -> tuple[bool, str]:
 
 
 def weak_host(*options: str) -> tuple[str, ...]:
-    return ("-m", "tests.support.weak_host", *options, sys.executable)
+    return ("-m", "tests.support.faults.weak_host", *options, sys.executable)
 
 
 def test_workers_on_this_host_are_isolated(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from sqlalchemy.exc import OperationalError
 
 from tests.service.generation.test_generation import counts, lines, path_of
 from tests.service.jobs.test_streams import NOTIFIED_ONLY, Reader
-from tests.support.conversion import ARCHIVE
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.openai_clients import bare_headers
+from tests.support.models.conversion import ARCHIVE
+from tests.support.openai.openai_clients import bare_headers
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.service.access import api_keys
 from tuneship.service.answers.downloads import Download

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.service.background.clock_watch import HOLD_S, ClockWatch
 from tuneship.store.database import tables
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tests.support.in_process import ANSWER, Service
+from tests.support.service.in_process import ANSWER, Service
 from tuneship.contract.errors import ApiError
 from tuneship.contract.generation import Generate
 from tuneship.host.thread_pools import Threads

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.batches import (
+from tests.support.openai.batches import (
     AT_ONCE,
     AT_THE_END,
     batch,
@@ -23,8 +23,8 @@ from tests.support.batches import (
     shown,
     upload,
 )
-from tests.support.in_process import Service
-from tests.support.service_fixtures import DatabaseSettings
+from tests.support.service.in_process import Service
+from tests.support.service.service_fixtures import DatabaseSettings
 from tests.unit.gates.rollouts import plan_with
 from tuneship.gates.gate_types import LatencyLimits
 from tuneship.gates.kinds import GATES, Measured

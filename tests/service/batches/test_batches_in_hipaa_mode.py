@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.batches import batch, call, ended, lines_of, request, upload
-from tests.support.in_process import Service
+from tests.support.openai.batches import batch, call, ended, lines_of, request, upload
+from tests.support.service.in_process import Service
 
 
 def test_its_requests_its_record_and_its_answers_need_what_the_mode_needs(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.batches import (
+from tests.support.openai.batches import (
     AT_ONCE,
     AT_THE_END,
     batch,
@@ -20,8 +20,8 @@ from tests.support.batches import (
     shown,
     upload,
 )
-from tests.support.in_process import Service
-from tests.support.service_fixtures import DatabaseSettings
+from tests.support.service.in_process import Service
+from tests.support.service.service_fixtures import DatabaseSettings
 from tuneship.host.disk_space import DiskNearlyFull
 from tuneship.service.background_requests import background_run
 from tuneship.service.background_requests.background_keeper import to_start

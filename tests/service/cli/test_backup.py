@@ -13,10 +13,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.conftest import BOTH
-from tests.support.files import contents_below
-from tests.support.in_process import Service
-from tests.support.installations import Installed, Postgres, Sqlite
-from tests.support.small_disks import enlarge, fill, small_disk
+from tests.support.databases.installations import Installed, Postgres, Sqlite
+from tests.support.objects.files import contents_below
+from tests.support.objects.small_disks import enlarge, fill, small_disk
+from tests.support.service.in_process import Service
 from tuneship.service.serve import locked, recover
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database

@@ -19,10 +19,10 @@ import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from tests.support.families import build_family
-from tests.support.gguf_files import write_gguf
-from tests.support.processes import ROOT, Serve
+from tests.support.models.families import build_family
+from tests.support.models.gguf_files import write_gguf
 from tests.support.repeats import variants
+from tests.support.service.processes import ROOT, Serve
 from tests.support.waiting import until
 from tuneship.cli.main import app
 from tuneship.conversion import running
@@ -474,7 +474,7 @@ def test_a_disk_that_fills_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
 def test_a_running_service_offers_trains_and_serves_a_model_that_is_added_meanwhile(
     tmp_path: Path,
 ) -> None:
-    from tests.support.processes import ended_job, rows_file
+    from tests.support.service.processes import ended_job, rows_file
     from tuneship.contract.datasets import DatasetUpload
     from tuneship.contract.deployments import DeploymentCreate
     from tuneship.contract.jobs import Hyperparameters, JobCreate

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from typer import Exit
 from typer.testing import CliRunner, Result
 
-from tests.support.processes import Serve
+from tests.support.service.processes import Serve
 from tuneship.cli.commands.audit import BROKEN, NO_HEADS
 from tuneship.cli.commands.keys import FLOWS_LABEL, opened
 from tuneship.cli.main import app

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.conversion import ADAPTER
-from tests.support.evaluations import cancelled, evaluated
-from tests.support.in_process import ANSWER, LINES, Service, jsonl
+from tests.support.models.conversion import ADAPTER
+from tests.support.service.evaluations import cancelled, evaluated
+from tests.support.service.in_process import ANSWER, LINES, Service, jsonl
+from tests.support.service.whole_api import BODIES, Own
 from tests.support.waiting import PATIENCE_S, until
-from tests.support.whole_api import BODIES, Own
 from tuneship.cli.declared import DeclaredVerb, resources, verbs_of
 from tuneship.cli.examples import command_line
 from tuneship.cli.main import app

@@ -7,7 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner, Result
 
-from tests.support.in_process import LINES, Service
+from tests.support.service.in_process import LINES, Service
 from tuneship.cli.main import app
 
 

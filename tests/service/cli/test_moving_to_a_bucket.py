@@ -7,8 +7,8 @@ from pathlib import Path
 import obstore
 import pytest
 
-from tests.support.installations import Installed
-from tests.support.object_server import ObjectServer
+from tests.support.databases.installations import Installed
+from tests.support.objects.object_server import ObjectServer
 
 
 @pytest.fixture

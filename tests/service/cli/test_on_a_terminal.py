@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from tests.support.in_process import Service, split
+from tests.support.service.in_process import Service, split
 from tests.support.waiting import PATIENCE_S
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

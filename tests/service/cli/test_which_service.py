@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tests.support.waiting import free_port
 from tuneship.cli.main import app
 from tuneship.host.process_start import process_start

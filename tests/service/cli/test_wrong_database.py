@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service
-from tests.support.installations import Installed, Postgres, Sqlite
-from tests.support.processes import Serve
+from tests.support.databases.installations import Installed, Postgres, Sqlite
+from tests.support.service.in_process import Service
+from tests.support.service.processes import Serve
 from tuneship.host.interpreter import known_fault
 from tuneship.host.startup import StartupError
 from tuneship.service.serve import recover as recover_files

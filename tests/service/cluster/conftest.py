@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.in_process import Service
-from tests.support.members import SHORT_LEASE_S, cluster_of
-from tests.support.postgres_cluster import Cluster
+from tests.support.cluster.members import SHORT_LEASE_S, cluster_of
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.in_process import Service
 from tuneship.store.database.database import Database
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_launchers import PlayedLauncher
-from tests.support.agents import AUTHORITY
-from tests.support.engines import PlayedEngines
-from tests.support.in_process import CATALOGUE
-from tests.support.postgres_cluster import Cluster
+from tests.support.cluster.agent_launchers import PlayedLauncher
+from tests.support.cluster.agents import AUTHORITY
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.engines import PlayedEngines
+from tests.support.service.in_process import CATALOGUE
 from tests.support.waiting import until_async
 from tuneship.agents.agent_replicas import AgentReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentOptions, AgentStarter, BaseOptions

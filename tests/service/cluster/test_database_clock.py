@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.support.postgres_cluster import Cluster
+from tests.support.databases.postgres_cluster import Cluster
 from tuneship.service.cluster.database_clock import SLOW_S, STALE_AFTER_S, DatabaseClock
 from tuneship.store.database.database import Database
 

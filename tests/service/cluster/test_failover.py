@@ -10,9 +10,9 @@ import pytest
 
 from tests.service.cluster.test_leadership import epoch_of
 from tests.service.cluster.test_writers import upload
-from tests.support.in_process import Service
-from tests.support.members import SHORT_LEASE_S, cluster_of
-from tests.support.postgres_cluster import SETTINGS, Cluster, Standby, programs
+from tests.support.cluster.members import SHORT_LEASE_S, cluster_of
+from tests.support.databases.postgres_cluster import SETTINGS, Cluster, Standby, programs
+from tests.support.service.in_process import Service
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres]

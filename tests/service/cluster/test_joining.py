@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from tests.support.object_server import ObjectServer
-from tests.support.postgres_cluster import Cluster
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.objects.object_server import ObjectServer
 from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.host.startup import StartupError
 from tuneship.security.master_key import MasterKeyMissing, read_or_make_secret

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.in_process import CATALOGUE, Service
+from tests.support.service.in_process import CATALOGUE, Service
 from tests.support.waiting import until
 from tuneship.store.database import rows, tables
 

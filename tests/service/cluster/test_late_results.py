@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import ANSWER, Service
-from tests.support.members import standing_still
+from tests.support.cluster.members import standing_still
+from tests.support.service.in_process import ANSWER, Service
 from tests.support.waiting import until
 from tuneship.host.file_digest import sha256_of
 from tuneship.store.database import tables

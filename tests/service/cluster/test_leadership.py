@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.support.in_process import Service
-from tests.support.members import SHORT_LEASE_S, cluster_of, standing_still
-from tests.support.postgres_cluster import Cluster
+from tests.support.cluster.members import SHORT_LEASE_S, cluster_of, standing_still
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.in_process import Service
 from tests.support.waiting import until, until_async
 from tuneship.service.cluster.leadership import LeaseLeadership, SoleService
 from tuneship.store.cluster import leader_lease

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from tests.support.batches import batch, ended, permits, request
-from tests.support.in_process import ANSWER, Service, split
-from tests.support.members import standing_still
+from tests.support.cluster.members import standing_still
+from tests.support.openai.batches import batch, ended, permits, request
+from tests.support.service.in_process import ANSWER, Service, split
 from tests.support.waiting import until
 from tuneship.store.database.read_cache import MAX_AGE_S
 from tuneship.store.records.job_leases import LEASE

@@ -14,10 +14,10 @@ from sqlalchemy.exc import TimeoutError as WaitedTooLong
 
 from tests.service.cluster.test_members import asked
 from tests.service.cluster.test_writers import QUOTA, TENANTS, upload
-from tests.support.in_process import split
-from tests.support.members import cluster_of
-from tests.support.pooler import SESSIONS, Pooler, pooler_before
-from tests.support.postgres_cluster import Cluster
+from tests.support.cluster.members import cluster_of
+from tests.support.databases.pooler import SESSIONS, Pooler, pooler_before
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.in_process import split
 from tests.support.waiting import until
 from tuneship.service.open_installation import open_for_service
 from tuneship.settings import ServiceSettings

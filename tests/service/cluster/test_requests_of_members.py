@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tests.support.waiting import until
 from tuneship.store.cluster import member_ages
 from tuneship.store.database.database import Database

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.members import cluster_of
-from tests.support.postgres_cluster import Cluster
+from tests.support.cluster.members import cluster_of
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.store.database import tables
 from tuneship.store.records import audit, metric_windows
 from tuneship.store.records.metric_windows import HOUR, MINUTE, WHOLE

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.endpoints import EndpointCreate
 from tuneship.contract.errors import PermissionDenied
 from tuneship.service.access.audit_facts import AuditFacts

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.contract.errors import InternalError, RateLimitExceeded
 from tuneship.service.context.fair_threads import FairThreads

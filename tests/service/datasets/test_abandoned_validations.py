@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 import httpx
 import pytest
 
-from tests.support.in_process import LINES, Service, jsonl
+from tests.support.service.in_process import LINES, Service, jsonl
 from tests.support.waiting import until
 from tuneship.service.datasets import new_datasets
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset

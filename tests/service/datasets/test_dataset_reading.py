@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.support.in_process import jsonl
+from tests.support.service.in_process import jsonl
 from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, Message, parse_line
 from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.service.catalogues.base_models import Catalogue

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process import LINES, Service, jsonl
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.service.datasets.hints import SeenExamples
 from tuneship.service.datasets.token_counting import SLICE_CHARACTERS, TokenCounter
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.files import paths_below
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.processes import Serve
+from tests.support.objects.files import paths_below
+from tests.support.service.in_process import LINES, Service, jsonl
+from tests.support.service.processes import Serve
 from tests.support.waiting import until
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.host.file_digest import sha256_of

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from pydantic import SecretStr
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.client import Client, SourceError
 from tuneship.contract.datasets import DatasetUpload, DatasetValidate
 from tuneship.contract.errors import DatasetError

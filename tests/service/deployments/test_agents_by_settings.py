@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.fakes.ray_dashboard import TOKEN, PlayedDashboard, ray_dashboard
-from tests.support.processes import start
+from tests.support.service.processes import start
 from tests.support.waiting import free_port
 from tuneship.host.startup import StartupError
 from tuneship.service.own_replicas import check_ray

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.security.sealed_files import write_sealed
 from tuneship.service.telemetry.log_recorder import MAX_WAITING, LogRecorder
 from tuneship.store.database import rows, tables

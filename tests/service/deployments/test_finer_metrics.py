@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.windows import CELLS_PER_DOUBLING
 from tuneship.service.context.context import Context

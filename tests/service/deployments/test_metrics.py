@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.metrics.observations import Observation, RequestOutcome
 

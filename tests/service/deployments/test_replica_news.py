@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.service.deployments.test_deployments import get, path_of
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 
 pytestmark = pytest.mark.both_databases
 

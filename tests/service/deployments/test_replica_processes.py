@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 
 import pytest
 
-from tests.support.processes import Serve, running_deployment
+from tests.support.service.processes import Serve, running_deployment
 from tests.support.waiting import is_alive, until
 from tuneship.client import Client
 from tuneship.contract.deployments import (

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.service.deployments.test_deployments import events_of, get, kinds, logs, path_of
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 
 Start = Callable[..., Service]
 AUTO = {"auto_scaling": True, "max_replicas": 3}

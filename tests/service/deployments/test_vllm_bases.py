@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.processes import ROOT, Serve, running_deployment
+from tests.support.service.processes import ROOT, Serve, running_deployment
 from tests.support.waiting import is_alive, until
 from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import SHIPPED

@@ -4,7 +4,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.watch import INTERVAL, QUARTER, asked_from, first_traffic, rounded_up, weigh
 from tuneship.metrics.observations import Observation, RequestOutcome

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service, split
+from tests.support.service.in_process import Service, split
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.endpoints import CanaryEndpoint, Endpoint, EndpointCreate, EndpointUpdate
 from tuneship.service.context.context import Context

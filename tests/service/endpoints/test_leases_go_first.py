@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service, split
+from tests.support.service.in_process import Service, split
 from tests.support.waiting import until
 from tuneship.service.serve import SPARE_THREADS
 from tuneship.store.database import tables

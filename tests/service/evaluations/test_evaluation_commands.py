@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.evaluations import PLANTED, PlayedAnswers, rows
-from tests.support.in_process import Service, jsonl
+from tests.support.service.evaluations import PLANTED, PlayedAnswers, rows
+from tests.support.service.in_process import Service, jsonl
 from tuneship.cli.main import app
 
 

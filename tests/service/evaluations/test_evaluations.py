@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.evaluations import GRADERS, PLANTED, PlayedAnswers, right
-from tests.support.in_process import Service, jsonl
+from tests.support.service.evaluations import GRADERS, PLANTED, PlayedAnswers, right
+from tests.support.service.in_process import Service, jsonl
 from tuneship.service.background_requests.background_run import BackgroundTiming
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import ANSWER, Service
-from tests.support.sqlite_files import new_sqlite
+from tests.support.databases.sqlite_files import new_sqlite
+from tests.support.service.in_process import ANSWER, Service
 from tuneship.service.access.api_keys import new_key
 from tuneship.service.http.rate_limits import AUDITED_FAILURES_PER_MINUTE
 from tuneship.store.database import tables

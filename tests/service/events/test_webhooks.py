@@ -17,7 +17,7 @@ from standardwebhooks import Webhook as Verifier
 
 from deployments.local import bridge_opened
 from tests.support.fakes.webhook_receiver import Receiver, answer, listening
-from tests.support.in_process import OWN_PORT, Service
+from tests.support.service.in_process import OWN_PORT, Service
 from tuneship.contract.common import render_time
 from tuneship.contract.events import KINDS, SUBSCRIPTIONS
 from tuneship.contract.webhooks import Replay, SecretRotation, WebhookCreate, WebhookUpdate

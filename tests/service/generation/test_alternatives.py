@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.generation.test_generation import RESPONSE, counts, lines, path_of
 from tests.service.generation.test_generation_streams import ASK, events_of, open_stream
-from tests.support.in_process import ANSWER, Service
+from tests.support.service.in_process import ANSWER, Service
 
 Start = Callable[..., Service]
 PLANTED = "zq planted text 7731"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.in_process import CATALOGUE
+from tests.support.service.in_process import CATALOGUE
 from tuneship.service.generation.completion_text import UNFINISHED, AnswerCut, Completion
 
 TOKENIZER: Any = CATALOGUE.default.tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.service.generation.test_generation import counts, lines
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tests.support.waiting import until_async
 from tuneship.replicas.engine_kinds import VLLM_ENGINE
 from tuneship.service.catalogues.base_models import CataloguedModel

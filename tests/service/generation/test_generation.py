@@ -10,7 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import ANSWER, Service
+from tests.support.service.in_process import ANSWER, Service
 from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 
 Start = Callable[..., Service]

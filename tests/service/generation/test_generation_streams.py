@@ -12,7 +12,7 @@ import pytest
 
 from tests.service.generation.test_generation import counts, lines, path_of
 from tests.service.jobs.test_streams import Reader
-from tests.support.in_process import ANSWER, Service
+from tests.support.service.in_process import ANSWER, Service
 from tuneship.contract.generation import Generate, GeneratedText
 from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 

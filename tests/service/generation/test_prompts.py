@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from tests.support.in_process import CATALOGUE, Service
+from tests.support.service.in_process import CATALOGUE, Service
 from tuneship.contract.errors import ValidationFailed
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.generation.prompts import PRIVATE_USE, rendered_prompt

@@ -7,7 +7,7 @@ import pytest
 
 from tests.service.generation.test_generation import counts, path_of
 from tests.service.generation.test_generation_streams import events_of
-from tests.support.in_process import CATALOGUE, Service
+from tests.support.service.in_process import CATALOGUE, Service
 from tuneship.serving.sampling.grammar import accepts
 
 PLANTED = "zq planted text 7731"

@@ -8,7 +8,7 @@ import pytest
 from tests.service.generation.test_generation import path_of, rendered
 from tests.service.generation.test_generation_streams import events_of
 from tests.service.generation.test_structured import encoded
-from tests.support.in_process import ANSWER, Service
+from tests.support.service.in_process import ANSWER, Service
 from tuneship.prompts.template import PromptTemplate
 from tuneship.serving.sampling.grammar import accepts
 

@@ -14,10 +14,10 @@ import httpx
 import pytest
 import yaml
 
-from tests.support.conversion import ADAPTER, ARCHIVE
-from tests.support.files import tar_of
-from tests.support.in_process import LINES, jsonl, split
-from tests.support.world import LINE, TURNS, World
+from tests.support.models.conversion import ADAPTER, ARCHIVE
+from tests.support.objects.files import tar_of
+from tests.support.service.in_process import LINES, jsonl, split
+from tests.support.service.world import LINE, TURNS, World
 
 CASES: dict[str, list[dict[str, Any]]] = yaml.safe_load(
     Path(__file__).with_name("bad_inputs.yaml").read_text()

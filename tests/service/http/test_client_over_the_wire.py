@@ -9,7 +9,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from tests.support.in_process import LINES, Service, jsonl
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.client import AsyncClient, Client
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.errors import ResourceNotFound

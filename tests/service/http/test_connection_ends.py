@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.support.in_process import Lines, Service
+from tests.support.service.in_process import Lines, Service
 from tests.support.waiting import PATIENCE_S
 from tuneship.service.http.connections import ConnectionTimeouts
 from tuneship.service.http.server import ServerTiming

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.declaring.operation import Example, Operation
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.service.context.bindings import BoundOperation

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.in_process import ANSWER, CATALOGUE, Service, jsonl
-from tests.support.whole_api import OPERATIONS, Own, missing_ids, options_of, path_of
+from tests.support.service.in_process import ANSWER, CATALOGUE, Service, jsonl
+from tests.support.service.whole_api import OPERATIONS, Own, missing_ids, options_of, path_of
 from tuneship.prompts.template import TEMPLATE_FILE
 
 LIMIT_S = 0.02

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.support.in_process import ANSWER, LINES, Service, jsonl, split
+from tests.support.service.in_process import ANSWER, LINES, Service, jsonl, split
 
 JOB_CREATED = {
     "id", "base_model", "dataset_id", "validation_dataset_id", "fine_tuning_method", "model_name",

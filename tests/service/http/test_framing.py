@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.files import paths_below
-from tests.support.processes import Serve
+from tests.support.objects.files import paths_below
+from tests.support.service.processes import Serve
 from tests.support.waiting import PATIENCE_S
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.http.body_timeout import BodyTimeout

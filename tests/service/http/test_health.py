@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from tests.support.in_process import Lines, Service
-from tests.support.postgres_cluster import Cluster
+from tests.support.databases.postgres_cluster import Cluster
+from tests.support.service.in_process import Lines, Service
 
 both_databases = pytest.mark.both_databases
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import LINES, Service, jsonl, split
-from tests.support.tenants import Tenants
-from tests.support.whole_api import CREATING, OPERATIONS, options_of, path_of
+from tests.support.service.in_process import LINES, Service, jsonl, split
+from tests.support.service.tenants import Tenants
+from tests.support.service.whole_api import CREATING, OPERATIONS, options_of, path_of
 from tuneship.contract.declaring.operation import Operation
 from tuneship.service.all_handlers import SERVED
 from tuneship.store.database import rows, tables

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from tests.support.in_process import Lines, Service
+from tests.support.service.in_process import Lines, Service
 from tuneship.service.http import server as http_server
 from tuneship.service.http.log_budget import LogBudget
 

@@ -12,8 +12,8 @@ import pytest
 from starlette.routing import compile_path
 
 from tests.service.http.test_bad_inputs import CASES
-from tests.support.in_process import Service
-from tests.support.openapi_world import Watch, document_of, resources
+from tests.support.service.in_process import Service
+from tests.support.service.openapi_world import Watch, document_of, resources
 from tuneship.contract.declaring.operation import DECLARED, Operation
 from tuneship.contract.document.openapi import document, possible_errors
 from tuneship.service.http.routes import route_path

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.context import context

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.in_process import LINES, Service, jsonl, split
+from tests.support.service.in_process import LINES, Service, jsonl, split
 from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 
 pytestmark = pytest.mark.both_databases

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 from sqlalchemy import event
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.service.access.api_keys import new_key
 from tuneship.service.http.forwarding import source_of
 from tuneship.service.http.rate_limits import FAILURES_PER_MINUTE, RateLimits

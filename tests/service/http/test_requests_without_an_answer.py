@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from tests.service.generation.test_generation import path_of
 from tests.service.generation.test_generation_streams import open_stream
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics.metrics_reader import read_series
 from tuneship.gates.metrics.series import ArmTraffic, InFlightAges

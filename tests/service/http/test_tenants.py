@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.tenants import Tenants
-from tests.support.whole_api import (
+from tests.support.service.tenants import Tenants
+from tests.support.service.whole_api import (
     WITH_BODIES,
     WITH_PATH_IDS,
     Own,

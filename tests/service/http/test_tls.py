@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
-from tests.support.processes import Serve
+from tests.support.service.processes import Serve
 from tuneship.cli.main import app
 from tuneship.client import Client
 from tuneship.contract.errors import ServiceUnreachable

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.service.models.test_imports import send
-from tests.support.conversion import ARCHIVE
-from tests.support.in_process import LINES, Service, jsonl
+from tests.support.models.conversion import ARCHIVE
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.host import disk_space
 from tuneship.service.context.context import Context
 from tuneship.service.http import forms

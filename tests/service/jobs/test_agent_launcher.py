@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from tests.support.in_process import Service
-from tests.support.training_nodes import TrainingNodes
+from tests.support.cluster.training_nodes import TrainingNodes
+from tests.support.service.in_process import Service
 from tuneship.agents.agent_training_link import TrainingAgentLost
 from tuneship.agents.launchers import AgentSize
 from tuneship.agents.training_protocol import GONE_S

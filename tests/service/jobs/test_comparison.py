@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.job_reports import JobMetrics
 
 pytestmark = pytest.mark.both_databases

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.host import gpus, machine
 from tuneship.training.spec import SPEC_FILE, TrainingSpec
 

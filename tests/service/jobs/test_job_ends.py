@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.store.database import tables
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 
 pytestmark = pytest.mark.both_databases
 Start = Callable[..., Service]

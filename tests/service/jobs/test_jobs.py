@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import CATALOGUE, Service, jsonl
+from tests.support.service.in_process import CATALOGUE, Service, jsonl
 from tuneship.contract.errors import ValidationFailed
 from tuneship.contract.jobs import Hyperparameters, JobMetrics
 from tuneship.gates.training.divergence import DivergenceWatch, watch_training

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.service.jobs.training_keeper import START_AGAIN_AFTER
 from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row

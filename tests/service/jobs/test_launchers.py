@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.host.thread_pools import Threads
 from tuneship.service import composition
 from tuneship.service.jobs.launcher import (

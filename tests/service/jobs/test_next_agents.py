@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.training_nodes import TrainingNodes
+from tests.support.cluster.training_nodes import TrainingNodes
 from tests.support.waiting import until_async
 from tuneship.agents.launchers import AgentSize
 from tuneship.host.thread_pools import Threads

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.in_process import Service
-from tests.support.processes import Serve, ended_job, rows_file, running_deployment, start_job
+from tests.support.service.in_process import Service
+from tests.support.service.processes import (
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    start_job,
+)
 from tests.support.waiting import is_alive, until
 from tuneship.contract.generation import Generate
 from tuneship.service.jobs.local_launcher import SETTLE

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.files import contents_below
-from tests.support.in_process import Service
-from tests.support.object_server import ObjectServer
+from tests.support.objects.files import contents_below
+from tests.support.objects.object_server import ObjectServer
+from tests.support.service.in_process import Service
 from tests.support.waiting import until_async
 from tuneship.host.thread_pools import Threads
 from tuneship.service.jobs.launcher import StoredCheckpoint

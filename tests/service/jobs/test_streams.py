@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.in_process import Service
-from tests.support.processes import Serve, rows_file, start_job, trainer_at_work
+from tests.support.service.in_process import Service
+from tests.support.service.processes import Serve, rows_file, start_job, trainer_at_work
 from tests.support.waiting import until, until_async
 from tuneship.contract.errors import ApiError
 from tuneship.contract.job_reports import JobLogEntry

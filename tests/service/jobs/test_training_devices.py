@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Serve, ended_job, rows_file, start_job
+from tests.support.service.processes import Serve, ended_job, rows_file, start_job
 from tests.support.waiting import children, is_alive, until
 from tuneship.client import Client
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.in_process import CATALOGUE, Service
+from tests.support.service.in_process import CATALOGUE, Service
 
 Start = Callable[..., Service]
 SHIPPED = CATALOGUE.default.path

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tests.support.waiting import until
 from tuneship.conversion.order import ExportOrder, ExportReport
 from tuneship.host.staging import staged

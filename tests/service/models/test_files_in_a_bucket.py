@@ -9,9 +9,9 @@ from typing import Any
 import obstore
 import pytest
 
-from tests.support.files import contents_below
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.object_server import ObjectServer
+from tests.support.objects.files import contents_below
+from tests.support.objects.object_server import ObjectServer
+from tests.support.service.in_process import LINES, Service, jsonl
 
 pytestmark = pytest.mark.slow
 

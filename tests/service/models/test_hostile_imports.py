@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from safetensors.numpy import load_file, save_file
 
 from tests.service.models.test_imports import send, state
-from tests.support.conversion import ADAPTER, ARCHIVE
-from tests.support.files import tar_of
-from tests.support.in_process import LINES, Service, jsonl
+from tests.support.models.conversion import ADAPTER, ARCHIVE
+from tests.support.objects.files import tar_of
+from tests.support.service.in_process import LINES, Service, jsonl
 from tests.support.waiting import until
 from tuneship.contract.declaring.limits import MAX_LORA_RANK
 from tuneship.conversion.order import ImportReport
@@ -282,7 +282,7 @@ def test_an_import_that_the_disk_has_no_room_for_is_refused(start: Start) -> Non
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    from tests.support.random_adapters import random_adapter  # loads torch
+    from tests.support.models.random_adapters import random_adapter  # loads torch
 
     return random_adapter(tmp_path / "adapter", 1)
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.conversion import ADAPTER, ARCHIVE
-from tests.support.files import tar_of
-from tests.support.in_process import Service
+from tests.support.models.conversion import ADAPTER, ARCHIVE
+from tests.support.objects.files import tar_of
+from tests.support.service.in_process import Service
 from tuneship.contract.models import ModelImport
 from tuneship.conversion.order import ImportOrder, ImportReport
 from tuneship.service.catalogues.base_models import SHIPPED

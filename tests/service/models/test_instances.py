@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.agents.agent_starter import BaseOptions
 from tuneship.agents.launchers import AgentSize
 from tuneship.host import machine

@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.conversion import ADAPTER
 from tests.support.fakes.swallowing_proxy import SwallowingProxy
-from tests.support.files import tar_of
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.invariants import rows_of
-from tests.support.object_invariants import check_objects
-from tests.support.object_server import ObjectServer
-from tests.support.repeating import repeating
+from tests.support.faults.invariants import rows_of
+from tests.support.faults.repeating import repeating
+from tests.support.models.conversion import ADAPTER
+from tests.support.objects.files import tar_of
+from tests.support.objects.object_invariants import check_objects
+from tests.support.objects.object_server import ObjectServer
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.store.database import tables
 from tuneship.store.files.object_blobs import PART_BYTES
 

@@ -13,10 +13,10 @@ import httpx
 import pytest
 import yaml
 
-from tests.support.conversion import ADAPTER
-from tests.support.files import tar_of
-from tests.support.in_process import Service
-from tests.support.processes import (
+from tests.support.models.conversion import ADAPTER
+from tests.support.objects.files import tar_of
+from tests.support.service.in_process import Service
+from tests.support.service.processes import (
     Serve,
     ended_job,
     rows_file,
@@ -252,7 +252,7 @@ def test_a_real_host_that_lost_its_filter_starts_no_process_for_what_asked_for_o
         until(lambda: client.jobs.get(job).current_step > 0)
         serve.kill()
 
-        serve.starter = partial(start, "tests.support.weak_host", sys.executable, "-m")
+        serve.starter = partial(start, "tests.support.faults.weak_host", sys.executable, "-m")
         serve.start()
         client = serve.client()
         ended = ended_job(client, job)

@@ -6,8 +6,8 @@ from urllib.parse import quote
 import pytest
 import sqlalchemy as sa
 
-from tests.support.files import contents_below
-from tests.support.in_process import CATALOGUE, Service
+from tests.support.objects.files import contents_below
+from tests.support.service.in_process import CATALOGUE, Service
 from tuneship.service.serve import recover
 from tuneship.store.database import rows, tables
 from tuneship.store.files.quarantine import SET_ASIDE

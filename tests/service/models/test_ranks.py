@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.replicas.engine_kinds import OWN_ENGINE, VLLM_ENGINE, option_of
 from tuneship.service.catalogues.base_models import SHIPPED
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.service.processes import ROOT
 from tuneship.conversion.order import ReadingOrder
 from tuneship.service.catalogues.adding import read_in_process
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.service.catalogues.base_models import SHIPPED
 
 JOB = {"base_model": "tuneship-tiny", "model_name": "m"}

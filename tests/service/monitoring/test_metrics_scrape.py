@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.support.in_process import ANSWER, Service
+from tests.support.service.in_process import ANSWER, Service
 from tests.support.waiting import until
 from tuneship.metrics.recorder import WindowKey
 from tuneship.metrics.windows import MetricWindow

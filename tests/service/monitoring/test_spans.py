@@ -11,8 +11,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from pydantic import ValidationError
 
 from tests.support.fakes.collector import Collector, ReceivedSpan, running_collector
-from tests.support.in_process import ANSWER, LINES, Service, jsonl
-from tests.support.processes import Serve
+from tests.support.service.in_process import ANSWER, LINES, Service, jsonl
+from tests.support.service.processes import Serve
 from tests.support.waiting import until
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.service.monitoring.otlp_spans import tracing_of

@@ -6,9 +6,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.in_process import Service
-from tests.support.openai_clients import blocking
-from tests.support.service_fixtures import DatabaseSettings
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import Service
+from tests.support.service.service_fixtures import DatabaseSettings
 
 ENDPOINT = "gpt-4o-mini"
 

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.in_process import Service
-from tests.support.openai_clients import bare_headers
+from tests.support.openai.openai_clients import bare_headers
+from tests.support.service.in_process import Service
 from tuneship.contract.openai.chat import ChatCompletionCreate
 
 # Not the form of a field: names of that form are said, so that a program learns which one is refused.

@@ -11,8 +11,8 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.in_process import ANSWER, Service, jsonl
-from tests.support.openai_clients import blocking
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import ANSWER, Service, jsonl
 
 pytestmark = pytest.mark.both_databases
 

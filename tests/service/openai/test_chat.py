@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.in_process import ANSWER, Service
-from tests.support.openai_clients import asynchronous, bare_headers, blocking, key_of
+from tests.support.openai.openai_clients import asynchronous, bare_headers, blocking, key_of
+from tests.support.service.in_process import ANSWER, Service
 
 MESSAGES = [{"role": "user", "content": "senile cataract"}]
 

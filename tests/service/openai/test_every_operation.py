@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.batches import ended
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.openai_clients import bare_headers
+from tests.support.openai.batches import ended
+from tests.support.openai.openai_clients import bare_headers
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.contract.declaring.scopes import PRESETS, SCOPES
 from tuneship.contract.openai.declaring import OPENAI, PREFIX, OpenAIOperation
 from tuneship.contract.openai.ids import result_file_of, shown_id

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from tests.support.in_process import LINES, Service, jsonl
-from tests.support.openai_clients import bare_headers, blocking
+from tests.support.openai.openai_clients import bare_headers, blocking
+from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.contract.openai.ids import result_file_of
 from tuneship.service.models.hyperparameters import usual_rate
 from tuneship.service.openai import result_files

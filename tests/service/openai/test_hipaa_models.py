@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.in_process import ANSWER, Service
+from tests.support.service.in_process import ANSWER, Service
 
 CHAT = "/openai/v1/chat/completions"
 SECRET = "zq planted text 7731"

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.batches import batch, ended, lines_of, request, upload
-from tests.support.in_process import ANSWER, Service
-from tests.support.openai_clients import blocking
+from tests.support.openai.batches import batch, ended, lines_of, request, upload
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import ANSWER, Service
 
 pytestmark = pytest.mark.both_databases
 

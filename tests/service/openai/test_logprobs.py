@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.in_process import ANSWER, Service
-from tests.support.openai_clients import blocking
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import ANSWER, Service
 
 MESSAGES: Any = [{"role": "user", "content": "senile cataract"}]
 TEXT = "Grüße: senile cataract"

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.in_process import Service
-from tests.support.openai_clients import blocking
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import Service
 
 
 class LosesAnswers:

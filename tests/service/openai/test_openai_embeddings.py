@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.in_process import Service
-from tests.support.openai_clients import blocking
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import Service
 
 VECTOR = [0.5, -0.5, 0.25, 1.0]
 SECRET = "zq planted text 7731"

@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.in_process import ANSWER, Service
-from tests.support.openai_clients import bare_headers, blocking
+from tests.support.openai.openai_clients import bare_headers, blocking
+from tests.support.service.in_process import ANSWER, Service
 
 TEXT = "senile cataract"
 SECRET = "zq planted text 7731"

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.in_process import CATALOGUE, Service
-from tests.support.openai_clients import blocking
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import CATALOGUE, Service
 from tuneship.serving.sampling.grammar import accepts
 
 SECRET = "zq planted text 7731"

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from tests.service.generation.test_structured import encoded
 from tests.service.openai.conftest import ENDPOINT
-from tests.support.in_process import ANSWER, Service
-from tests.support.openai_clients import blocking
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import ANSWER, Service
 from tuneship.serving.sampling.grammar import accepts
 
 SECRET = "zq planted text 7731"

@@ -11,10 +11,10 @@ import openai
 import pytest
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
-from tests.support.batches import batch, ended, request
 from tests.support.fakes.webhook_receiver import Received, Receiver, answer, listening
-from tests.support.in_process import Service
-from tests.support.openai_clients import blocking
+from tests.support.openai.batches import batch, ended, request
+from tests.support.openai.openai_clients import blocking
+from tests.support.service.in_process import Service
 from tuneship.contract.openai.webhooks import EVENT_TYPES
 from tuneship.events.delivery import DeliveryTiming
 

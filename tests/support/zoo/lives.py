@@ -23,9 +23,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support.files import tar_of
-from tests.support.in_process import RealParts, Service, jsonl
-from tests.support.real_workers import RealWorkers, convert_here
+from tests.support.models.real_workers import RealWorkers, convert_here
+from tests.support.objects.files import tar_of
+from tests.support.service.in_process import RealParts, Service, jsonl
 from tests.support.zoo.checkpoints import Checkpoint
 from tests.support.zoo.conversations import ROWS, Conversation
 from tests.support.zoo.texts import Judge, turns_of

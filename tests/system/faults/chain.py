@@ -25,7 +25,7 @@ from tasks.endpoints import get_canary_endpoint, renew_canary_lease, update_cana
 from tasks.jobs import create_job, get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tests.support.fakes.proxy import Proxy
-from tests.support.in_process import Service, jsonl
+from tests.support.service.in_process import Service, jsonl
 from tests.system.faults.way import Nowhere, WatchedTransport, noting_client
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetMerge, DatasetUpload

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from tests.flows.conftest import records
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tests.system.faults.chain import STEPS, Case, Environment, OpenFlow, Step
 
 __all__ = ["records"]

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from pydantic import SecretStr
 
-from tests.support.engines import PlayedTrainer
 from tests.support.fakes.proxy import Exchange, Proxy, passed
-from tests.support.in_process import Service
+from tests.support.service.engines import PlayedTrainer
+from tests.support.service.in_process import Service
 from tuneship.client import Client
 from tuneship.gates.plan import CanaryPlan
 from tuneship.metrics.observations import Observation, RequestOutcome

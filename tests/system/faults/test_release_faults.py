@@ -14,9 +14,9 @@ from prefect.settings import PREFECT_API_URL
 from flows.forms.release_form import ReleaseParameters
 from flows.shift_traffic import shift_traffic
 from flows.tune_and_deploy import tune_and_deploy
-from tests.support.engines import PlayedTrainer
 from tests.support.fakes.proxy import Exchange
-from tests.support.in_process import jsonl
+from tests.support.service.engines import PlayedTrainer
+from tests.support.service.in_process import jsonl
 from tests.system.faults.chain import OpenFlow
 from tests.system.faults.stage import Stage, Trainings
 

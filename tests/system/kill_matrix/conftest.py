@@ -18,9 +18,9 @@ from prefect.settings import (
 )
 from pydantic import SecretStr
 
-from tests.support.in_process import Service
-from tests.support.prefect_servers import PrefectHomes
-from tests.support.processes import Serve
+from tests.support.prefect.prefect_servers import PrefectHomes
+from tests.support.service.in_process import Service
+from tests.support.service.processes import Serve
 from tests.support.waiting import free_port
 from tests.system.kill_matrix.gate import HoldingProxy
 from tests.system.kill_matrix.place import Release, ServiceSetup, TrainingPlayer

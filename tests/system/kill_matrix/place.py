@@ -17,8 +17,8 @@ from flows.rollout.record_file import RecordFolder
 from flows.tune_and_deploy import tune_and_deploy
 from flows.upkeep.guard_form import GuardRules
 from tasks.create_once import RUN_TAG
-from tests.support.engines import PlayedEngines, PlayedTrainer
-from tests.support.processes import Serve
+from tests.support.service.engines import PlayedEngines, PlayedTrainer
+from tests.support.service.processes import Serve
 from tests.support.waiting import until
 from tests.system.kill_matrix.gate import HoldingProxy
 from tests.system.kill_matrix.prefect_place import ROOT, PrefectServer

@@ -16,7 +16,7 @@ from prefect.exceptions import ObjectAlreadyExists
 
 from flows.script.local_processes import closed_server, new_auth_string, prefect_variables
 from flows.tune_and_deploy import tune_and_deploy
-from tests.support.prefect_servers import WITHOUT_SETTINGS
+from tests.support.prefect.prefect_servers import WITHOUT_SETTINGS
 from tests.support.waiting import free_port, until
 
 ROOT = Path(__file__).parents[3]

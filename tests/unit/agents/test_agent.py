@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 from tests.support.waiting import free_port, is_alive, until, until_async
 from tuneship.agents import agent
 from tuneship.agents.agent import NodeReplica, own_folder, port_range

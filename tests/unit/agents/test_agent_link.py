@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import (
+from tests.support.cluster.agents import (
     HELLO,
     HURRIED,
     ORDER,
@@ -19,7 +19,7 @@ from tests.support.agents import (
     played_agent,
     silent_after,
 )
-from tests.support.engines import PlayedEngines
+from tests.support.service.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.agents import agent_relay
 from tuneship.agents.agent_link import AgentTiming, open_agent

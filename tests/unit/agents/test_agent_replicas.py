@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agents import PlayedAgent, access, played_agent
-from tests.support.engines import PlayedEngines
+from tests.support.cluster.agents import PlayedAgent, access, played_agent
+from tests.support.service.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.agents.agent_link import AgentLink, open_agent
 from tuneship.agents.agent_protocol import AgentAddress

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import HELLO, HURRIED, access, silent_after
-from tests.support.engines import PlayedEngines
-from tests.support.tiny_model import build_tiny_model
-from tests.support.training_nodes import TrainingNode, order_for
+from tests.support.cluster.agents import HELLO, HURRIED, access, silent_after
+from tests.support.cluster.training_nodes import TrainingNode, order_for
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.service.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.agents import agent_training
 from tuneship.agents.agent_protocol import (

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agents import AUTHORITY
+from tests.support.cluster.agents import AUTHORITY
+from tests.support.cluster.training_nodes import order_for
 from tests.support.fakes.swallowing_proxy import SwallowingProxy
-from tests.support.processes import rows_file
-from tests.support.tiny_model import build_tiny_model
-from tests.support.training_nodes import order_for
+from tests.support.models.tiny_model import build_tiny_model
+from tests.support.service.processes import rows_file
 from tests.support.waiting import children, is_alive, until_async
 from tuneship.agents.agent_link import AgentAccess
 from tuneship.agents.agent_protocol import AgentAddress

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
-from tests.support.agents import AUTHORITY
+from tests.support.cluster.agents import AUTHORITY
 from tuneship.agents.agent_protocol import AgentAddress
 from tuneship.agents.launchers import AgentSize, AgentState
 from tuneship.agents.training_agents import ALONE_S, TrainingAgents

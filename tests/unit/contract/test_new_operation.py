@@ -54,7 +54,7 @@ from pydantic import SecretStr
 
 from tuneship.prefect.connection import connect
 from tuneship.prefect.tasks import task_of
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.client import AsyncClient, Client
 from tuneship.contract import instances
 from tuneship.contract.document.openapi import document

@@ -12,8 +12,8 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.support.families import build_family
-from tests.support.peft_adapters import trained_elsewhere
+from tests.support.models.families import build_family
+from tests.support.models.peft_adapters import trained_elsewhere
 from tuneship.conversion.logits import distance, engine_logits, engine_with_adapter
 from tuneship.conversion.plain_adapter import CHOOSING, write_plain
 from tuneship.host.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS

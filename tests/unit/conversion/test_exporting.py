@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.families import build_family
-from tests.support.files import tar_of
-from tests.support.peft_adapters import trained_elsewhere
+from tests.support.models.families import build_family
+from tests.support.models.peft_adapters import trained_elsewhere
+from tests.support.objects.files import tar_of
 from tuneship.conversion import exporting, importing
 from tuneship.conversion.__main__ import _source_model
 from tuneship.conversion.gguf_header import read_header

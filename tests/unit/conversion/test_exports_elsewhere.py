@@ -12,8 +12,8 @@ from peft import PeftModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from tests.support.families import SHAPE
-from tests.support.peft_adapters import trained_elsewhere
+from tests.support.models.families import SHAPE
+from tests.support.models.peft_adapters import trained_elsewhere
 from tuneship.conversion import exporting
 from tuneship.conversion.logits import ADAPTER, engine_with_adapter
 from tuneship.conversion.order import GGUF_FILE, ExportOrder, ExportReport

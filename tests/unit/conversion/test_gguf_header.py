@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.families import build_family
-from tests.support.gguf_files import write_gguf
+from tests.support.models.families import build_family
+from tests.support.models.gguf_files import write_gguf
 from tuneship.conversion.gguf_header import FORMATS, GgufRefused, check_convertible, read_header
 
 

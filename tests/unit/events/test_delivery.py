@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from standardwebhooks import Webhook
 
+from tests.support.databases.sqlite_files import new_sqlite
 from tests.support.fakes.webhook_receiver import Names, RecordingNetwork, answer, listening, opened
-from tests.support.sqlite_files import new_sqlite
 from tuneship.events import delivery
 from tuneship.events.attempt import MAX_BODY_BYTES, DeliveryOutcome, Sender, default_trust
 from tuneship.events.connector import Receivers

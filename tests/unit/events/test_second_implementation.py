@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes import Serve, rows_file, start_job
+from tests.support.service.processes import Serve, rows_file, start_job
 from tests.support.waiting import until
 from tuneship.contract.webhooks import SecretRotation, WebhookCreate, WebhookTest
 from tuneship.events.signing import new_secret, signed_headers

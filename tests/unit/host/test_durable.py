@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.small_disks import fill, small_disk
+from tests.support.objects.small_disks import fill, small_disk
 from tuneship.host.deadline_file import is_past, write_deadline
 from tuneship.host.durable import write_private
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.support.families import build_family
+from tests.support.models.families import build_family
 from tuneship.host.weight_files import INDEX, SINGLE, WeightsFault, weight_files
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.catalogues.sources import CheckpointSource

@@ -18,7 +18,7 @@ from tuneship.isolation.system_calls import ARCHITECTURES, CONDITIONAL, REFUSED,
 from tuneship.processes.worker_protocol import Runtime, WorkerSpec
 
 ROOT = Path(__file__).parents[3]
-NO_LANDLOCK = ("-m", "tests.support.weak_host", "--no-landlock", sys.executable)
+NO_LANDLOCK = ("-m", "tests.support.faults.weak_host", "--no-landlock", sys.executable)
 TRIES_A_SOCKET = """
 import socket
 try:

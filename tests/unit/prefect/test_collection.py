@@ -8,7 +8,7 @@ from prefect import Task
 from prefect.logging import disable_run_logger
 from pydantic import SecretStr
 
-from tests.support.in_process import Service
+from tests.support.service.in_process import Service
 from tuneship.contract.declaring.operation import DECLARED, Operation
 from tuneship.contract.jobs import JobCreate, Jobs
 from tuneship.prefect import TuneshipCredentials, tasks

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_model import CHAT_TEMPLATE
+from tests.support.models.tiny_model import CHAT_TEMPLATE
 from tuneship.prompts.template import (
     BUILT_IN_TEMPLATE,
     PromptTemplate,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.tiny_model import CHAT_TEMPLATE
+from tests.support.models.tiny_model import CHAT_TEMPLATE
 from tuneship.contract.lines.dataset_lines import parse_example
 from tuneship.contract.lines.tool_lines import tools_of
 from tuneship.prompts.template import BUILT_IN_TEMPLATE, PromptTemplate, TemplateFailed

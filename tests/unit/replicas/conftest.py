@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engines import PlayedEngines
+from tests.support.service.engines import PlayedEngines
 from tuneship.replicas.local_replicas import LocalReplicas, process_starter
 
 

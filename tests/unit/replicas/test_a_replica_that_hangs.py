@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engines import PlayedEngines
+from tests.support.service.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.replicas.local_replicas import LocalReplicas, process_starter
 from tuneship.replicas.replica_groups import ReplicaGroups

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.engines import PlayedEngines
+from tests.support.service.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.replicas.local_replicas import LocalReplicas
 from tuneship.replicas.replica_link import Adapter

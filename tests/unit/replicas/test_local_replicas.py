@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engines import PlayedEngines
+from tests.support.service.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.replicas.local_replicas import LocalReplicas
 from tuneship.replicas.replica_group import HUNG_PROBES

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.agents import AUTHORITY
+from tests.support.cluster.agents import AUTHORITY
 from tests.support.fakes.openai_server import Trouble
-from tests.support.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 from tests.support.waiting import is_alive, until, until_async
 from tuneship.agents.agent import NodeReplica
 from tuneship.agents.agent_protocol import ServeOrder

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 from tuneship.serving.replica_client import SocketLink
 
 # Tokens for some ten seconds of a free processor, and more than a socket holds for a reader that does not read.

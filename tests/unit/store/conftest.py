@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sqlite_files import new_sqlite
+from tests.support.databases.sqlite_files import new_sqlite
 from tuneship.store.database.database import Database
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from wandb.proto import wandb_internal_pb2
 
-from tests.support.processes import ROOT
+from tests.support.service.processes import ROOT
 from tests.support.waiting import PATIENCE_S
 from tests.unit.tracking.runs import released, tracked, written_report
 from tuneship.tracking.outside import write_outside

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny_model import build_tiny_model
+from tests.support.models.tiny_model import build_tiny_model
 from tests.support.waiting import until
 from tuneship.processes.forked_workers import LIBRARIES, ForkedProcesses
 from tuneship.processes.worker_processes import LocalProcesses
@@ -20,7 +20,7 @@ from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 
 COLOURS = ("red", "green", "blue", "black", "white", "brown")
 ROOT = Path(__file__).parents[3]
-TRAINER = "tests.support.changed_trainer"
+TRAINER = "tests.support.models.changed_trainer"
 # Seconds until a training must have ended, perhaps on a busy machine.
 PATIENCE_S = 600.0
 

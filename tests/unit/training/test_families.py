@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.support.families import FAMILIES, UNPACKED, build_family
+from tests.support.models.families import FAMILIES, UNPACKED, build_family
 from tests.unit.training.test_learner import gradients, peft_loss, peft_model, settings, some_rows
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.examples.batches import collate

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.training_nodes import spec_of
+from tests.support.cluster.training_nodes import spec_of
 from tuneship.training.examples.data_files import Data
 from tuneship.training.examples.tokenized_examples import TokenizedExamples
 

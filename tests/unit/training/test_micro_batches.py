@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.families import build_family
+from tests.support.models.families import build_family
 from tests.unit.training.test_learner import settings, some_rows
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.device import free_memory, number_format, number_format_of_job

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from tests.support.families import build_family
-from tests.support.tiny_model import CHAT_TEMPLATE
+from tests.support.models.families import build_family
+from tests.support.models.tiny_model import CHAT_TEMPLATE
 from tests.unit.serving.test_engine import build
 from tuneship.prompts.parity import GREEDY_TOKENS, Parity, Probe, prompts, reads_alike
 from tuneship.prompts.template import PromptTemplate

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.tiny_model import CHAT_TEMPLATE
+from tests.support.models.tiny_model import CHAT_TEMPLATE
 from tests.support.zoo.tokenizer_kinds import BY_NAME as TOKENIZERS
 from tuneship.contract.lines.dataset_lines import Message
 from tuneship.prompts.template import PromptTemplate, TemplateFailed

@@ -12,7 +12,7 @@ import typer
 from tuneship.cli.common import fail
 from tuneship.host.durable import flush
 
-SHIPPED = Path(__file__).parents[1] / "project"
+SHIPPED = Path(__file__).parents[2] / "project"
 
 app = typer.Typer()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.job_rows import NOW
-from tests.support.postgres_cluster import Cluster
+from tests.support.databases.job_rows import NOW
+from tests.support.databases.postgres_cluster import Cluster
 from tests.support.waiting import until
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.store.cluster import member_sessions

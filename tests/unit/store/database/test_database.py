@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import InternalError, OperationalError
 
-from tests.support.postgres_cluster import Cluster
+from tests.support.databases.postgres_cluster import Cluster
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import (
     Database,

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from tests.conftest import BOTH
-from tests.support.other_versions import NEXT, add_migration
+from tests.support.databases.other_versions import NEXT, add_migration
 from tuneship.store.database import database
 from tuneship.store.database.database import (
     HEAD,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from tests.support.postgres_cluster import Cluster
+from tests.support.databases.postgres_cluster import Cluster
 from tests.support.waiting import until
 from tests.unit.store.database.test_rows import new_row
 from tuneship.contract.endpoints import EndpointStatus

@@ -15,7 +15,7 @@ from pathlib import Path
 import obstore
 import pytest
 
-from tests.support.object_server import READER, ObjectServer
+from tests.support.objects.object_server import READER, ObjectServer
 from tests.support.waiting import until
 from tuneship.host.file_digest import sha256_of
 from tuneship.security.sealed_files import read_plain

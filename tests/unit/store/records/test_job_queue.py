@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.job_rows import NOW, long_queue
+from tests.support.databases.job_rows import NOW, long_queue
 from tests.unit.store.records.test_store import add_job, claim
 from tuneship.contract.jobs import JobStatus
 from tuneship.store.database import rows, tables

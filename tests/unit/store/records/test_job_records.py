@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.job_rows import NOW, queued_job
+from tests.support.databases.job_rows import NOW, queued_job
 from tuneship.contract.jobs import JobStatus
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database

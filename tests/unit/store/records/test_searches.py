@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from tests.support.sqlite_files import new_sqlite
+from tests.support.databases.sqlite_files import new_sqlite
 from tests.unit.store.records.test_job_records import add_curve
 from tests.unit.store.records.test_store import add_job
 from tuneship.contract.jobs import JobStatus

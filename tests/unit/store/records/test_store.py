@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from tests.support.job_rows import NOW, queued_job
+from tests.support.databases.job_rows import NOW, queued_job
 from tuneship.contract.errors import InvalidRequestError, ValidationFailed
 from tuneship.contract.jobs import JobStatus
 from tuneship.store.database import rows, tables
