@@ -20,7 +20,6 @@ import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefe
 from prefect import flow, get_run_logger
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.assets import record_dataset, record_model
 from flows.release.champion import Champion, SplitIsShared, find_champion
 from flows.release.clean_up import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
@@ -28,8 +27,9 @@ from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
 from flows.release.held_out import evaluate
 from flows.release.release_run import ReleaseRun, begin, finish, result_when_stopped
+from flows.release.reports.assets import record_dataset, record_model
+from flows.release.reports.tracked import chosen_trackers
 from flows.release.result import ReleaseResult
-from flows.release.tracked import chosen_trackers
 from flows.release.training import judge, train
 from flows.rollout.opening import foresee
 from flows.rollout.result import RolloutResult

@@ -1,7 +1,7 @@
 """One run of the chain while it goes on: its key, its record, and the result as far as it is known.
 
 Everything is written to the record before the next step, so that a killed run can be repeated. Next:
-`flows/release/record_file.py` for the file, `flows/release/report.py` for what people read.
+`flows/release/record_file.py` for the file, `flows/release/reports/report.py` for what people read.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.assets import record_deployment
 from flows.release.champion import Champion
 from flows.release.clean_up import discard_deployments, is_gone
 from flows.release.gate_approval import ask_about
@@ -29,9 +28,10 @@ from flows.release.record_file import (
     ReleaseRecord,
     ReleaseRecords,
 )
-from flows.release.report import write_report
+from flows.release.reports.assets import record_deployment
+from flows.release.reports.report import write_report
+from flows.release.reports.tracked import chosen_trackers, track_release
 from flows.release.result import Accuracy, Contender, ReleaseResult
-from flows.release.tracked import chosen_trackers, track_release
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RolloutResult, result_of
 from flows.shared.errors import BadInput

@@ -1,6 +1,6 @@
 """The result of a release: that of its rollout, and of the steps before it. No text of a dataset.
 
-Next: `flows/release/report.py` writes it for people.
+Next: `flows/release/reports/report.py` writes it for people.
 """
 
 from typing import Any

@@ -15,8 +15,8 @@ from flows.release.champion import Champion, validation_content
 from flows.release.data import Prepared
 from flows.release.loss_limits import Limit
 from flows.release.release_run import ReleaseRun, described
+from flows.release.reports.training_page import TrainingPage
 from flows.release.result import Contender
-from flows.release.training_page import TrainingPage
 from tasks.datasets import get_dataset
 from tasks.jobs import create_job, get_job, get_job_metrics
 from tuneship.client import ApiError

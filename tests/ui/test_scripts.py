@@ -9,7 +9,7 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows.release import report
+from flows.release.reports import report
 from flows.rollout import page, promotion_approval
 from flows.shared.approval import ApprovalQuestion, ask
 from tests.flows.shared.test_markdown import plan_of, record_of, release_of, result_of

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from tuneship.cli.output import is_terminal, note, one_line, readable, show_json, write
 from tuneship.contract.common import render_time_ms
 from tuneship.contract.generation import GeneratedText, Generation
-from tuneship.contract.job_reports import JobLogEntry, JobStep
-from tuneship.contract.tools import WrittenCall
+from tuneship.contract.reports.job_reports import JobLogEntry, JobStep
+from tuneship.contract.schemas.tools import WrittenCall
 
 
 def show_entries(entries: Iterable[JobLogEntry | JobStep], as_json: bool) -> None:

@@ -25,7 +25,7 @@ from tuneship.contract.declaring.operation import Call, Operation
 from tuneship.contract.declaring.pages import Arguments, Paged, Walk
 from tuneship.contract.declaring.verbs import AnyPath, Asynchronous, Blocking, Columns, Source
 from tuneship.contract.generation import GeneratedText, Generation
-from tuneship.contract.job_reports import JobLogEntry, JobStep
+from tuneship.contract.reports.job_reports import JobLogEntry, JobStep
 from tuneship.contract.resources import Api
 from tuneship.settings import ClientSettings
 

@@ -14,8 +14,8 @@ from tuneship.client.core import HttpAnswer, Pause, backoff, judge
 from tuneship.client.sse import EventReader, ServerEvent
 from tuneship.contract.declaring.operation import Call
 from tuneship.contract.errors import BadResponse, ServiceUnreachable
-from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.jobs import get_job_logs
+from tuneship.contract.reports.job_reports import JobLogEntry, JobStep
 
 MEDIA = "text/event-stream"
 # The service sends something every 15 s; after three times that the connection counts as dead.

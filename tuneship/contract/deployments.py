@@ -33,7 +33,6 @@ from tuneship.contract.declaring import examples
 from tuneship.contract.declaring.operation import Example, operation
 from tuneship.contract.declaring.pages import by_next_token
 from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Streamed, Verb
-from tuneship.contract.deployment_logs import DeploymentLogs, LogFilter, LogToken
 from tuneship.contract.embeddings import embed
 from tuneship.contract.errors import (
     DeploymentError,
@@ -43,6 +42,7 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.generation import generate
 from tuneship.contract.metrics import get_deployment_metrics
+from tuneship.contract.reports.deployment_logs import DeploymentLogs, LogFilter, LogToken
 
 # 0 is for `auto_scaling`, where an idle deployment sleeps.
 Replicas = Annotated[int, Field(ge=0, le=64)]

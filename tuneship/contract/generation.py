@@ -11,8 +11,7 @@ from tuneship.contract.declaring.examples import CANDIDATE, SUFFIX
 from tuneship.contract.declaring.operation import Example, operation
 from tuneship.contract.errors import DeploymentError, InvalidRequestError
 from tuneship.contract.schemas.answer_schemas import followed
-from tuneship.contract.token_inputs import TokenId
-from tuneship.contract.tools import (
+from tuneship.contract.schemas.tools import (
     MAXIMUM_CALLS,
     MAXIMUM_FUNCTIONS,
     CallId,
@@ -25,6 +24,7 @@ from tuneship.contract.tools import (
     check_turn,
     fault_of_calls,
 )
+from tuneship.contract.token_inputs import TokenId
 
 # Bounds the work of a template before the tokens can be counted.
 MAXIMUM_TURNS = 1000

@@ -36,7 +36,7 @@ from tuneship.contract.errors import (
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.job_reports import JobLogEntry, JobLogs, JobMetrics, JobStep
+from tuneship.contract.reports.job_reports import JobLogEntry, JobLogs, JobMetrics, JobStep
 
 
 class JobStatus(StrEnum):

@@ -17,7 +17,7 @@ from tuneship.contract.graders import (
     TextSimilarityGrader,
     ToolCallsGrader,
 )
-from tuneship.contract.tools import arguments_of
+from tuneship.contract.schemas.tools import arguments_of
 from tuneship.evaluation import similarity
 from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.json_values import (

@@ -79,11 +79,11 @@ from tuneship.service.context.parts import Parts
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
-from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
-from tuneship.service.http.server import HttpServer
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
+from tuneship.service.http.sockets.connections import MAX_HEAD_BYTES, Connection
+from tuneship.service.http.sockets.server import HttpServer
 from tuneship.service.jobs.work_folders import clear_work
 from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of

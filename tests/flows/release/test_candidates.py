@@ -10,9 +10,9 @@ import pytest
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release.loss_limits import Limit
-from flows.release.report import report
+from flows.release.reports.report import report
+from flows.release.reports.training_page import TrainingPage
 from flows.release.training import best_of
-from flows.release.training_page import TrainingPage
 from flows.tune_and_deploy import tune_and_deploy
 from tests.flows.release.test_retrain import release, write
 from tests.support.fakes.whole_service import WholeService

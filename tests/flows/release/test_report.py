@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release.loss_limits import Limit
-from flows.release.plots import plot_losses, plot_rollout
-from flows.release.report import report, summary, with_pictures
+from flows.release.reports.plots import plot_losses, plot_rollout
+from flows.release.reports.report import report, summary, with_pictures
 from flows.release.result import Accuracy, ReleaseResult
 from flows.rollout.page import page
 from flows.rollout.result import result_of
@@ -109,7 +109,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
             super().__init__(**fields)
             figures.append(self)
 
-    monkeypatch.setattr("flows.release.plots.Figure", Kept)
+    monkeypatch.setattr("flows.release.reports.plots.Figure", Kept)
     return figures
 
 

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.tracked import chosen_trackers
+from flows.release.reports.tracked import chosen_trackers
 from flows.rollout.result import RolloutResult
 from flows.rollout.tracked import track_rollout
 from flows.shared.errors import BadInput

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.release.report import report
+from flows.release.reports.report import report
 from flows.rollout.expectations import Before, Expected, expect
 from flows.rollout.page import page
 from flows.rollout.result import RolloutResult, result_of

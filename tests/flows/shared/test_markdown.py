@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release import gate_approval
-from flows.release.report import report, with_pictures
+from flows.release.reports.report import report, with_pictures
 from flows.release.result import Contender, ReleaseResult
 from flows.rollout import promotion_approval
 from flows.rollout.page import page

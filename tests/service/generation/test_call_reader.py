@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.prompts.test_tool_syntax import HERMES
-from tuneship.contract.tools import WrittenCall
+from tuneship.contract.schemas.tools import WrittenCall
 from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.service.generation.call_reader import CallReader
 from tuneship.serving.sampling.grammar import accepts, grammar_of_calls

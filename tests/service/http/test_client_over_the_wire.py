@@ -13,7 +13,7 @@ from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.client import AsyncClient, Client
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.contract.job_reports import JobLogEntry, JobStep
+from tuneship.contract.reports.job_reports import JobLogEntry, JobStep
 from tuneship.settings import ClientSettings
 
 

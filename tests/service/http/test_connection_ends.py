@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.service.in_process import Lines, Service
 from tests.support.waiting import PATIENCE_S
-from tuneship.service.http.connections import ConnectionTimeouts
-from tuneship.service.http.server import ServerTiming
+from tuneship.service.http.sockets.connections import ConnectionTimeouts
+from tuneship.service.http.sockets.server import ServerTiming
 
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n"

@@ -5,7 +5,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tuneship.service.http.connections import WRITE_BUFFER_BYTES, Connection, _LingeringTransport
+from tuneship.service.http.sockets.connections import (
+    WRITE_BUFFER_BYTES,
+    Connection,
+    _LingeringTransport,
+)
 
 
 class FakeTransport:

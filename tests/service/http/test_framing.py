@@ -15,7 +15,7 @@ from tests.support.objects.files import paths_below
 from tests.support.service.processes import Serve
 from tests.support.waiting import PATIENCE_S
 from tuneship.contract.errors import InvalidRequestError
-from tuneship.service.http.body_timeout import BodyTimeout
+from tuneship.service.http.sockets.body_timeout import BodyTimeout
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 
 from tests.support.service.in_process import Lines, Service
-from tuneship.service.http import server as http_server
-from tuneship.service.http.log_budget import LogBudget
+from tuneship.service.http.sockets import server as http_server
+from tuneship.service.http.sockets.log_budget import LogBudget
 
 
 def test_lines_of_one_kind_are_held_back_and_counted() -> None:

@@ -11,7 +11,7 @@ from tuneship.host.open_files import (
     NotEnoughFiles,
     connection_limits,
 )
-from tuneship.service.http.open_connections import KeepPriority, OpenConnections
+from tuneship.service.http.sockets.open_connections import KeepPriority, OpenConnections
 from tuneship.settings import ServiceSettings
 
 

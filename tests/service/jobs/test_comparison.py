@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.service.in_process import Service
-from tuneship.contract.job_reports import JobMetrics
+from tuneship.contract.reports.job_reports import JobMetrics
 
 pytestmark = pytest.mark.both_databases
 Start = Callable[..., Service]

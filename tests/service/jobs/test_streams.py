@@ -20,7 +20,7 @@ from tests.support.service.in_process import Service
 from tests.support.service.processes import Serve, rows_file, start_job, trainer_at_work
 from tests.support.waiting import until, until_async
 from tuneship.contract.errors import ApiError
-from tuneship.contract.job_reports import JobLogEntry
+from tuneship.contract.reports.job_reports import JobLogEntry
 from tuneship.service.answers.streaming import Frame, Stream
 from tuneship.service.context.context import Context
 from tuneship.service.context.notifier import Notifier

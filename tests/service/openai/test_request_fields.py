@@ -100,7 +100,7 @@ from tuneship.contract.openai.webhooks import (
     WebhookEndpointUpdate,
     WebhookSecretRotation,
 )
-from tuneship.contract.tools import FunctionDefinition, FunctionTool
+from tuneship.contract.schemas.tools import FunctionDefinition, FunctionTool
 
 TYPES: list[tuple[Any, type[OpenAIRequest]]] = [
     (chat_params.CompletionCreateParamsBase, ChatCompletionCreate),

@@ -46,10 +46,10 @@ from tuneship.service.context.cursors import Cursors
 from tuneship.service.context.parts import Parts
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.http import Boundary, build_app
-from tuneship.service.http.connections import ConnectionTimeouts
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
-from tuneship.service.http.server import HttpServer, ServerTiming
+from tuneship.service.http.sockets.connections import ConnectionTimeouts
+from tuneship.service.http.sockets.server import HttpServer, ServerTiming
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from tuneship.contract.job_reports import JobMetrics
 from tuneship.contract.metrics import EXAMPLE_METRICS, DeploymentMetrics
+from tuneship.contract.reports.job_reports import JobMetrics
 from tuneship.gates.training.frames import read_curve
 
 JOB: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tuneship.contract.generation import Generate
-from tuneship.contract.tools import MAXIMUM_FUNCTIONS
+from tuneship.contract.schemas.tools import MAXIMUM_FUNCTIONS
 
 SECRET = "zq planted text 7731"
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"code": {"type": "string"}}}

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.unit.gates.rollouts import START, Rollout, Steady, plan_with
-from tuneship.contract.job_reports import JobMetrics
+from tuneship.contract.reports.job_reports import JobMetrics
 from tuneship.gates.gate_types import GateReading, ThresholdReading
 from tuneship.gates.metrics.series import ArmTraffic, Bucket, RolloutSeries
 from tuneship.gates.record import Begun, Ended, RolloutRecord

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.training.conftest import write_rows
-from tuneship.contract.job_reports import RowLosses
+from tuneship.contract.reports.job_reports import RowLosses
 from tuneship.training.progress_file import ProgressFile, StopRequest
 from tuneship.training.spec import DataKeys
 

@@ -16,8 +16,8 @@ from tuneship.cli.output import is_terminal, one_line, show_json, write
 from tuneship.cli.parameters import AsJson
 from tuneship.cli.streams import entry_line
 from tuneship.contract.common import JobId
-from tuneship.contract.job_reports import JobStep
 from tuneship.contract.jobs import Job, JobStatus
+from tuneship.contract.reports.job_reports import JobStep
 
 if TYPE_CHECKING:  # starts slowly
     from tuneship.client import Client

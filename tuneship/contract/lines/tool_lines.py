@@ -13,7 +13,7 @@ from tuneship.contract.lines.row_values import (
     structured,
     without_nulls,
 )
-from tuneship.contract.tools import (
+from tuneship.contract.schemas.tools import (
     FUNCTION_NAME,
     MAXIMUM_CALL_ID_CHARACTERS,
     MAXIMUM_CALLS,

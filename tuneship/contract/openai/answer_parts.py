@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from tuneship.contract.common import Reply
 from tuneship.contract.generation import MAXIMUM_ANSWERS, SchemaOfAnswer
 from tuneship.contract.openai.request_fields import NeutralFields, OpenAIRequest
-from tuneship.contract.tools import NAME_PATTERN, Strict
+from tuneship.contract.schemas.tools import NAME_PATTERN, Strict
 
 Text = Annotated[str, Field(min_length=1)]
 # A model, or what stands for one: a deployment, or an endpoint by its id or its name.

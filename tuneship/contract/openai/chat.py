@@ -33,7 +33,7 @@ from tuneship.contract.openai.answer_parts import (
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.request_fields import ANY_VALUE, NeutralFields, OpenAIRequest
 from tuneship.contract.openai.tool_choices import ChosenTools, check_fields
-from tuneship.contract.tools import (
+from tuneship.contract.schemas.tools import (
     MAXIMUM_CALLS,
     MAXIMUM_FUNCTIONS,
     Arguments,

@@ -1,11 +1,11 @@
-"""The curves of reports: losses by step, error rate and latency by time. Pure; `flows/release/plots.py` draws them."""
+"""The curves of reports: losses by step, error rate and latency by time. Pure. Next: `flows/release/reports/plots.py`."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tuneship.contract.job_reports import JobMetrics
+from tuneship.contract.reports.job_reports import JobMetrics
 from tuneship.gates.metrics.series import Arm, ArmTraffic, RolloutSeries
 
 

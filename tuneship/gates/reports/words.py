@@ -1,6 +1,6 @@
 """Sentences for people for the gates' short words: reasons, gates, states. A test requires one for every word.
 
-Pure. Next: `flows/rollout/page.py` and `flows/release/report.py` show them.
+Pure. Next: `flows/rollout/page.py` and `flows/release/reports/report.py` show them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

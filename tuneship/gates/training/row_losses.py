@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from tuneship.contract.job_reports import RowLosses
+from tuneship.contract.reports.job_reports import RowLosses
 
 # Normal quantiles: 1 % and 5 % on one side.
 Z_1, Z_5 = 2.33, 1.645

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tuneship.contract.common import StrictModel
-from tuneship.contract.job_reports import RowLosses
+from tuneship.contract.reports.job_reports import RowLosses
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.training.divergence import is_diverging
 from tuneship.gates.training.frames import MetricCurve, UnreadableMetrics, read_curve

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError
 from tuneship.contract.generation import TokenLogprob
-from tuneship.contract.tools import WrittenCall
+from tuneship.contract.schemas.tools import WrittenCall
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
 from tuneship.service.generation.routing import RoutingTarget

@@ -7,7 +7,7 @@ that its limit or a stop text cuts ends anywhere. Knows no tokens.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tuneship.contract.tools import WrittenCall, WrittenFunction
+from tuneship.contract.schemas.tools import WrittenCall, WrittenFunction
 from tuneship.prompts.tool_syntax import NAME_CHARACTER, CallSyntax
 from tuneship.store.database.identifiers import new_id
 

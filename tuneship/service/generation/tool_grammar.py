@@ -8,7 +8,7 @@ from typing import Any
 
 from tuneship.contract.generation import Generate
 from tuneship.contract.schemas.answer_schemas import read_schema
-from tuneship.contract.tools import NO_PARAMETERS
+from tuneship.contract.schemas.tools import NO_PARAMETERS
 from tuneship.prompts.tool_syntax import CallSyntax
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.generation.answer_grammar import FIELD, check_schema, schema_of

@@ -17,14 +17,14 @@ from tuneship.contract.errors import (
 )
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import OPAQUE_ID
-from tuneship.service.http.body_timeout import BodyTimeout
 from tuneship.service.http.boundary import Boundary
-from tuneship.service.http.connections import CONNECTION, Connection
 from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.request_spans import request_span
 from tuneship.service.http.responses import error_response
+from tuneship.service.http.sockets.body_timeout import BodyTimeout
+from tuneship.service.http.sockets.connections import CONNECTION, Connection
 from tuneship.service.telemetry.request_counts import NO_CLIENT, NO_OPERATION
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.records.audit import NOBODY, AuditRecord

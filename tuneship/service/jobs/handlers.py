@@ -13,7 +13,6 @@ from tuneship.contract import jobs as contract
 from tuneship.contract.common import render_time
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.contract.errors import DatasetError, InstanceTypeUnavailable, InvalidRequestError
-from tuneship.contract.job_reports import JobLogEntry, JobLogs
 from tuneship.contract.jobs import (
     ALIVE,
     MOVES,
@@ -25,6 +24,7 @@ from tuneship.contract.jobs import (
     JobStatus,
     JobSummary,
 )
+from tuneship.contract.reports.job_reports import JobLogEntry, JobLogs
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.answers.streaming import Stream

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 
-from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.jobs import ENDED
+from tuneship.contract.reports.job_reports import JobLogEntry, JobStep
 from tuneship.host.waiting import wait_for_event
 from tuneship.service.answers.streaming import Frame
 from tuneship.service.context.context import Context

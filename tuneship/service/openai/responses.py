@@ -36,7 +36,7 @@ from tuneship.contract.openai.responses import (
     ResponseToolChoice,
     ResponseUsage,
 )
-from tuneship.contract.tools import WrittenCall, fault_of_calls
+from tuneship.contract.schemas.tools import WrittenCall, fault_of_calls
 from tuneship.service.answers.field_errors import field_error, with_names
 from tuneship.service.answers.streaming import Frame, Stream, reframed
 from tuneship.service.context.context import Context

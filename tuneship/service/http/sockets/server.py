@@ -17,11 +17,11 @@ from typing import Any
 import uvicorn
 
 from tuneship.host.open_files import ConnectionLimits
-from tuneship.service.http.connections import Connection, ConnectionTimeouts
 from tuneship.service.http.forwarding import plain_address, source_of
-from tuneship.service.http.log_budget import LogBudget
 from tuneship.service.http.middleware import KEYLESS
-from tuneship.service.http.open_connections import OpenConnections
+from tuneship.service.http.sockets.connections import Connection, ConnectionTimeouts
+from tuneship.service.http.sockets.log_budget import LogBudget
+from tuneship.service.http.sockets.open_connections import OpenConnections
 
 # Connections that the kernel keeps for the service until it accepts them.
 BACKLOG = 2048

@@ -22,7 +22,7 @@ from flows.forms.release_form import ReleaseEvaluation
 from flows.release.loss_limits import Limit
 from flows.release.result import EvaluationFindings
 from tuneship.contract.evaluations import PairedReport
-from tuneship.contract.job_reports import JobMetrics
+from tuneship.contract.reports.job_reports import JobMetrics
 from tuneship.gates.metrics.series import ARMS, Arm, RolloutSeries
 from tuneship.gates.reports.curves import arm_curve, evaluations, smoothed
 from tuneship.gates.reports.split_history import Change

@@ -1,6 +1,6 @@
 """The jobs' losses while they train, on the run's page: a table and the curves, written again at each evaluation.
 
-Numbers only. Next: `flows/release/plots.py` draws, `tasks/jobs.py` polls.
+Numbers only. Next: `flows/release/reports/plots.py` draws, `tasks/jobs.py` polls.
 """
 
 import math
@@ -14,7 +14,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from flows.release.loss_limits import Limit
 from flows.shared.markdown import number, table
-from tuneship.contract.job_reports import JobMetrics
+from tuneship.contract.reports.job_reports import JobMetrics
 from tuneship.gates.reports.curves import evaluations
 from tuneship.gates.reports.tables import Table
 
@@ -42,7 +42,7 @@ class TrainingPage:
 
     def page(self) -> str:
         """The page as Markdown with its pictures embedded."""
-        from flows.release.plots import plot_losses  # noqa: PLC0415 - starts slowly
+        from flows.release.reports.plots import plot_losses  # noqa: PLC0415 - starts slowly
 
         rows: list[list[str]] = []
         for job_id, metrics in self._known.items():

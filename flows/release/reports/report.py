@@ -58,7 +58,7 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     with suppress(TuneshipError):
         losses = get_job_metrics(result.job_id) if result.job_id else None
         if losses is not None and losses.steps:
-            from flows.release.plots import plot_losses  # noqa: PLC0415 - starts slowly
+            from flows.release.reports.plots import plot_losses  # noqa: PLC0415 - starts slowly
 
             limits = [
                 Limit(gate["name"], gate["limit"], gate["value"])
@@ -68,12 +68,12 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
             plot_losses(losses, limits, folder / "loss.png")
             pictures.append("loss.png")
     if result.evaluation is not None:
-        from flows.release.plots import plot_evaluation  # noqa: PLC0415 - starts slowly
+        from flows.release.reports.plots import plot_evaluation  # noqa: PLC0415 - starts slowly
 
         if plot_evaluation(result.evaluation, release.evaluation, folder / "evaluation.png"):
             pictures.append("evaluation.png")
     if result.history and result.candidate_deployment_id:
-        from flows.release.plots import plot_rollout  # noqa: PLC0415 - starts slowly
+        from flows.release.reports.plots import plot_rollout  # noqa: PLC0415 - starts slowly
 
         file = folder / "rollout.png"
         series = _series(result, release)

@@ -3,8 +3,8 @@
 from dataclasses import asdict
 
 from flows.release.data import Prepared
+from flows.release.reports.tracked import measures
 from flows.release.result import ReleaseResult
-from flows.release.tracked import measures
 from flows.rollout.tracked import last_states
 from flows.shared.assets import asset_key, materialize_asset
 from tuneship.contract.jobs import Job

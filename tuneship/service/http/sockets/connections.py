@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.http.forwarding import IS_DECLARED, PEER
-from tuneship.service.http.open_connections import KeepPriority, OpenConnections
+from tuneship.service.http.sockets.open_connections import KeepPriority, OpenConnections
 from tuneship.store.database.identifiers import new_id
 
 # The key of a request's state under which its `Connection` is found.

@@ -1,0 +1,1 @@
+"""Reports about jobs and deployments: metrics by step, log entries."""
