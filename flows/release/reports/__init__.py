@@ -1,1 +1,1 @@
-"""What people see of a release: the report, its pictures, the page of a training, trackers."""
+"""Shows a release to people: the report with its pictures, the page of a training, trackers."""

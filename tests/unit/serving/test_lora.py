@@ -54,7 +54,8 @@ def check(
                 for n, name in enumerate(owners)
             ]
         )
-        torch.testing.assert_close(out, wanted + 1)
+        # Sums of hundreds of products in another order.
+        torch.testing.assert_close(out, wanted + 1, rtol=1e-4, atol=1e-4)
     for name in (*rows, joiner):
         if name:
             lora.release(name)

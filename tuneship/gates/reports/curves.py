@@ -1,4 +1,7 @@
-"""The curves of reports: losses by step, error rate and latency by time. Pure. Next: `flows/release/reports/plots.py`."""
+"""The curves of reports: losses by step, error rate and latency by time. Pure.
+
+Next: `flows/release/reports/plots.py`.
+"""
 
 import math
 from collections.abc import Sequence
