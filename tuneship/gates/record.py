@@ -418,16 +418,13 @@ def from_lines(lines: Iterable[str]) -> RolloutRecord:
             if number < len(texts):
                 raise ValueError(f"line {number} of the record is damaged") from error
         else:
-            written, found, _ = text.rpartition(_LINK)
-            # Behind a line with a hash there is none without.
-            is_changed = text != linked(last, written + "}") if found else _LINK in last
-            if is_changed:
+            if text != linked(last, text.rpartition(_LINK)[0] + "}"):
                 raise ChangedLine(f"line {number}, or the one before it, was changed afterwards")
     record = RolloutRecord(tuple(facts))
     # Hashes can be written again by who changes a line, so the looks name their plan, too.
     begun = next((fact for fact in facts if isinstance(fact, Begun)), None)
     for look in record.looks if begun else ():
-        if begun and look.plan_digest and look.plan_digest != begun.plan_hash:
+        if begun and look.plan_digest != begun.plan_hash:
             raise ChangedLine(
                 f"the plan was changed: look {look.number} was decided by another one"
             )

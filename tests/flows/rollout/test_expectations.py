@@ -12,12 +12,12 @@ from flows.rollout.page import page
 from flows.rollout.result import RolloutResult, result_of
 from tests.flows.release.test_report import RELEASE, refused
 from tests.unit.gates.drawn import PUBLISHED
-from tests.unit.gates.rollouts import plan_with
+from tests.unit.gates.rollouts import lines_of, plan_with
 from tuneship.contract.metrics import DeploymentMetrics, MetricSeries, MetricSummary
 from tuneship.gates.metrics.series import ARMS, ArmTraffic, Bucket, InFlightAges, RolloutSeries
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
-from tuneship.gates.record import Begun, Ended, RolloutRecord, from_lines, to_line
+from tuneship.gates.record import Begun, Ended, RolloutRecord, from_lines
 from tuneship.gates.reports.words import forecast_in_words
 
 NOW = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
@@ -77,7 +77,7 @@ def test_enough_traffic_is_forecast_on_the_page_and_in_result_and_report() -> No
     assert isinstance(expected, Expected)
     assert expected.warnings == ()
     begun = begun_with(expected)
-    (line,) = from_lines([to_line(begun)]).facts
+    (line,) = from_lines(lines_of([begun])).facts
     assert line == begun
 
     sentences = forecast_in_words(begun)

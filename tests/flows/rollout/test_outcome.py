@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from flows.rollout.result import result_of
-from tests.unit.gates.rollouts import Rollout, Steady, plan_with
+from tests.unit.gates.rollouts import Rollout, Steady, lines_of, plan_with
 from tuneship.gates.record import Begun, Ended, RolloutRecord, from_lines, to_line
 
 LOOKS = 29
@@ -57,6 +57,6 @@ def test_a_look_has_no_null_and_every_value_that_the_record_has() -> None:
 
 def test_the_record_keeps_what_the_result_leaves_out() -> None:
     record = rollout()
-    again = from_lines([to_line(fact) for fact in record.facts])
+    again = from_lines(lines_of(record.facts))
     assert again == record
     assert result_of(again, []) == result_of(record, [])

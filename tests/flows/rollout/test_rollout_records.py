@@ -9,7 +9,8 @@ import pytest
 from flows.release.record_file import ReleaseRecord
 from flows.rollout.record_file import RecordFile, RecordFolder
 from tests.flows.conftest import plan
-from tuneship.gates.record import Begun, Ended, SplitConfirmed, SplitIntended, to_line
+from tests.unit.gates.rollouts import lines_of
+from tuneship.gates.record import Begun, Ended, SplitConfirmed, SplitIntended
 
 
 def begun(rollout_id: str = "rollout-1", **changes: object) -> Begun:
@@ -169,7 +170,7 @@ def test_a_damaged_record_that_says_that_it_ended_blocks_nobody(tmp_path: Path) 
     assert not damaged.blocks(plan())
 
 
-# Two lines as an earlier release wrote them.
+# Two lines of a release, which have no hash.
 OLD_RELEASE = (
     b'{"kind": "begun", "at": "2026-01-05T08:00:00+00:00", "run_key": "k", "endpoint_id": null,'
     b' "endpoint_name": "shop"}\n'
@@ -177,10 +178,10 @@ OLD_RELEASE = (
 )
 
 
-def test_records_of_earlier_releases_are_read_and_stay_byte_for_byte(tmp_path: Path) -> None:
+def test_records_of_earlier_runs_are_read_and_stay_byte_for_byte(tmp_path: Path) -> None:
     facts = (begun(), SplitIntended(5, "first step"), SplitConfirmed(5))
     rollout, release = tmp_path / "rollout-1.jsonl", tmp_path / "release-1.jsonl"
-    written = "".join(to_line(fact) + "\n" for fact in facts).encode()
+    written = "".join(f"{line}\n" for line in lines_of(facts)).encode()
     rollout.write_bytes(written)
     release.write_bytes(OLD_RELEASE)
 

@@ -279,7 +279,7 @@ def test_a_model_that_would_read_otherwise_than_in_training_fails_its_deployment
     """The base model's tokenizer was exchanged, so the same prompt has become other tokens."""
     tuned = service.model()
     probe = {"messages": [{"role": "user", "content": "a"}], "prompt": [1, 2], "tokens": [0], "logits": [0.5],
-             "spread": 1.0}  # fmt: skip
+             "spread": 1.0, "greedy": [], "leads": []}  # fmt: skip
     key = service.engines.trainers[-1].order.keys.adapter
     for file in (service.settings.data_dir / "blobs" / "models").rglob("adapter_config.json"):
         parity = json.dumps({"dtype": "float32", "probes": [probe]})

@@ -12,12 +12,15 @@ from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import (
     ApprovalAsked,
     Begun,
+    Fact,
     Look,
     Probed,
     RolloutRecord,
     SplitConfirmed,
     SplitIntended,
     Verdict,
+    linked,
+    to_line,
 )
 from tuneship.gates.view import DeploymentState
 
@@ -40,6 +43,14 @@ class Served:
     refused: int | None = None
     # Distinct callers among the errors. None, as in the fields above, stands for a server that does not publish it.
     callers: int | None = None
+
+
+def lines_of(facts: Sequence[Fact], change: Callable[[str], str] = str) -> list[str]:
+    """Write facts as lines, each with its hash; `change` edits a line before it gets one."""
+    lines = [""]
+    for fact in facts:
+        lines.append(linked(lines[-1], change(to_line(fact))))
+    return lines[1:]
 
 
 # Each pair is the baseline and the candidate.

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.gates.rollouts import RUNNING, START, Rollout, Served, Steady, moment, plan_with
+from tests.unit.gates.rollouts import (
+    RUNNING,
+    START,
+    Rollout,
+    Served,
+    Steady,
+    lines_of,
+    moment,
+    plan_with,
+)
 from tuneship.gates.canary import decide, first_difference, replay
 from tuneship.gates.record import (
     ApprovalAnswered,
@@ -137,7 +146,7 @@ def test_s6_a_restart_at_every_look_changes_nothing(extended: bool) -> None:
     killed = Rollout(plan_with(), Steady(), extended=extended).begin()
     calm.run()
     while killed.look().verdict is not Verdict.BAKED:
-        killed.record = from_lines([to_line(fact) for fact in killed.record.facts])
+        killed.record = from_lines(lines_of(killed.record.facts))
     assert killed.record == calm.record
 
 
@@ -159,7 +168,7 @@ def test_a_restart_two_buckets_later_goes_on_at_the_same_weight() -> None:
 def test_replay_decides_every_look_again_bit_by_bit(extended: bool) -> None:
     rollout = Rollout(plan_with(), Steady(errors=fifth_of_them_from(50)), extended=extended).begin()
     rollout.run()
-    record = from_lines([to_line(fact) for fact in rollout.record.facts])
+    record = from_lines(lines_of(rollout.record.facts))
     assert [recorded for recorded, _ in replay(record)] == record.looks
     assert all(recorded == decided for recorded, decided in replay(record))
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gates.rollouts import RUNNING, START, Rollout, Served, Steady, plan_with
+from tests.unit.gates.rollouts import RUNNING, START, Rollout, Served, Steady, lines_of, plan_with
 from tuneship.gates.record import (
     ApprovalAnswered,
     Look,
@@ -15,7 +15,6 @@ from tuneship.gates.record import (
     RolloutRecord,
     Verdict,
     from_lines,
-    to_line,
 )
 from tuneship.gates.view import DeploymentState
 
@@ -151,6 +150,6 @@ def test_the_roll_out_may_begin_before_the_service_s_clock_is_known() -> None:
     assert isinstance(facts[-1].at, datetime)
     assert facts[-1].at == START
     rollout.record = from_lines(
-        [to_line(fact).replace('"2026-01-01T00:00:00Z"', "null") for fact in facts]
+        lines_of(facts, lambda line: line.replace('"2026-01-01T00:00:00Z"', "null"))
     )
     assert rollout.run().verdict is Verdict.BAKED

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.gates.rollouts import START, Rollout, Steady, plan_with
+from tests.unit.gates.rollouts import START, Rollout, Steady, lines_of, plan_with
 from tuneship.gates.metrics.kept_buckets import MOST_BYTES, unpack
 from tuneship.gates.record import (
     ApprovalAsked,
@@ -34,14 +34,14 @@ def recorded() -> RolloutRecord:
 
 def test_every_fact_survives_its_line_bit_by_bit() -> None:
     record = recorded()
-    lines = [to_line(fact) for fact in record.facts]
+    lines = lines_of(record.facts)
     assert all("\n" not in line for line in lines)
     assert from_lines(lines) == record
     assert from_lines([line + "\n" for line in lines]) == record
 
 
 def test_a_line_torn_by_a_kill_is_left_out_and_damage_elsewhere_is_reported() -> None:
-    lines = [to_line(fact) for fact in recorded().facts]
+    lines = lines_of(recorded().facts)
     torn = [*lines[:-1], lines[-1][:10]]
     assert len(from_lines(torn).facts) == len(lines) - 1
     torn[3] = lines[3][:-5]
