@@ -53,6 +53,8 @@ def with_probes(count: int) -> bytes:
         "tokens": [5],
         "logits": [0.0],
         "spread": 1e300,
+        "greedy": [],
+        "leads": [],
     }
     fields = {"dtype": "float32", "probes": [probe] * count}
     return adapter(files={"parity.json": json.dumps(fields).encode()})

@@ -238,7 +238,15 @@ def test_an_imported_adapter_is_compared_with_peft_from_then_on(
     tmp_path: Path, adapter: Path
 ) -> None:
     # What it brings of this is not believed: these numbers would let every adapter pass, and cost hours.
-    theirs = {"messages": [], "prompt": [1] * 100, "tokens": [0], "logits": [0], "spread": 1e300}
+    theirs = {
+        "messages": [],
+        "prompt": [1] * 100,
+        "tokens": [0],
+        "logits": [0],
+        "spread": 1e300,
+        "greedy": [],
+        "leads": [],
+    }
     brought = copied(adapter, tmp_path / "brought")
     (brought / PARITY_FILE).write_text(json.dumps({"dtype": "float32", "probes": [theirs] * 100}))
     assert imported(tmp_path, brought) == ImportReport("tiny")
