@@ -21,7 +21,12 @@ from tuneship.cli.parameters import AsJson
 from tuneship.contract.common import EvaluationId
 from tuneship.contract.evaluations import OPEN, Evaluation, EvaluationStatus, ExampleScores
 from tuneship.contract.generation import Generate
-from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, decode_line
+from tuneship.contract.lines.dataset_lines import (
+    BYTE_ORDER_MARK,
+    decode_line,
+    parse_example,
+    text_of,
+)
 from tuneship.contract.lines.line_fields import format_of
 
 if TYPE_CHECKING:  # starts slowly
@@ -163,16 +168,18 @@ def _lines_of(file: Path, found: Evaluation) -> Sequence[bytes]:
 
 
 def _show(client: "Client", found: Evaluation, one: ExampleScores, line: bytes) -> None:
-    from tuneship.evaluation.items import read_item  # noqa: PLC0415 - starts slowly
-
     fields = decode_line(line.removeprefix(BYTE_ORDER_MARK))
-    item = read_item(fields, format_of(fields))
+    *prompt, reference = parse_example(fields, format_of(fields))
     write(f"== line {one.line}: {one.outcome}")
-    for message in item.messages:
-        write(f"{message['role']}: {readable(message['content'])}")
-    write(f"reference: {readable(item.reference)}")
+    for message in prompt:
+        write(f"{message['role']}: {readable(text_of(message))}")
+    write(f"reference: {readable(text_of(reference))}")
+    if any("tool_calls" in message or message["role"] == "tool" for message in prompt):
+        write("(a conversation with calls is not asked again)")
+        return
+    messages = [{"role": turn["role"], "content": turn["content"]} for turn in prompt]
     request = Generate.model_validate(
-        {"messages": item.messages, "max_tokens": found.settings.max_tokens, "temperature": 0.0}
+        {"messages": messages, "max_tokens": found.settings.max_tokens, "temperature": 0.0}
     )
     asked = {"candidate": found.candidate, "baseline": found.baseline}
     for name, deployment_id in asked.items():
