@@ -38,7 +38,7 @@ NO_SUCH_ROUTE = (404, 405, 501)
 
 @dataclass(frozen=True)
 class KeyDraw:
-    """How a rollout's split draws routing keys: salted by the rollout's id, large ones by request or not."""
+    """How routing keys get deployments: hashed with the rollout's id; `large_keys` decides about busy ones."""
 
     rollout_id: str
     large_keys: LargeKeyHandling

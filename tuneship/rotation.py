@@ -20,7 +20,7 @@ class DifferentBorders(ValueError):
     """The layers of a model change their factors at different lengths, which is not computed here."""
 
     def __init__(self) -> None:
-        """Say what to do."""
+        """The message names the setting to make consistent."""
         super().__init__(
             f"its layers change their rotary factors at different lengths: give them one {BORDER}"
         )

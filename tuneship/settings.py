@@ -311,7 +311,7 @@ class ReplicaSettings(_Settings):
         float, Field(gt=0, description="A request that waits so long brings another replica.")
     ] = 1.0
     auto_scaling_idle_s: Annotated[
-        float, Field(gt=0, description="A replica that is too many for so long is ended.")
+        float, Field(gt=0, description="A replica that is not needed for this long is ended.")
     ] = 300.0
     vllm_command: Annotated[
         Command,
@@ -327,7 +327,7 @@ class AgentSettings(_Settings):
 
     agents: Literal["none", "local", "ray"] = Field(
         default="none",
-        description="Where the replicas of our own engine and the trainings run: `none`, as processes of the service; "
+        description="Where replicas of the built-in engine and trainings run: `none`, as processes of the service; "
         "`local`, by agents on this machine; `ray`, by agents on the nodes of a Ray cluster.",
     )
     ray_urls: Hosts = Field(
@@ -477,7 +477,7 @@ class ClientSettings(_Settings):
     tries: Annotated[int, Field(ge=1, le=20)] = 2
     ca_file: Path | None = Field(
         default=None,
-        description="PEM file of an authority of one's own that signed the service's certificate.",
+        description="PEM file of a private authority that signed the service's certificate.",
     )
 
     @classmethod

@@ -85,7 +85,7 @@ def is_gone(deployment_id: str) -> bool:
 
 
 def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Clean up as the chain's state hook: crashed, failed or cancelled. Prefect calls it with exactly these names."""
+    """State hook for crashed, failed or cancelled runs. Prefect passes these arguments by name."""
     record = ReleaseRecords(PipelineSettings().records).of_flow_run(str(flow_run.id))
     if record is None or record.last("ended") is not None:
         return

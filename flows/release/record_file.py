@@ -72,7 +72,7 @@ class ReleaseRecord:
         self.facts.append(fact)
 
     def add_if_possible(self, kind: str, at: datetime, **fields: Any) -> None:
-        """Add a fact that is true even if the disk does not take it; `unwritten` says whether it did."""
+        """Add a fact in memory even if writing it fails; `unwritten` reports the failure."""
         fact = {"kind": kind, "at": at.isoformat(), **fields}
         self._writable().append_if_possible(json.dumps(fact))
         self.facts.append(fact)

@@ -187,7 +187,7 @@ def _coarse(plan: CanaryPlan, before: Before) -> str:
 
 
 def _outrun_timeout(plan: CanaryPlan, before: Before) -> tuple[str, bool]:
-    """Say that a step may be over before the server ends a hanging request, and whether that forbids the plan.
+    """Warn if a step can end before the server times out a hanging request; True if the plan must be refused for it.
 
     The text is empty where no step is that short.
     """

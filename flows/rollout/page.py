@@ -92,5 +92,5 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
 
 
 def listed(sentences: Sequence[str]) -> str:
-    """Make a Markdown list of our own sentences, which need no escaping."""
+    """Make a Markdown list of sentences written here, which need no escaping."""
     return "\n".join(f"- {sentence}" for sentence in sentences)

@@ -24,7 +24,7 @@ from tuneship.gates.plan import DriverTraffic
 from tuneship.gates.record import Probed
 from tuneship.settings import ClientSettings
 
-# A server may ask for an hour; a rollout whose driver is silent for so long ends for lack of requests.
+# A server may ask for an hour; a rollout whose driver is silent for that long ends for lack of requests.
 LONGEST_SLOWDOWN_S = 10.0
 # Answers that the driver cuts off count as abandoned, and would be in the baseline of the next release.
 FINISH_WITHIN_S = 10.0

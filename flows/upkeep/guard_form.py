@@ -15,13 +15,13 @@ class GuardRules(BaseModel):
         default=60,
         ge=0,
         le=86_400,
-        description="A rollout without a driver and without a look for so long, and for three looks, is abandoned.",
+        description="A rollout without a driver and without a look for this long, and for three looks, is abandoned.",
     )
     release_silence_hours: int = Field(
         default=24,
         ge=0,
         le=720,
-        description="A release that nobody went on with for so long gives its job and its deployment away.",
+        description="A release that nobody went on with for this long gives its job and its deployment away.",
     )
     watch: bool = Field(
         default=True,

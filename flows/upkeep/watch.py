@@ -78,7 +78,7 @@ class ServingDeployment:
 
     @property
     def key(self) -> str:
-        """The name of its file among the records."""
+        """The file name of this deployment's journal."""
         # The service's name may be an address, and has then signs that no file name may have.
         text = f"{service_name()}|{self.endpoint_id}|{self.deployment_id}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -85,7 +85,7 @@ def shifted(client: Client, endpoint: str, old: str, new: str, time: DatabaseTim
 
     def change_and_read() -> datetime | None:
         client.canary_endpoints.update(endpoint, change)
-        return time.end_of(endpoint)  # a test that stood still for so long asks again
+        return time.end_of(endpoint)  # a test that stood still this long asks again
 
     return until(change_and_read)
 

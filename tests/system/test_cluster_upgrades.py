@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.postgres]
 BASE = "tuneship-tiny"
 RATE_PER_S = 50
 AT_ONCE = 32
-# A member serves for so long after SIGTERM, and is asked so often whether it is about to end.
+# A member serves this long after SIGTERM, and is asked so often whether it is about to end.
 NOTICE_S, CHECK_EVERY_S = 5, 0.5
 
 

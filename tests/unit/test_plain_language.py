@@ -16,7 +16,8 @@ RIDDLES = re.compile(r"(Of|That|What|Whatever|Whose|Whoever|Where|In turn|Nothin
 # "What cannot be read is refused" names no subject: "an unreadable file is refused" does.
 TESTS_WITHOUT_A_SUBJECT = re.compile(r"test (of|that|what|whatever|whose|who|whoever|where)\b")
 BANNED = re.compile(
-    r"\b(anew|told|way back|roll-out|under way|in turn|hangs? up|hung up|taken away|second try)\b",
+    r"\b(anew|told|way back|roll-out|under way|in turn|hangs? up|hung up|taken away|second try"
+    r"|shall|for so long|of our own|of one's own)\b",
     re.IGNORECASE,
 )
 COMMENT = re.compile(r"(?:^|\s)# .*")

@@ -233,7 +233,7 @@ def own_folder() -> Path:
 
 
 async def until_over(relay: AgentRelay | AgentTraining, parent: int | None, alone_s: float) -> None:
-    """Send heartbeats until the agent shall end, its parent is gone, or no service was connected for too long."""
+    """Send heartbeats until the agent is to end, its parent is gone, or no service was connected for too long."""
     loop = asyncio.get_running_loop()
     connected_at = loop.time()
     while not relay.over.is_set() and parent in (None, os.getppid()):

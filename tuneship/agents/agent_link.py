@@ -41,7 +41,7 @@ CONNECT_PATIENCE_S = 5.0
 class AgentTiming:
     """How long a service waits for an agent."""
 
-    # While the service connects, an agent that says nothing for so long is lost.
+    # While the service connects, an agent that says nothing for this long is lost.
     silence_s: float = SILENT_HEARTBEATS * HEARTBEAT_S
     # Once it is connected, an agent is lost after `SILENT_HEARTBEATS` that did not come.
     heartbeat_s: float = HEARTBEAT_S
@@ -70,7 +70,7 @@ async def open_agent(
 ) -> "AgentLink":
     """Connect, and wait until the replica has loaded its base model. Raises `ReplicaRefused`, `ReplicaLost`.
 
-    `order`: the replica that the agent shall run, from its leader; None: it is another one's, who decides when it
+    `order`: the replica that the agent is to run, from its leader; None: it is another one's, who decides when it
     ends. `end`: called when the link is closed.
     """
     reader, writer, prefix = await connected(address, access, GATEWAY if order is None else LEADER)

@@ -58,7 +58,7 @@ class AgentAddress:
 
 @dataclass(frozen=True)
 class ServeOrder:
-    """The replica that an agent shall run."""
+    """The replica that an agent is to run."""
 
     # Directory of the base model, the same on every node.
     base: str

@@ -104,7 +104,7 @@ class AgentRelay:
         self._to_replica: asyncio.StreamWriter | None = None
         self._replica: asyncio.Task[None] | None = None
         self._threads = Threads("files of an adapter", 1)
-        # Set when the agent shall end.
+        # Set when the agent is to end.
         self.over = asyncio.Event()
 
     @property

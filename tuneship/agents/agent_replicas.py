@@ -1,6 +1,6 @@
 """The replicas of one base model that the leader of a cluster has started on agents: this member attaches to them.
 
-`follow` lists them; the group connects to each as one of several services. How many there shall be it passes on, and
+`follow` lists them; the group connects to each as one of several services. It passes on how many there are to be, and
 only the leader's word counts (`ReplicaOrders`).
 """
 

@@ -55,7 +55,7 @@ class AgentOptions:
     of_base: Callable[[Path], BaseOptions]
     # Time limit until an agent listens.
     start_timeout_s: float
-    # An agent ends when no service was connected for so long; None: after ten minutes.
+    # An agent ends when no service was connected for this long; None: ten minutes.
     alone_s: float | None = None
     # Digests that are known, which outlast a time of leading.
     digests: BaseDigests = field(default_factory=BaseDigests)

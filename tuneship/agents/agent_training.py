@@ -149,7 +149,7 @@ class AgentTraining:
         self._is_unstartable = False
         self._leader: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        # Set when the agent shall end.
+        # Set when the agent is to end.
         self.over = asyncio.Event()
 
     @property

@@ -19,7 +19,7 @@ ALONE_S = 60.0
 
 @dataclass(frozen=True)
 class TrainingAgent:
-    """An agent that listens."""
+    """A started training agent: its name, address and size."""
 
     name: str
     address: AgentAddress

@@ -37,7 +37,7 @@ COMPARED = "compared"
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """The training that an agent shall run; the files that it names have been sent."""
+    """The training that an agent is to run; the files that it names have been sent."""
 
     # Directory of the base model, the same on every node.
     base: str

@@ -123,7 +123,7 @@ SchemaOfAnswer = Annotated[
     dict[str, Any],
     AfterValidator(followed),
     Field(
-        description="JSON Schema that the answer shall fit. A keyword that is not supported is refused by its place; "
+        description="JSON Schema that the answer must fit. A keyword that is not supported is refused by its place; "
         "the model does not read the schema."
     ),
 ]

@@ -56,7 +56,7 @@ def template_parts(template: str) -> Iterator[tuple[str, str | None]]:
 
 
 def metadata_field(name: str) -> str | None:
-    """The field of an example's metadata that a name of a template stands for, if it does."""
+    """The metadata field that a variable of a template refers to, or None."""
     found = _METADATA.match(name)
     return found and found[1]
 

@@ -19,7 +19,7 @@ from tuneship.training.progress_file import TrainingFailed
 # The library that reads and writes tensors has the number of an error in its text alone.
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 MAX_CHARACTERS = 1000
-# Errors with a text of our own.
+# Errors whose text is written here.
 NAMED = (
     GgufRefused | ModelRefused | AdapterRefused | TemplateFailed | TokenizerFault | TrainingFailed
 )

@@ -45,7 +45,7 @@ class ConversionFailed(Exception):
 
 
 class Convert(Protocol):
-    """Has an order carried out."""
+    """A function that runs a conversion order in a process of its own."""
 
     def __call__(
         self,

@@ -103,7 +103,7 @@ class View:
 
     @cached_property
     def is_settled(self) -> bool:
-        """Whether enough looks have passed since the last real increase for slowness to be no cold start."""
+        """Whether enough looks have passed since the last large increase to rule out a cold start."""
         marks = list(self.record.step_marks().items())
         started = 0
         for (before, _), (weight, mark) in pairwise([(0, Mark(None, 0)), *marks]):

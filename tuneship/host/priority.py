@@ -12,7 +12,7 @@ def lower_priority(niceness: int) -> None:
     lowered = max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
     os.setpriority(os.PRIO_PROCESS, 0, lowered)
     # Where Linux groups processes by session (autogroup), priorities count within a session only, and each session gets
-    # an equal share. A session of our own is lowered as a whole; another one holds processes that are not ours.
+    # an equal share. A session that this process leads is lowered as a whole; another one holds foreign processes.
     if os.getsid(0) == os.getpid():
         with suppress(OSError):  # the kernel has no such groups
             AUTOGROUP.write_text(str(lowered))

@@ -35,7 +35,7 @@ class Ticks:
         self._woken: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def wake(self) -> None:
-        """Take the next steps now. May be called from any thread, after the change that they shall see."""
+        """Take the next steps now. May be called from any thread, after the change that they are to see."""
         for loop, event in [*self._woken]:
             with suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(event.set)

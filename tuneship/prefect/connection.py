@@ -63,7 +63,7 @@ def api(deadline_s: float = CALL_DEADLINE_S) -> Client:
 
 @contextmanager
 def connected(credentials: TuneshipCredentials | None) -> Generator[Callable[[], Client]]:
-    """Yield a function that returns a client with a new deadline: of the block's service, or `api` without a block."""
+    """Yield a function that makes a client with a fresh deadline; without `credentials`, of this process's service."""
     if credentials is None:
         yield api
         return

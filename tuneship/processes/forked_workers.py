@@ -141,7 +141,7 @@ class ForkedWorker(WorkerProcess):
 
 
 class ForkedProcesses(LocalProcesses):
-    """Forks the workers of our own engines; other programs are started as `LocalProcesses` does."""
+    """Forks the workers of the built-in engines; other programs are started as `LocalProcesses` does."""
 
     def __init__(
         self,

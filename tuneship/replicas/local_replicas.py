@@ -41,7 +41,7 @@ def process_starter(
     answer_timeout_s: float = ANSWER_TIMEOUT_S,
     weights: Callable[[Path], str | None] = usual_weights,
 ) -> StartReplica:
-    """Make the function that starts replicas of our own engine, as processes on this machine.
+    """Make the function that starts replicas of the built-in engine, as processes on this machine.
 
     `cache_bytes`: called at each start. `adapters`: the existing folder of the adapters it will load; a replica reads
     nothing else but its base model. `answer_timeout_s`: see `SocketLink.open`. `weights`: number format of the

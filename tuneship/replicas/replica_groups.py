@@ -20,10 +20,10 @@ class ReplicaGroups:
         is_own_here: bool = True,
         shared_group: Callable[[Path], ReplicaGroup] | None = None,
     ) -> None:
-        """`own`: starts replicas of our own engine. `others`: start those of base models of other engines.
+        """`own`: starts replicas of the built-in engine. `others`: start those of base models of other engines.
 
         `logs`: folder for the processes' output. `is_own_here`: whether `own` makes processes of this machine.
-        `shared_group`: makes the groups of our own engine where a cluster shares its replicas; `own` is not used then.
+        `shared_group`: makes the built-in engine's groups where a cluster shares its replicas; `own` is not used then.
         """
         self._own = own
         self._is_own_here = is_own_here

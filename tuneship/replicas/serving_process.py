@@ -1,4 +1,4 @@
-"""Starts a process of our own engine, and returns it with the end of its socket pair. The process: `serving/`."""
+"""Starts a process of the built-in engine, and returns it with the end of its socket pair. The process: `serving/`."""
 
 import socket
 from collections.abc import Sequence

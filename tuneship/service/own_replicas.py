@@ -1,4 +1,4 @@
-"""Chooses by the settings where the replicas of our own engine run: as processes of the service, or by agents."""
+"""Chooses by the settings where the replicas of the built-in engine run: as processes of the service, or by agents."""
 
 import asyncio
 import hashlib

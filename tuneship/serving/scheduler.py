@@ -135,7 +135,7 @@ class Scheduler:
         self.running.remove(sequence)
 
     def schedule(self) -> list[int]:
-        """Let waiting sequences join; return the number of prompt tokens to prefill of each of the last ones.
+        """Admit waiting sequences; return how many prompt tokens to prefill for each sequence at the end of `running`.
 
         Only the prefill of the last one may not end in this step: it goes on before others join. Joining sequences of
         one adapter are neighbours, which makes fewer and larger matrix products of their prompts.

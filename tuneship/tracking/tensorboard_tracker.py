@@ -28,7 +28,7 @@ class TensorboardTracker:
     """Writes event files below one folder."""
 
     def __init__(self, target: TrackingTarget) -> None:
-        """Name the folder, which the first run makes."""
+        """Write below `target.place`, which the first run creates."""
         self._folder = Path(target.place)
 
     def write(self, run: TrackedRun) -> str:

@@ -1,6 +1,6 @@
 """One job from spec to adapter: read the rows, learn, evaluate, and save what a kill must not lose.
 
-A loop of our own, not a subclass of transformers' Trainer: on the same rows, losses and thread it is 1.5 to 2 times as
+Its own loop, not a subclass of transformers' Trainer: on the same rows, losses and thread it is 1.5 to 2 times as
 fast (`benchmarks/training.py`), and its checkpoints are atomic and hold no pickles. Knows no HTTP and no database.
 Loads torch; next: `objective.py`, `learner.py`, `checkpoints.py`.
 """

@@ -103,46 +103,6 @@ def test_traffic_says_how_requests_were_distributed(service: Service) -> None:
     assert traffic["repeated_requests"] == [0, 0]
 
 
-def test_windows_of_an_earlier_version_have_cells_of_latency_and_nulls(service: Service) -> None:
-    deployment = service.deployment("d")
-    start = in_a_past_minute(service)
-    serve(service, deployment, start)
-    with service.database.write() as connection:
-        connection.execute(sa.delete(tables.finer_windows))
-    serve(service, deployment, start + 60)
-    series = metrics_of(service, deployment)["metrics"]
-    assert [sum(one) for one in series["latency"]["cells"]["count"]] == [40, 40]
-    per_token, tokens = series["latency"]["cells_per_token"], series["token_usage"]["cells"]
-    assert [one and sum(one) for one in per_token["count"]] == [None, 40]
-    assert [one and sum(one) for one in tokens["count"] if one != []] == [None, 40]
-    assert series["error_rate"]["cancelled_callers"] == [None, 3]
-    assert series["traffic"]["callers_of_half"] == [None, 26]
-    # The hour that holds both is not known.
-    hour = metrics_of(service, deployment, interval="1h")["metrics"]
-    assert hour["traffic"]["callers_of_half"] == [None]
-    assert [sum(one) for one in hour["latency"]["cells"]["count"]] == [80]
-
-
-def test_newer_counts_that_an_earlier_version_left_behind_are_not_believed(
-    service: Service,
-) -> None:
-    """It replaces a window and does not know of the other row."""
-    deployment = service.deployment("d")
-    start = in_a_past_minute(service)
-    serve(service, deployment, start)
-    with service.database.write() as connection:
-        kept = connection.execute(sa.select(tables.finer_windows)).mappings().all()
-    serve(service, deployment, start + 1)
-    with service.database.write() as connection:
-        for row in kept:
-            same = [tables.finer_windows.c[name] == row[name] for name in row if name != "counts"]
-            change = sa.update(tables.finer_windows).where(*same)
-            connection.execute(change.values(counts=row["counts"]))
-    series = metrics_of(service, deployment)["metrics"]
-    assert series["traffic"]["spread_keys"] == [None]
-    assert [sum(one) for one in series["latency"]["cells"]["count"]] == [80]
-
-
 def test_a_month_by_minutes_has_no_cells_and_is_read_from_the_hours(service: Service) -> None:
     deployment = service.deployment("d")
     serve(service, deployment, in_a_past_minute(service))

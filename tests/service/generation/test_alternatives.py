@@ -85,7 +85,7 @@ def test_the_deadline_ends_all_answers(start: Start) -> None:
     service.engines.may_go_on.set()
 
 
-def test_a_refusal_of_one_answer_is_that_of_the_request(service: Service) -> None:
+def test_a_fault_of_one_answer_is_that_of_the_request(service: Service) -> None:
     deployment = service.deployment("one")
     service.engines.error = {"error": "too large", "too_large": True}
     answer = service.call("POST", path_of(deployment), json={"prompt": "a", "n": 3})

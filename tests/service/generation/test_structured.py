@@ -1,4 +1,4 @@
-"""Answers that shall fit a schema, through the main API: what a replica is asked, how answers end, what is refused."""
+"""Answers that must fit a schema, through the main API: what a replica is asked, how answers end, what is refused."""
 
 import json
 from typing import Any
@@ -118,7 +118,7 @@ def shared_path(shared: Service) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_replicas_refusal_of_a_grammar_is_the_callers_to_mend(
+def test_a_replicas_fault_of_a_grammar_is_the_callers_to_mend(
     service: Service, stream: bool
 ) -> None:
     deployment = service.deployment("one")

@@ -294,9 +294,7 @@ def test_a_tool_or_call_that_does_not_fit_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_replicas_refusal_of_a_grammar_names_the_functions(
-    service: Service, stream: bool
-) -> None:
+def test_a_replicas_fault_of_a_grammar_names_the_functions(service: Service, stream: bool) -> None:
     service.engines.error = {"error": "cannot be compiled for this model", "grammar": True}
     answer = ask(service, {**ASKED, "stream": stream})
     assert answer.status_code == 422, answer.text

@@ -33,7 +33,7 @@ def deployment(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
 
 
 def merge(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
-    # Only the quota shall refuse merges.
+    # Only the quota may refuse merges.
     service.limit(slots=RequestSlots(merges=InFlightLimits(each=64, together=128)))
     body = {"dataset_ids": [service.dataset(), service.dataset()], "name": "m"}
     return lambda _: ("/v1/datasets/merge", {"json": body})

@@ -26,6 +26,9 @@ Start = Callable[..., Service]
 STARTED = {
     "kind": "started", "total_steps": 2, "total_epochs": 1, "training_examples": 4, "resumed_from_step": None,
 }  # fmt: skip
+COMPLETED = {
+    "kind": "completed", "best_step": 2, "validation_loss": 0.5, "ends_learnt": None, "appended_end": None,
+}  # fmt: skip
 
 
 class TrainingInMemory:
@@ -120,7 +123,7 @@ def test_a_job_is_trained_by_any_launcher(launcher: LauncherInMemory, start: Sta
     assert first.is_ended
     second.lines += [
         {**STARTED, "resumed_from_step": 1},
-        {"kind": "completed", "best_step": 2, "validation_loss": 0.5},
+        COMPLETED,
     ]
     service.until(lambda: service.job_status(job_id) == "completed")
     service.until(lambda: launcher.cleared == [job_id])

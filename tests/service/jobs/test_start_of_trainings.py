@@ -36,7 +36,7 @@ def test_libraries_are_loaded_once_some_time_after_the_start(start: Start) -> No
     assert service.engines.preloaded == ["tuneship.training"]
 
 
-def test_a_service_that_shall_load_none_before_the_first_job_loads_none(start: Start) -> None:
+def test_a_service_that_is_to_load_none_before_the_first_job_loads_none(start: Start) -> None:
     service = start(preload_training=False)
     service.clock.ahead += timedelta(hours=1)
     job_id = service.job()

@@ -38,7 +38,7 @@ BODIES = st.dictionaries(st.sampled_from([*FIELDS, MARK]), VALUES, max_size=5)
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(fields=BODIES, is_whole=st.booleans())
-def test_an_answer_or_a_refusal_of_the_known_form(
+def test_an_answer_or_a_fault_of_the_known_form(
     answering: Service, fields: dict[str, Any], is_whole: bool
 ) -> None:
     if is_whole:

@@ -189,7 +189,7 @@ def test_a_form_that_is_none_is_refused(client: openai.OpenAI, form: Any, param:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_replicas_refusal_of_a_grammar_names_the_form_on_each_wire(
+def test_a_replicas_fault_of_a_grammar_names_the_form_on_each_wire(
     client: openai.OpenAI, answering: Service, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     refusal = {"error": "cannot be compiled for this model", "grammar": True}

@@ -103,7 +103,7 @@ async def silent_after(*frames: dict[str, Any]) -> AsyncIterator[AgentAddress]:
 
 
 async def _end(relay: AgentRelay, server: asyncio.Server, connections: AgentConnections) -> None:
-    """Disconnect everybody when the agent shall end, and listen no more, as the program does."""
+    """Disconnect everybody when the agent is to end, and listen no more, as the program does."""
     await relay.over.wait()
     server.close()
     await relay.close()

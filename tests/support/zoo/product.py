@@ -14,7 +14,7 @@ from transformers import AutoConfig, GenerationConfig
 from tests.support.zoo.conversations import CONVERSATIONS, Conversation
 from tuneship.contract.errors import ValidationFailed
 from tuneship.conversion.base_format import base_format
-from tuneship.conversion.failure_reasons import refusal_of
+from tuneship.conversion.failure_reasons import fault_of
 from tuneship.conversion.order import ReadingOrder
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.catalogues.origins import ORIGIN_FILE
@@ -71,7 +71,7 @@ class Ours:
         try:
             base_format(ReadingOrder(str(self.source), str(target)))
         except Exception as error:  # noqa: BLE001 - as the process that reads it does
-            return refusal_of(error)
+            return fault_of(error)
         # As for every added model; it says that transformers was asked.
         (target / ORIGIN_FILE).touch()
         base = CataloguedModel("zoo", target, "zoo", "1", "")

@@ -34,7 +34,7 @@ from tuneship.settings import ClientSettings
 def prefect(
     tmp_path_factory: pytest.TempPathFactory, prefect_homes: PrefectHomes
 ) -> Iterator[PrefectServer]:
-    """Start a Prefect server of our own, because the one of the test harness cannot be restarted.
+    """Start a second Prefect server, because the one of the test harness cannot be restarted.
 
     It ends with the file's tests, since an idle one uses the processor, too.
     """

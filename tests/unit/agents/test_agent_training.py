@@ -318,7 +318,7 @@ def test_a_training_that_a_node_cannot_do_is_refused(
         async with node_in(tmp_path / "node", monkeypatch, check) as node:
             link = await node.connect()
             (tmp_path / "data.jsonl").write_text("{}\n")
-            if fault == "disk":  # a file is where a folder shall be
+            if fault == "disk":  # a file is where a folder is to be
                 (tmp_path / "node").mkdir(exist_ok=True)
                 (tmp_path / "node" / "inputs").write_text("")
             await link.send_file(tmp_path / "data.jsonl", "inputs/training/data.jsonl")

@@ -174,7 +174,7 @@ def test_leaving_early_closes_the_connection() -> None:
     assert line.closed == 1
 
 
-def test_both_clients_raise_the_refusal_of_a_stream() -> None:
+def test_both_clients_raise_the_fault_of_a_stream() -> None:
     body = {"error": {"code": "resource_not_found", "message": "no such job", "details": []}}
     with pytest.raises(ResourceNotFound, match="no such job"):
         both_lists(

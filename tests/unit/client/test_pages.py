@@ -49,7 +49,7 @@ def test_entries_that_new_ones_push_onto_the_next_page_come_once() -> None:
         assert [one.id for one in found] == [f"ft_{number}" for number in range(6)]
 
 
-def test_the_walk_starts_where_it_shall_and_fetches_only_what_is_read() -> None:
+def test_the_walk_starts_where_it_must_and_fetches_only_what_is_read() -> None:
     handle, seen = paged(lambda _: list(range(100)))
     found = both_lists(handle, lambda client: client.jobs.iterate(limit=50, offset=90))
     assert [len(one) for one in found] == [10, 10]

@@ -113,7 +113,7 @@ def test_every_code_but_that_of_a_failed_job_can_come_from_some_operation() -> N
     assert possible == set(BY_CODE) - {FineTuningError.code}
 
 
-def test_a_refusal_of_lines_is_of_the_documented_shape() -> None:
+def test_a_fault_of_lines_is_of_the_documented_shape() -> None:
     detail = ErrorDetail("response", "empty_value", "must not be empty", line=3)
     refusal = DatasetError("a line is refused", param="file", details=[detail])
     conforms(refusal.as_json("req_1"), {"$ref": "#/components/schemas/Error"})

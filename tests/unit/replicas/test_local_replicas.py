@@ -172,7 +172,7 @@ def loaded(engines: PlayedEngines) -> list[set[str]]:
     return [one.adapters for one in engines.replicas]
 
 
-def test_a_model_is_loaded_and_asked_on_as_many_as_it_shall_be_even_when_others_go(
+def test_a_model_is_loaded_and_asked_on_as_many_as_it_is_to_be_even_when_others_go(
     group: LocalReplicas, engines: PlayedEngines
 ) -> None:
     async def run() -> None:

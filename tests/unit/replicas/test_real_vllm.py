@@ -1,7 +1,7 @@
 """The same replicas with a real vLLM, where `TUNESHIP_TEST_VLLM` names its command, e.g. `/opt/vllm/bin/vllm serve`.
 
 This takes minutes and gigabytes, so it is not part of the ordinary suite. Greedy tokens of vLLM are compared with those
-of our own engine, for the base model and for two adapters.
+of the built-in engine, for the base model and for two adapters.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def greedy(
     return list(found)
 
 
-def test_greedy_tokens_equal_those_of_our_own_engine(
+def test_greedy_tokens_equal_those_of_the_built_in_engine(
     tmp_path: Path, adapters: list[Adapter]
 ) -> None:
     vllm = vllm_starter(LocalProcesses(isolated=True), SERVER)

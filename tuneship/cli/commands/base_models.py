@@ -1,4 +1,4 @@
-"""`tuneship models add | bases | show | check | remove`: base models of one's own, whether the service runs or not.
+"""`tuneship models add | bases | show | check | remove`: your own base models, whether the service runs or not.
 
 Results go to standard output (`--json` for programs), progress and errors to standard error. Exit code 1: nothing was
 changed; 2: an argument that cannot be read; 4: `check` has found faults.

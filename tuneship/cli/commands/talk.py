@@ -137,7 +137,7 @@ def _generate(target: str, prompt: str | None, as_json: bool, **given: Any) -> N
 def chat_command() -> Any:
     """The command `chat`."""
     system = typer.Option(
-        "--system", help="The first turn: how the model shall answer.", show_default=False
+        "--system", help="The first turn: how the model is to answer.", show_default=False
     )
     parameters = [
         _target_argument(),

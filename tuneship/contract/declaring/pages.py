@@ -19,7 +19,7 @@ NextPage = Callable[[Any, Arguments], "dict[str, Any] | None"]
 
 
 def by_offset(page: Any, sent: Arguments) -> dict[str, Any] | None:
-    """Continue a list of §8. A page without pagination (short reference) is the only one."""
+    """The next page's arguments for a list of §8; None on the last page, or where the answer has no `pagination`."""
     offset = page.pagination.next_offset if page.pagination else None
     if offset is None:
         return None

@@ -92,7 +92,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, 
 
 def _check(value: object) -> None:
     """Check every text, name and level, from left to right, so that the first fault is reported."""
-    # A stack of our own: recursion would be at the mercy of the interpreter's limit.
+    # An explicit stack: recursion would be at the mercy of the interpreter's limit.
     levels: list[Iterator[object]] = [iter([value])]
     while levels:
         member = next(levels[-1], _END)

@@ -62,7 +62,7 @@ def text_of_parts(content: str | Sequence[TextPart] | None) -> str:
 
 
 class NamedSchema(OpenAIRequest):
-    """A schema that the answer shall fit."""
+    """A schema that the answer must fit."""
 
     name: SchemaName
     description: SchemaDescription = None
@@ -120,7 +120,7 @@ class SampledRequest(OpenAIRequest):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream shall end with the numbers of its tokens."""
+        """Whether a stream is to end with the numbers of its tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 

@@ -160,7 +160,7 @@ class AllowedTools(OpenAIRequest):
 
 
 class ChatToolChoice(OpenAIRequest):
-    """A function that shall be called once, or the functions that may be called."""
+    """A function that must be called once, or the functions that may be called."""
 
     unsupported = frozenset({"custom"})
 
@@ -194,7 +194,7 @@ class ChatResponseFormat(OpenAIRequest):
 
 
 class ChatCompletionCreate(SampledRequest):
-    """A conversation that a model shall continue."""
+    """A conversation for a model to continue."""
 
     neutral: ClassVar[NeutralFields] = {
         **PENALTIES,

@@ -22,7 +22,7 @@ from tuneship.contract.token_inputs import TextOrIds, schema_of_texts, texts_or_
 
 
 class TextCompletionCreate(SampledRequest):
-    """Texts that a model shall continue."""
+    """Texts for a model to continue."""
 
     neutral: ClassVar[NeutralFields] = {**PENALTIES, "best_of": (1,)}
     unsupported = frozenset({"suffix"})

@@ -188,7 +188,7 @@ class ResponseToolName(OpenAIRequest):
 
 
 class ResponseToolChoice(OpenAIRequest):
-    """A function that shall be called once, or the functions that may be called."""
+    """A function that must be called once, or the functions that may be called."""
 
     type: Literal["function", "allowed_tools"]
     name: FunctionName | None = None
@@ -248,7 +248,7 @@ class ResponseStreamOptions(OpenAIRequest):
 
 
 class ResponseCreate(OpenAIRequest):
-    """A text or a conversation that a model shall answer."""
+    """A text or a conversation for a model to answer."""
 
     neutral: ClassVar[NeutralFields] = {
         "background": (False,),

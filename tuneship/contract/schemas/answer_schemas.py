@@ -1,4 +1,4 @@
-"""Reads the schema that an answer shall fit: the keywords that a grammar follows, within limits of its size. Pure.
+"""Reads the schema that an answer must fit: the keywords that a grammar follows, within limits of its size. Pure.
 
 Whatever is not known is refused by its place, so that no keyword is silently without effect. A place names keywords and
 numbers: `properties[2]` is the third property, whose name is the caller's own word. The limits keep the compiler of the

@@ -239,7 +239,7 @@ def wilson(right: int, examples: int) -> Estimate:
 
 
 def mean_interval(values: Sequence[float], tail: float, least: float, most: float) -> Estimate:
-    """A mean with its interval by Student's t, with `tail` on each side of it; values are from least to most."""
+    """A mean with its Student-t interval (`tail` probability on each side), clipped to the range [least, most]."""
     mean = math.fsum(values) / len(values) if values else 0.0
     if len(values) < 2:
         return Estimate(mean, least, most)

@@ -252,7 +252,7 @@ def _has_timed_out(one: GraderCounts) -> bool:
 
 
 def _surely_worse(gating: Sequence[GraderCounts], rules: EvaluationRules) -> str | None:
-    """The first grader whose evidence suffices at any look; examples that depend on each other have none."""
+    """The first gating grader proven worse at any look; clustered ones are skipped: the test needs independence."""
     if not (rules.stop_early and rules.has_baseline):
         return None
     limit = math.log(len(gating) / EARLY)

@@ -142,7 +142,7 @@ class Evidence:
 
     @property
     def gain(self) -> Paired | None:
-        """Losses at the start, of the base model, against the served checkpoint's."""
+        """Paired row losses: the base model against the served checkpoint."""
         return judged(self.rows, self.rows.start, self.rows.served) if self.rows else None
 
     @property

@@ -15,7 +15,7 @@ from tuneship.store.database.database import Database
 READ_EVERY_S = 5.0
 # A reading that took longer is thrown away: half of that is how far it may be wrong.
 SLOW_S = 0.2
-# A service without a good reading for so long takes no requests.
+# A service without a good reading for this long takes no requests.
 STALE_AFTER_S = 30.0
 TRIES_AT_START = 20
 

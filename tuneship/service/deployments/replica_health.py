@@ -56,7 +56,7 @@ UNHEALTHY: dict[str, Any] = {"health": "unhealthy", "current_replicas": 0}
 ASLEEP: dict[str, Any] = {"health": "healthy", "current_replicas": 0}
 # A replica answers between two steps; a long prompt on a slow machine is one step.
 PROBE_TIMEOUT_S = 10.0
-# For so long a member that does not lead looks at a deleted deployment, whose last requests it may still answer.
+# How long a member that does not lead looks at a deleted deployment, whose last requests it may still answer.
 UNLOADED_WITHIN = timedelta(minutes=5)
 # Consecutive starts that may fail before the deployment becomes `failed`.
 MAX_STARTS = 3

@@ -135,7 +135,7 @@ class EvaluationRun:
                     yield ExampleRequest(deployment_id, example.item, self._settings.max_tokens)
 
     def _unscored_before(self, example: HeldOutExample) -> Stored | None:
-        """The row of an example that no deployment is asked; None for others."""
+        """The finished row of an example that is skipped; None where deployments must answer it."""
         if example.line in self._leaked:
             return unscored(example, "leaked")
         known = self._known.get(example.line)

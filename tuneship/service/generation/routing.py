@@ -22,7 +22,7 @@ LONGEST_ROUTING_KEY_BYTES = 256
 
 @dataclass(frozen=True)
 class RoutingTarget:
-    """The deployment that shall answer; the endpoint is empty when the deployment was called directly."""
+    """The deployment that is to answer; the endpoint is empty when the deployment was called directly."""
 
     deployment_id: str
     endpoint_id: str = ""

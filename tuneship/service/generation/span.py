@@ -33,7 +33,7 @@ def note_request(
 def note_embedding(
     notes: SpanNotes, target: RoutingTarget, served: ServedModel, dimensions: int | None
 ) -> None:
-    """Note that texts shall be embedded, and by which model."""
+    """Note that texts are embedded, and by which model."""
     asked = {"gen_ai.embeddings.dimension.count": dimensions}
     _note(notes, "embeddings", target, served, asked)
 

@@ -35,7 +35,7 @@ class StreamPosition:
 
     @property
     def number(self) -> int:
-        """The position as one integer for a cursor; a page's is the id of its last entry."""
+        """The position packed into one integer for a cursor; without a step it is the id of the last entry."""
         return (0 if self.step is None else self.step + 1) << LOG_BITS | self.log_id
 
     @classmethod

@@ -89,7 +89,7 @@ def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str
 
 
 def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: CataloguedModel) -> None:
-    """Raise `ValidationFailed` for a setting that the base model's engine cannot keep."""
+    """Refuse settings that the base model's engine cannot honour. Raises `ValidationFailed`."""
     if lacked := _lacked_by_others(settings.model_dump(), base):
         raise field_error(
             f"security_settings.{lacked}",

@@ -36,7 +36,7 @@ class _Answering:
 
 @dataclass(frozen=True)
 class Answerer:
-    """The deployment that shall answer a request."""
+    """The deployment that is to answer a request."""
 
     target: RoutingTarget
     # None where it is gone, or not the caller's: the run refuses the request.
@@ -65,7 +65,7 @@ async def answerer_of(context: Context, model: str, person: str | None) -> Answe
 
 
 async def _target_of(context: Context, model: str) -> RoutingTarget:
-    """The deployment that shall answer. Raises `ModelNotFound` where nothing of the caller has this name."""
+    """The deployment that is to answer. Raises `ModelNotFound` where nothing of the caller has this name."""
     if DEPLOYMENT_ID.fullmatch(model):
         return RoutingTarget(model)
     if ENDPOINT_ID.fullmatch(model):

@@ -121,7 +121,7 @@ class _Loop:
         b.position_at_end(body)
 
     def end(self, *values: Any) -> None:
-        """End a turn with these values for the next one."""
+        """Close the loop's body; the values are carried into the next iteration."""
         for phi, value in zip([self.index, *self.values], [self._next, *values], strict=True):
             phi.add_incoming(value, self._b.block)
         self._b.branch(self._head)

@@ -51,7 +51,7 @@ class AttentionMasks:
         return self._decode_masks[window]
 
     def for_prefill(self, prefill: PrefillChunk, window: int | None) -> Tensor | None:
-        """Return the mask [chunk, cached + chunk]; None where causal attention within the chunk is the same."""
+        """Return the mask [chunk, cached + chunk]; None if a plain causal mask gives the same result."""
         key = (prefill, window)
         if key not in self._prefill_masks:
             stop = prefill.cached + prefill.stop - prefill.start

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from tuneship.store.database import rows
 from tuneship.store.database.tables import MemberAgesRow, member_ages
 
-# A member that has written nothing for so long is gone, or cannot reach the database.
+# A member that has written nothing for this long is gone, or cannot reach the database.
 LAPSE_AFTER = timedelta(seconds=6)
 NOW = sa.func.clock_timestamp()
 

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from tuneship.store.database import rows
 from tuneship.store.database.tables import MemberDemandRow, member_demands
 
-# A member that has not written for so long is gone, or cannot reach the database.
+# A member that has not written for this long is gone, or cannot reach the database.
 LAPSES_AFTER_S = 6.0
 NOW = sa.func.clock_timestamp()
 

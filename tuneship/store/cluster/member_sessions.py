@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 # The number of a service that is alone, which needs no lock.
 ALONE = 0
-# A machine that has answered nothing for so long is lost. Through a local socket Postgres ignores this.
+# A machine that has answered nothing for this long is lost. Through a local socket Postgres ignores this.
 LOST = {
     "tcp_keepalives_idle": "3",
     "tcp_keepalives_interval": "1",

@@ -125,7 +125,7 @@ def change(connection: sa.Connection, row: DeploymentRow, now: datetime, **chang
 
 
 def note_wanted(connection: sa.Connection, deployment_id: str, replicas: int) -> None:
-    """Note on how many replicas a deployment shall be served, which is no change that a client sees."""
+    """Note on how many replicas a deployment is to be served, which is no change that a client sees."""
     noted = sa.update(deployments).where(deployments.c.id == deployment_id)
     connection.execute(noted.values(wanted_replicas=replicas))
 

@@ -367,7 +367,7 @@ def facts(
 def sketches(
     connection: sa.Connection, series: WindowSource, width: int, start: int, end: int
 ) -> tuple[Whole, Columns]:
-    """Starts and complete windows of a width that start in [start, end), ascending."""
+    """The windows of one width that start in [start, end), with their starts, ascending."""
     query = (
         _with_finer(table.c.start, table.c.window)
         .where(series.rows(width, start, end))

@@ -177,7 +177,7 @@ class Encoder:
         return _Asked(row, text[:start], ids)
 
     def _asked_otherwise(self, asked: Sequence[_Asked]) -> set[int]:
-        """The rows with a prompt whose tokens alone are others than those within the row."""
+        """The rows whose prompt tokenizes differently alone than inside the row."""
         known = self._prompts
         if len(known) > REMEMBERED_PROMPTS:
             known.clear()
