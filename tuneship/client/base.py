@@ -28,6 +28,8 @@ Answer = TypeVar("Answer")
 
 # The longest wait for the first byte of an export.
 MAKING_S = 3600.0
+# Pauses between the looks at work that goes on.
+FIRST_POLL_S, LONGEST_POLL_S = 0.2, 5.0
 # Headers that describe the bytes on the wire; httpx has decoded the body that is kept.
 ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
@@ -103,6 +105,22 @@ class BaseClient:
             key = secrets.token_hex(16)
         talk = converse(operation, replace(call, idempotency_key=key), self._tries, random.random)
         return self._before_deadline(operation.name, talk)
+
+    def _polling(
+        self,
+        operation: Operation[P, R],
+        is_over: Callable[[R], bool],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Conversation[R]:
+        """The steps of calling an operation until its reply says that all is over, with growing pauses."""
+        pause_s = FIRST_POLL_S
+        while True:
+            reply = yield from self._conversation(operation, *args, **kwargs)
+            if is_over(reply):
+                return reply
+            yield Pause(pause_s)
+            pause_s = min(LONGEST_POLL_S, 1.5 * pause_s)
 
     def _job_stream(self, job_id: str, after: str | None) -> tuple[Following, float]:
         """The steps of following a job, and the seconds of silence after which the connection counts as dead."""

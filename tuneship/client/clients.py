@@ -7,7 +7,7 @@ A generator yields what to do next (send, read, pause) and receives what came of
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +60,16 @@ class Client(BaseClient, Blocking, Api[Blocking]):
     def call(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call any declared operation. Raises `TuneshipError`."""
         return self._carried_out(self._conversation(operation, *args, **kwargs))
+
+    def until(
+        self,
+        operation: Operation[P, R],
+        is_over: Callable[[R], bool],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call an operation until its reply says that all is over; `client.evaluations.wait(...)` does it."""
+        return self._carried_out(self._polling(operation, is_over, *args, **kwargs))
 
     def _carried_out(self, talk: Conversation[R]) -> R:
         answer: HttpAnswer | None = None
@@ -214,6 +224,16 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
     async def call(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call any declared operation. Raises `TuneshipError`."""
         return await self._carried_out(self._conversation(operation, *args, **kwargs))
+
+    async def until(
+        self,
+        operation: Operation[P, R],
+        is_over: Callable[[R], bool],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call an operation until its reply says that all is over; `client.evaluations.wait(...)` does it."""
+        return await self._carried_out(self._polling(operation, is_over, *args, **kwargs))
 
     async def _carried_out(self, talk: Conversation[R]) -> R:
         answer: HttpAnswer | None = None

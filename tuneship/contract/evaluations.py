@@ -4,7 +4,7 @@ Only numbers are stored: scores, line numbers and the values of slices. `docs/ev
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, LiteralString, Self, cast
+from typing import Annotated, Any, Literal, LiteralString, Self, cast
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,6 +17,7 @@ from tuneship.contract.common import (
     DeploymentOrEvaluationId,
     EvaluationId,
     Limit,
+    LogLimit,
     Name,
     Offset,
     Pagination,
@@ -39,7 +40,7 @@ from tuneship.contract.declaring.examples import (
     PAGE,
 )
 from tuneship.contract.declaring.operation import Example, operation
-from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
+from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb, WaitVerb
 from tuneship.contract.errors import (
     DatasetError,
     DeploymentError,
@@ -298,6 +299,12 @@ class ExampleScoresPage(Reply):
     results: list[ExampleScores]
     pagination: Pagination
 
+    def frame(self) -> Any:
+        """A pandas frame: one row an example by its line; columns such as `candidate_<grader>` and `slice_<field>`."""
+        from tuneship.contract.declaring.frames import scores_frame  # noqa: PLC0415 - loads pandas
+
+        return scores_frame([one.model_dump() for one in self.results])
+
 
 class EvaluationComparison(Reply):
     """Two evaluations of the same examples, compared by their stored scores."""
@@ -483,7 +490,7 @@ def get_evaluation(evaluation_id: EvaluationId) -> Evaluation:
 )
 def list_evaluation_results(
     evaluation_id: EvaluationId,
-    limit: Limit = 20,
+    limit: LogLimit = 100,
     offset: Offset = 0,
     outcome: Outcome | None = None,
 ) -> ExampleScoresPage:
@@ -545,6 +552,7 @@ class Evaluations(Resource[C_co]):
 
     create = Verb(create_evaluation)
     get = Verb(get_evaluation)
+    wait = WaitVerb(get_evaluation, lambda found: found.status not in OPEN)
     list = Verb(list_evaluations)
     iterate = Pages(list_evaluations, lambda page: page.evaluations)
     results = Verb(list_evaluation_results)

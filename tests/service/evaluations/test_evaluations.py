@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.service.evaluations import GRADERS, PLANTED, PlayedAnswers, right
 from tests.support.service.in_process import Service, jsonl
+from tuneship.client import Client
 from tuneship.service.background_requests.background_run import BackgroundTiming
 
 
@@ -216,6 +217,29 @@ def test_bad_orders_are_refused_by_their_place(
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
     assert PLANTED not in answer.text
     assert played.service.call("GET", "/v1/evaluations").json()["evaluations"] == []
+
+
+def test_the_client_waits_and_makes_a_frame(played: PlayedAnswers) -> None:
+    played.tuned_fails = {4}
+    service = played.service
+    service.listen()
+    made = played.create(stop_early=False, slice_by=["site"])
+
+    async def use() -> Any:
+        client = service.client()
+        found = await client.evaluations.wait(made)
+        return found, await client.evaluations.results(made, limit=1000)
+
+    found, results = service.run(use())
+
+    assert found.status == "completed"
+    frame = results.frame()
+    assert len(frame) == 400
+    assert frame.loc[5, "outcome"] == "loss"
+    assert (frame.loc[5, "candidate_chapter"], frame.loc[5, "baseline_chapter"]) == (0.0, 1.0)
+    assert set(frame["slice_site"]) == {"A", "B"}
+    with Client(service.client().settings) as client:
+        assert client.evaluations.wait(made).verdict == found.verdict
 
 
 def test_other_tenants_see_nothing(played: PlayedAnswers) -> None:

@@ -51,3 +51,18 @@ def deployment_frame(series: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     frame = pd.concat(parts, axis=1, sort=False).sort_index()
     frame["complete"] = pd.concat(flags, axis=1, sort=False).all(axis=1)
     return frame
+
+
+def scores_frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row an example by its line: outcome, a float column for each model and grader, a text for each slice."""
+    rows = [
+        {
+            "line": one["line"],
+            "outcome": one["outcome"],
+            **{f"candidate_{name}": score for name, score in (one["candidate"] or {}).items()},
+            **{f"baseline_{name}": score for name, score in (one["baseline"] or {}).items()},
+            **{f"slice_{name}": value for name, value in one["slices"].items()},
+        }
+        for one in results
+    ]
+    return pd.DataFrame(rows, columns=None if rows else ["line", "outcome"]).set_index("line")

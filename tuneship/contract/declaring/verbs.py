@@ -84,6 +84,34 @@ class Verb(Generic[P, R]):
         return call
 
 
+class WaitVerb(Generic[P, R]):
+    """`evaluations.wait` and the like: calls an operation again and again until its reply says that all is over."""
+
+    def __init__(self, operation: Operation[P, R], is_over: Callable[[R], bool]) -> None:
+        """`is_over` reads a reply."""
+        self.operation = operation
+        self.is_over = is_over
+
+    @overload
+    def __get__(self, resource: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, resource: Resource[Blocking], owner: type) -> Callable[P, R]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Callable[P, Awaitable[R]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
+        """Bind the verb to the resource's client."""
+        if resource is None:
+            return self
+        client = resource.client
+
+        def wait(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.until(self.operation, self.is_over, *args, **kwargs)
+
+        return wait
+
+
 class RowFrame(Protocol):
     """The part of a pandas frame that an upload uses."""
 

@@ -188,7 +188,7 @@ def get_evaluation(context: Context, evaluation_id: str) -> Evaluation:
 def list_evaluation_results(
     context: Context,
     evaluation_id: str,
-    limit: int = 20,
+    limit: int = 100,
     offset: int = 0,
     outcome: Outcome | None = None,
 ) -> ExampleScoresPage:
