@@ -166,6 +166,18 @@ def test_a_deleted_deployment_fails_the_evaluation(played: PlayedAnswers) -> Non
     assert found["verdict"] is None
 
 
+def test_a_deleted_baseline_fails_the_evaluation(played: PlayedAnswers) -> None:
+    first = played.ended(played.create(baseline=None, candidate=played.baseline, stop_early=False))
+    service = played.service
+    service.spare = lambda _: False
+    service.rest()
+    made = played.create(baseline=first["id"], stop_early=False)
+    assert service.call("DELETE", f"/v1/evaluations/{first['id']}").status_code == 200
+    service.go_on()
+    found = played.ended(made)
+    assert (found["status"], found["error"]["code"]) == ("failed", "baseline_gone")
+
+
 def test_a_restart_goes_on_behind_the_stored_scores(tmp_path: Any) -> None:
     with Service(tmp_path / "data") as first:
         first.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=2)
@@ -226,11 +238,12 @@ def test_the_client_waits_and_makes_a_frame(played: PlayedAnswers) -> None:
     made = played.create(stop_early=False, slice_by=["site"])
 
     async def use() -> Any:
-        client = service.client()
-        found = await client.evaluations.wait(made)
-        return found, await client.evaluations.results(made, limit=1000)
+        async with service.client() as client:
+            found = await client.evaluations.wait(made)
+            results = await client.evaluations.results(made, limit=1000)
+            return found, results, client.settings
 
-    found, results = service.run(use())
+    found, results, settings = service.run(use())
 
     assert found.status == "completed"
     frame = results.frame()
@@ -238,7 +251,7 @@ def test_the_client_waits_and_makes_a_frame(played: PlayedAnswers) -> None:
     assert frame.loc[5, "outcome"] == "loss"
     assert (frame.loc[5, "candidate_chapter"], frame.loc[5, "baseline_chapter"]) == (0.0, 1.0)
     assert set(frame["slice_site"]) == {"A", "B"}
-    with Client(service.client().settings) as client:
+    with Client(settings) as client:
         assert client.evaluations.wait(made).verdict == found.verdict
 
 

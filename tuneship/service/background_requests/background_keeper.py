@@ -147,12 +147,12 @@ class BackgroundKeeper(Generic[R]):
             self._runs[gone].requests.cancel(f"{self._kind.name}_ended")
         waiting: list[R] = []
         for row in found:
-            run, is_asking = self._runs.get(row["id"]), self._kind.is_asking(row)
+            is_asking, run = self._kind.is_asking(row), self._runs.get(row["id"])
             if row["caller"]["key_id"] in ended_keys and is_asking:
                 if row["id"] not in self._ending:
                     # In a task: its tenant's writer may be busy.
                     self._ending[row["id"]] = asyncio.create_task(self._cancel(row))
-            elif run is None and not self._retries.is_waiting(row["id"]):
+            elif row["id"] not in self._tasks and not self._retries.is_waiting(row["id"]):
                 # One that asks for nothing more needs no place.
                 if is_asking:
                     waiting.append(row)
@@ -160,7 +160,7 @@ class BackgroundKeeper(Generic[R]):
                     self._start(row)
             elif run is not None and (why_stop := self._kind.why_stop(row)):
                 run.requests.cancel(why_stop)
-        asking = [one for one in found if one["id"] in self._runs and self._kind.is_asking(one)]
+        asking = [one for one in found if one["id"] in self._tasks and self._kind.is_asking(one)]
         for row in to_start(waiting, Counter(one["client_id"] for one in asking)):
             self._start(row)
 
@@ -185,8 +185,6 @@ class BackgroundKeeper(Generic[R]):
             del self._ending[row["id"]]
 
     def _start(self, row: R) -> None:
-        work = self._kind.begin(row, self._pace, self.threads, self.timing)
-        self._runs[row["id"]] = work
         self._tasks[row["id"]] = asyncio.create_task(self._work(row))
 
     async def _work(self, row: R) -> None:
@@ -194,7 +192,9 @@ class BackgroundKeeper(Generic[R]):
         try:
             given_up = self._retries.given_up(identifier)
             if given_up is None:
-                await self._runs[identifier].run()
+                work = self._kind.begin(row, self._pace, self.threads, self.timing)
+                self._runs[identifier] = work
+                await work.run()
             else:
                 await self.threads.run(self._kind.give_up, row, given_up)
         except self._kind.lost:
@@ -203,5 +203,6 @@ class BackgroundKeeper(Generic[R]):
             logger.exception("a %s could not be worked on: %s", self._kind.name, identifier)
             self._retries.add(identifier, error)
         finally:
-            del self._runs[identifier], self._tasks[identifier]
+            self._runs.pop(identifier, None)
+            del self._tasks[identifier]
             self._ticks.wake()

@@ -46,6 +46,10 @@ class EvaluationLost(Exception):
     """Somebody else has changed the evaluation: whoever worked on it stops and looks at its row again."""
 
 
+class _BaselineGone(Exception):
+    """The evaluation whose scores stand for the baseline was deleted."""
+
+
 class _Decided(Exception):
     """The evidence suffices before the last example."""
 
@@ -84,14 +88,18 @@ class EvaluationRun:
 
     async def run(self) -> None:
         """Work until the evaluation has ended. Raises `EvaluationLost`, `OSError` and SQLAlchemy's errors."""
-        await self._threads.run(self._prepare)
         try:
+            await self._threads.run(self._prepare)
             await self.requests.run(self._requests(), self._store)
             await self._threads.run(self._store_rest)
         except _Decided:
             pass
         except DeploymentGone as gone:
             await self._threads.run(self._records.fail, self._row, "deployment_gone", gone.code)
+            return
+        except _BaselineGone:
+            why = "the evaluation that stands for the baseline was deleted"
+            await self._threads.run(self._records.fail, self._row, "baseline_gone", why)
             return
         await self._threads.run(self._finish)
 
@@ -106,6 +114,8 @@ class EvaluationRun:
             if baseline is not None and baseline.startswith(EVALUATION):
                 stored = evaluation_records.results_of(connection, baseline)
                 self._known = {one["line"]: one for one in stored}
+                if not self._known:
+                    raise _BaselineGone
             self._tally = tally_of(
                 self._settings, evaluation_records.results_of(connection, row["id"])
             )
