@@ -241,6 +241,9 @@ class ReleaseEvaluation(EvaluationSettings):
     max_examples: int = Field(
         default=1000, ge=0, le=100_000, description="Examples at most, in a random order; 0: off."
     )
+    max_tokens: int = Field(
+        default=64, ge=1, le=4096, description="Longest answer, also of the smoke test."
+    )
     on_inconclusive: Literal["continue", "hold"] = Field(
         default="continue",
         description="Where the examples cannot decide: go on with a note, or hold as a training gate does.",

@@ -17,6 +17,9 @@ from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.generation import Generate
+from tuneship.security.master_key import read_or_make_secret
+from tuneship.security.sealed_files import new_key
+from tuneship.service.access.data_keys import keyring_of
 from tuneship.serving.lora import SPARE_SLOTS
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
@@ -76,13 +79,18 @@ def stored_models(members: Members, adapters: dict[str, Path], folder: Path) -> 
     """Store the adapters as models of the members' tenant; returns their ids by name."""
     client_id = members.clients[0].settings.client_id
     blobs = ObjectBlobs(members.settings["blob_url"], BlobCache(folder / "copies", 1 << 30))
-    found = {name: stored_model(blobs, one, client_id, name) for name, one in adapters.items()}
+    key, keyring = (
+        new_key(),
+        keyring_of(read_or_make_secret(Path(members.settings["master_key_file"]))),
+    )
+    found = {name: stored_model(blobs, one, client_id, name, key) for name, one in adapters.items()}
     with (
         closing(Database(members.settings["database_url"], is_shared=True)) as database,
         database.write(client_id) as connection,
     ):
         for row in found.values():
             rows.insert(connection, tables.models, row)
+            keyring.add(connection, client_id, row["blob"], key, row["created_at"])
     return {name: row["id"] for name, row in found.items()}
 
 

@@ -49,8 +49,9 @@ def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer
 
     Both answered the same prompts in this order. Refused is who fails four prompts or more (where there are fewer: all)
     that the baseline answers, and three times as many as those that the baseline alone fails. Slow is who takes more
-    than three times as long on most prompts: the slowest one would be a machine's stall. Slow tails and small shares of
-    faults are for the canary, which sees enough.
+    than three times as long on most prompts, for a token and for the whole answer: a tuned model's answer of three
+    tokens has the fixed costs of one with sixty. The slowest prompt would be a machine's stall; slow tails and small
+    shares of faults are for the canary, which sees enough.
     """
     name = "T10 smoke"
     if not candidate:
@@ -65,13 +66,16 @@ def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer
     if all(one.problem for one in candidate):
         return GateResult(name, "hold", note=f"no prompt is answered: {candidate[0].problem}")
     note = f"prompts that fail: {len(ours)} at the candidate alone, {theirs} at the baseline alone"
-    times = [(one.ms_per_token, other.ms_per_token) for one, other in pairs if other is not None]
-    ratios = [one / other for one, other in times if one and other]
+    ratios = [
+        min(one.ms_per_token / other.ms_per_token, one.latency_ms / other.latency_ms)
+        for one, other in pairs
+        if other is not None and one.ms_per_token and other.ms_per_token
+    ]
     if len(ratios) < MIN_TIMED_PROMPTS:
         return GateResult(name, "pass", note=f"time per output token not known; {note}")
     slower = median_low(ratios)
     state = "pass" if slower <= MAX_TIME_PER_TOKEN_RATIO else "reject"
-    note = f"times the baseline's time per output token, median; {note}"
+    note = f"times the baseline's time, per output token or in all, median; {note}"
     return GateResult(name, state, slower, MAX_TIME_PER_TOKEN_RATIO, note)
 
 

@@ -276,6 +276,7 @@ def test_keys_are_not_made_in_a_database_that_the_service_does_not_use(
     installed: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (installed.data_dir / "database").write_text("sqlite in this directory\n")
+    (installed.data_dir / "tuneship.sqlite").touch()
     url = "postgresql+psycopg://someone:secret@127.0.0.1:1/nothing"
     monkeypatch.setenv("TUNESHIP_DATABASE_URL", url)
     done = installed.run("create", "--client-id", "acme", "--scopes", "viewer")

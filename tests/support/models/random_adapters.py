@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from tests.support.service.in_process import CATALOGUE
+from tuneship.security.sealed_files import seal_file
 from tuneship.service.generation.prompts import rendered_prompt
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.replica import load_model
@@ -62,9 +63,15 @@ def _written(engine: Engine) -> Iterator[int]:
         yield from (token for _, token in engine.step().tokens)
 
 
-def stored_model(blobs: Blobs, adapter: Path, client_id: str, name: str) -> dict[str, Any]:
-    """Store an adapter, not sealed, and return the row of a model that was trained elsewhere."""
+def stored_model(
+    blobs: Blobs, adapter: Path, client_id: str, name: str, key: str
+) -> dict[str, Any]:
+    """Store an adapter, sealed with this key, and return the row of a model that was trained elsewhere."""
     now, blob = datetime.now(UTC), f"models/{name}"
+    sealed = adapter.with_name(f"{adapter.name}-sealed")
+    sealed.mkdir()
+    for file in adapter.iterdir():
+        seal_file(file, sealed / file.name, key)
     return {
         "id": f"ft:{BASE.id}:{name}:{name}",
         "client_id": client_id,
@@ -76,5 +83,5 @@ def stored_model(blobs: Blobs, adapter: Path, client_id: str, name: str) -> dict
         "job_id": None,
         "fine_tuning_method": "lora",
         "blob": blob,
-        "sha256": {file.name: blobs.put(file, f"{blob}/{file.name}") for file in adapter.iterdir()},
+        "sha256": {file.name: blobs.put(file, f"{blob}/{file.name}") for file in sealed.iterdir()},
     }

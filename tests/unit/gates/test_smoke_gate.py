@@ -81,3 +81,12 @@ def test_times_of_a_few_prompts_say_nothing_of_who_is_slower() -> None:
 def test_no_answers_decide_nothing() -> None:
     assert judge_smoke([GOOD], []).state == "hold"
     assert judge_smoke([], [GOOD]).state == "pass"
+
+
+def test_a_short_answer_that_comes_sooner_is_not_slow() -> None:
+    """Its few tokens bear the fixed costs of a request."""
+    baseline = [SmokeAnswer(200, "a long answer", "length", 64, 300.0)] * 20
+    candidate = [SmokeAnswer(200, "ward 2", "stop", 3, 60.0)] * 20
+    assert judge_smoke(baseline, candidate).state == "pass"
+    slow = [SmokeAnswer(200, "ward 2", "stop", 3, 1000.0)] * 20
+    assert judge_smoke(baseline, slow).state == "reject"
