@@ -1,13 +1,16 @@
 """Evaluations: two deployments answer held-out examples, and the verdict follows from wins and losses."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tests.support.service.evaluations import GRADERS, PLANTED, PlayedAnswers, right
 from tests.support.service.in_process import Service, jsonl
 from tuneship.client import Client
 from tuneship.service.background_requests.background_run import BackgroundTiming
+from tuneship.store.database import tables
 
 
 @pytest.fixture
@@ -178,7 +181,7 @@ def test_a_deleted_baseline_fails_the_evaluation(played: PlayedAnswers) -> None:
     assert (found["status"], found["error"]["code"]) == ("failed", "baseline_gone")
 
 
-def test_a_restart_goes_on_behind_the_stored_scores(tmp_path: Any) -> None:
+def test_a_restart_goes_on_behind_the_stored_scores(tmp_path: Path) -> None:
     with Service(tmp_path / "data") as first:
         first.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=2)
         played = PlayedAnswers(first)
@@ -190,13 +193,35 @@ def test_a_restart_goes_on_behind_the_stored_scores(tmp_path: Any) -> None:
         first.until(lambda: len(played.results(made)) >= 40)
         first.halt()
     with Service(tmp_path / "data") as second:
-        again = PlayedAnswers.__new__(PlayedAnswers)
-        again.__dict__.update(vars(played) | {"service": second, "asked": []})
-        second.engines.answer_to = again._answer_to  # pyright: ignore[reportAttributeAccessIssue]
+        again = played.moved_to(second)
         found = again.ended(made)
         assert found["verdict"] == whole["verdict"]
         assert again.results(made) == undisturbed
         assert len(again.asked) < 800
+
+
+def test_a_kill_after_the_last_look_asks_nothing_more(tmp_path: Path) -> None:
+    with Service(tmp_path / "data") as first:
+        first.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=25)
+        played = PlayedAnswers(first)
+        played.tuned_fails = range(0, 400, 2)
+        whole = played.ended(played.create())
+        undisturbed = played.results(whole["id"])
+        assert whole["stopped_early"]
+        first.halt()
+        # As a kill leaves it: the last scores are stored, and the evaluation has not ended.
+        with first.database.write() as connection:
+            connection.execute(
+                sa.update(tables.evaluations).values(
+                    status="running", verdict=None, reason=None, completed_at=None
+                )
+            )
+    with Service(tmp_path / "data") as second:
+        again = played.moved_to(second)
+        found = again.ended(whole["id"])
+        assert (found["verdict"], found["reason"]) == ("reject", "worse")
+        assert again.results(whole["id"]) == undisturbed
+        assert again.asked == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Any
 
 from tests.support.service.in_process import CATALOGUE, Service, jsonl
@@ -68,6 +69,13 @@ class PlayedAnswers:
         model = service.model()
         self.baseline = service.deployment("base")
         self.candidate = service.deployment("tuned", model_name=model)
+
+    def moved_to(self, service: Service) -> "PlayedAnswers":
+        """Let the models of another service on the same data answer alike; nothing was asked there yet."""
+        moved = copy(self)
+        moved.service, moved.asked = service, []
+        service.engines.answer_to = moved._answer_to  # pyright: ignore[reportAttributeAccessIssue]
+        return moved
 
     def _answer_to(self, frame: dict[str, Any]) -> Sequence[int]:
         is_tuned = frame.get("adapter") is not None

@@ -90,8 +90,10 @@ class EvaluationRun:
         """Work until the evaluation has ended. Raises `EvaluationLost`, `OSError` and SQLAlchemy's errors."""
         try:
             await self._threads.run(self._prepare)
-            await self.requests.run(self._requests(), self._store)
-            await self._threads.run(self._store_rest)
+            # After a kill between the last look and the end, the evidence suffices already.
+            if not self._row["stopped_early"]:
+                await self.requests.run(self._requests(), self._store)
+                await self._threads.run(self._store_rest)
         except _Decided:
             pass
         except DeploymentGone as gone:
