@@ -18,6 +18,7 @@ from flows.release.result import LOSSES_SHOWN, EvaluationFindings
 from tasks.evaluations import create_evaluation, list_evaluation_results
 from tuneship.client import ApiError
 from tuneship.contract.evaluations import EvaluationStatus
+from tuneship.evaluation.scoring import DeploymentGone
 from tuneship.gates.gate_result import GateResult
 from tuneship.prefect.waits import wait_for_evaluation
 
@@ -61,14 +62,16 @@ def evaluate(
         if error.status not in NOT_OFFERED or error.param is not None:
             raise
         get_run_logger().warning("the service offers no evaluations: the pipeline asks itself")
-        verdict, findings = evaluate_here(baseline_id, candidate_id, wanted, file)
+        try:
+            verdict, findings = evaluate_here(baseline_id, candidate_id, wanted, file)
+        except DeploymentGone as gone:
+            return HeldOutGate(_unfinished(f"a deployment refuses all requests: {gone.code}"), None)
         gate = _gate(verdict, findings, order.margin)
         return HeldOutGate(gate, findings, (*notes, HERE))
     found = wait_for_evaluation(made.id)
     if found.status != EvaluationStatus.COMPLETED:
         why = found.error["code"] if found.error else found.status
-        gate = GateResult(NAME, "hold", note=f"the evaluation {made.id} has not ended: {why}")
-        return HeldOutGate(gate, None, tuple(notes))
+        return HeldOutGate(_unfinished(f"{made.id}: {why}"), None, tuple(notes))
     if not found.leaks_checked:
         notes.append(LEAKS_UNKNOWN)
     losses = list_evaluation_results(made.id, outcome="loss")
@@ -80,6 +83,11 @@ def evaluate(
         lost_lines=sorted(one.line for one in losses)[:LOSSES_SHOWN],
     )
     return HeldOutGate(_gate(found.verdict, findings, order.margin), findings, tuple(notes))
+
+
+def _unfinished(why: str) -> GateResult:
+    """A rejection: nothing is known about the answers, whatever `on_inconclusive` says about too few of them."""
+    return GateResult(NAME, "reject", note=f"the evaluation did not complete: {why}")
 
 
 def _gate(verdict: str | None, findings: EvaluationFindings, margin: float) -> GateResult:
