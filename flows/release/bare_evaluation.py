@@ -13,12 +13,19 @@ from flows.release.result import LOSSES_SHOWN, EvaluationFindings
 from flows.shared.errors import BadInput
 from tasks.sample_answers import answer_prompts
 from tuneship.contract.evaluations import GraderReport, SliceReport
-from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, ExampleProblem
+from tuneship.contract.lines.dataset_lines import ExampleProblem
 from tuneship.evaluation.graders import GivenAnswer
-from tuneship.evaluation.items import EvaluationItem, read_item
-from tuneship.evaluation.scoring import Answer, HeldOutExample, NoAnswer, Scoring, Stored
+from tuneship.evaluation.items import EvaluationItem, numbered, read_item
+from tuneship.evaluation.scoring import (
+    Answer,
+    HeldOutExample,
+    NoAnswer,
+    Scoring,
+    Stored,
+    held_out_examples,
+)
 from tuneship.evaluation.selection import select
-from tuneship.evaluation.slices import SliceRefused, read_slices
+from tuneship.evaluation.slices import SliceRefused
 from tuneship.gates.evaluation.evaluation_report import report_of
 from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
 from tuneship.gates.evaluation.verdict import LOOK_EXAMPLES, judge, look
@@ -34,7 +41,7 @@ def evaluate_here(
     wanted: ReleaseEvaluation,
     file: str | None,
 ) -> tuple[str | None, EvaluationFindings]:
-    """The verdict on both deployments' answers, and the findings. Raises `BadInput`.
+    """The verdict on both deployments' answers, and the findings. Raises `BadInput` and `DeploymentGone`.
 
     Examples are asked 25 at a time, until the evidence suffices or all are asked.
     """
@@ -56,8 +63,8 @@ def evaluate_here(
         for example, ours, theirs in zip(piece, candidate, baseline, strict=True):
             stored.append(scoring.score(example, _given(ours), _given(theirs)))
             tally.add(example_of(stored[-1]))
-        found = look(tally.counts, rules) if tally.scored % LOOK_EXAMPLES == 0 else None
-        if found is not None:
+        # The evidence holds at any number of looks, also where an example had no answer.
+        if (found := look(tally.counts, rules)) is not None:
             break
     found = found or judge(tally.counts, rules)
     report = report_of(tally, found, has_ended=True)
@@ -71,16 +78,13 @@ def evaluate_here(
 
 
 def read_examples(file: Path, wanted: ReleaseEvaluation) -> Sequence[HeldOutExample]:
-    """The selected examples with one question and one answer. Raises `BadInput` for slices that no line has."""
+    """The selected examples with one question and one answer. Raises `BadInput` for an unknown slice or cluster."""
     dataset_format = format_of_file(file)
     read: list[tuple[int, EvaluationItem]] = []
     with file.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-            if not text.strip():
-                continue
+        for number, line in numbered(stream):
             try:
-                item = read_item(text.strip(), dataset_format)
+                item = read_item(line, dataset_format)
             except ExampleProblem:
                 continue  # the service's verdict on the file counts, and it came first
             if [turn["role"] for turn in item.prompt] == ["user"] and not item.calls:
@@ -89,12 +93,9 @@ def read_examples(file: Path, wanted: ReleaseEvaluation) -> Sequence[HeldOutExam
         read[n] for n in select(len(read), min(wanted.max_examples, MOST_EXAMPLES), wanted.seed)
     ]
     try:
-        slices = read_slices([item.metadata for _, item in chosen], wanted.slice_by)
+        return held_out_examples(chosen, wanted)
     except SliceRefused as error:
         raise BadInput(f"evaluation.{error.field} {error.message}") from None
-    return [
-        HeldOutExample(line, item, slices[number]) for number, (line, item) in enumerate(chosen)
-    ]
 
 
 def _given(answer: SmokeAnswer) -> Answer:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from tuneship.contract.evaluations import EvaluationSettings
 from tuneship.evaluation.graders import GivenAnswer, ReadyGrader, read_graders
 from tuneship.evaluation.items import EvaluationItem
+from tuneship.evaluation.slices import read_clusters, read_slices
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,19 @@ class HeldOutExample:
     item: EvaluationItem
     slices: Mapping[str, str]
     cluster: int | None = None
+
+
+def held_out_examples(
+    picked: Sequence[tuple[int, EvaluationItem]], settings: EvaluationSettings
+) -> list[HeldOutExample]:
+    """The examples of these lines, with their slices and clusters. Raises `SliceRefused`."""
+    metadata = [item.metadata for _, item in picked]
+    slices = read_slices(metadata, settings.slice_by)
+    clusters = read_clusters(metadata, settings.cluster_by) if settings.cluster_by else None
+    return [
+        HeldOutExample(line, item, slices[number], None if clusters is None else clusters[number])
+        for number, (line, item) in enumerate(picked)
+    ]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def watch(evaluation_id: Identifier, as_json: AsJson = False) -> None:
         client = asked.with_options(tries=FOLLOWING_TRIES)
         with _progress(shows=is_terminal() and not as_json) as show:
             while found.status in OPEN:
-                show(found)
+                if not as_json:
+                    show(found)
                 time.sleep(POLL_S)
                 found = client.evaluations.get(evaluation_id)
         if as_json:

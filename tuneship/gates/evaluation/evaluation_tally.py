@@ -1,6 +1,6 @@
 """Adds up the scores of examples to the counts that an evaluation is decided by. Pure.
 
-A service and a pipeline that asks the deployments itself count by the same code. Next: `evaluation.py`.
+A service and a pipeline that asks the deployments itself count by the same code. Next: `verdict.py`.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +17,6 @@ from tuneship.gates.evaluation.verdict import (
     SliceCounts,
 )
 
-# Numbers of scored examples that are looked at in between are multiples of `evaluation.LOOK_EXAMPLES`.
 Unscored = Literal["failed", "leaked", "too_long"]
 
 

@@ -1,7 +1,7 @@
 """Two models on the same examples: whether the candidate is worse, and whether it is not. Pure.
 
 A win is an example that only the candidate has right, a loss one that only the baseline has right. All formulas are
-explained in `docs/evaluation.md`. Next: `evaluation.py`, which decides.
+explained in `docs/evaluation.md`. Next: `verdict.py`, which decides.
 """
 
 import math

@@ -144,7 +144,7 @@ class BackgroundKeeper(Generic[R]):
         found, ended_keys = await self.threads.run(self._open_rows)
         self._retries.keep_only([row["id"] for row in found])
         for gone in self._runs.keys() - {row["id"] for row in found}:
-            self._runs[gone].requests.cancel(f"{self._kind.name}_ended")
+            self._runs[gone].requests.cancel(f"{self._kind.name}_cancelled")
         waiting: list[R] = []
         for row in found:
             is_asking, run = self._kind.is_asking(row), self._runs.get(row["id"])

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -10,18 +10,17 @@ from typing import Any, BinaryIO
 from tuneship.contract.errors import DatasetError, ErrorDetail, ValidationFailed
 from tuneship.contract.evaluations import EvaluationSettings
 from tuneship.contract.lines.dataset_lines import (
-    BYTE_ORDER_MARK,
     DatasetFormat,
     Message,
     decode_line,
     parse_example,
 )
 from tuneship.contract.lines.example_problem import ExampleProblem
-from tuneship.evaluation.items import EvaluationItem, read_item
+from tuneship.evaluation.items import EvaluationItem, numbered, read_item
 from tuneship.evaluation.leaks import leaked_lines
-from tuneship.evaluation.scoring import HeldOutExample
+from tuneship.evaluation.scoring import HeldOutExample, held_out_examples
 from tuneship.evaluation.selection import select
-from tuneship.evaluation.slices import SliceRefused, read_clusters, read_slices
+from tuneship.evaluation.slices import SliceRefused
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.answers.field_errors import field_error
@@ -67,21 +66,13 @@ class HeldOutReader:
                     raise field_error("max_examples", text, "out_of_range")
                 found[position] = line, read_item(content, dataset["format"])
         picked = [found[position] for position in chosen]
-        metadata = [item.metadata for _, item in picked]
         try:
-            slices = read_slices(metadata, settings.slice_by)
-            clusters = read_clusters(metadata, settings.cluster_by) if settings.cluster_by else None
+            examples = held_out_examples(picked, settings)
         except SliceRefused as error:
             line = None if error.example is None else picked[error.example][0]
             detail = ErrorDetail(error.field, error.code, error.message, line=line)
             text = f"{error.field} {error.message}" + ("" if line is None else f" (line {line})")
             raise ValidationFailed(text, param=error.field, details=[detail]) from None
-        examples = [
-            HeldOutExample(
-                line, item, slices[number], None if clusters is None else clusters[number]
-            )
-            for number, (line, item) in enumerate(picked)
-        ]
         return examples, digest.hexdigest()
 
     def leaks(
@@ -143,14 +134,6 @@ def _hashed(file: BinaryIO, digest: Any) -> Iterator[bytes]:
     for line in file:
         digest.update(line)
         yield line
-
-
-def numbered(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The numbers, from 1, and the bytes of the lines of a checked dataset that hold an example."""
-    for number, line in enumerate(file, 1):
-        text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-        if text.strip():
-            yield number, text
 
 
 class LeaksHalted(Exception):
