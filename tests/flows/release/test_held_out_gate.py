@@ -1,5 +1,6 @@
 """Gate T12: answers to held-out examples decide a release before any traffic moves, on the real service."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from flows.forms.release_form import ReleaseParameters
 from flows.release.result import ReleaseResult
 from flows.tune_and_deploy import tune_and_deploy
-from tests.support.fakes.proxy import refused
+from tests.support.fakes.proxy import Exchange, refused
 from tests.support.service.evaluations import PLANTED, PlayedAnswers, rows
 from tests.support.service.in_process import jsonl
 from tests.system.faults.stage import Stage
@@ -113,3 +114,34 @@ def test_a_server_without_evaluations_is_asked_by_the_pipeline(
     assert result.evaluation is not None
     assert result.evaluation.evaluation_id is None
     assert any("offers no evaluations" in note for note in result.notes)
+
+
+def test_a_bare_server_is_judged_by_clusters_too(stage: Releases, tmp_path: Path) -> None:
+    stage.proxy.play("POST", "/v1/evaluations", [refused(404, "resource_not_found")], for_ever=True)
+
+    result = stage.release(tmp_path, cluster_by="site", on_inconclusive="hold")
+
+    assert gate_of(result)["state"] == "hold"
+    assert "too_few_clusters" in str((result.notes, gate_of(result), result.evaluation))
+
+
+def test_an_evaluation_that_did_not_complete_rejects_whatever_the_release_says(
+    stage: Releases, tmp_path: Path
+) -> None:
+    async def cancelled_before_its_id_is_known(exchange: Exchange) -> None:
+        stage.service.engines.may_answer.clear()
+        answer = await exchange.pass_on()
+        made = json.loads(answer[answer.index(b"{") : answer.rindex(b"}") + 1])["id"]
+        path = f"/v1/evaluations/{made}/cancel"
+        done = await asyncio.to_thread(stage.service.call, "POST", path)
+        stage.service.engines.may_answer.set()
+        assert done.status_code == 200, done.text
+        await exchange.answer(answer)
+
+    stage.proxy.play("POST", "/v1/evaluations", [cancelled_before_its_id_is_known])
+
+    result = stage.release(tmp_path, on_inconclusive="continue")
+
+    assert (result.outcome, result.gate) == ("rejected", "T12 evaluation")
+    assert "did not complete" in gate_of(result)["note"]
+    assert stage.shares() == {stage.baseline: 100}
