@@ -75,6 +75,11 @@ def test_results_have_lines_scores_and_slices_and_no_text(played: PlayedAnswers)
         assert (one["candidate"], one["baseline"]) == ({"chapter": 1.0}, {"chapter": 0.0})
         assert one["slices"] == {"site": "B"}
     assert played.results(found["id"], outcome="win") == won
+    path = f"/v1/evaluations/{found['id']}/results"
+    for offset in (0, 1, 63, 64, 65, 199, len(results) - 1, len(results), 10**9):
+        page = played.service.call("GET", path, params={"limit": 7, "offset": offset}).json()
+        assert page["results"] == results[offset : offset + 7]
+        assert page["pagination"]["total"] == len(results)
     # Both models are asked an example before the next one begins.
     numbers = [number for _, number in played.asked]
     assert sorted(numbers) == sorted([number for number in set(numbers) for _ in "ab"])

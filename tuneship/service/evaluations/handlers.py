@@ -1,6 +1,7 @@
 """Handlers of evaluations: they change records and states; `evaluation_run.py` asks the deployments."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from tuneship.contract import evaluations as contract
@@ -194,9 +195,15 @@ def list_evaluation_results(
 ) -> ExampleScoresPage:
     """Return the stored scores of one page of examples."""
     row = own_evaluation(context, evaluation_id)
-    found = [one for one in _results(context, row) if outcome is None or one["outcome"] == outcome]
     limit = context.page_size(limit)
-    page = Page[Stored](found[offset : offset + limit], len(found), limit, offset)
+    if outcome is None:
+        with context.read() as connection:
+            count = max(0, min(limit, row["answered"] - offset))
+            found = [*islice(evaluation_records.results_of(connection, row["id"], offset), count)]
+        page = Page[Stored](found, row["answered"], limit, offset)
+    else:
+        found = [one for one in _results(context, row) if one["outcome"] == outcome]
+        page = Page[Stored](found[offset : offset + limit], len(found), limit, offset)
     results = [ExampleScores.model_validate(one) for one in page.rows]
     return ExampleScoresPage(results=results, pagination=page.pagination)
 

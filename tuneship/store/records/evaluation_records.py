@@ -66,9 +66,18 @@ def advance(
     return True
 
 
-def results_of(connection: sa.Connection, evaluation_id: str) -> Iterator[dict[str, Any]]:
-    """The scores of an evaluation's examples, in its order."""
-    position = -1
+def results_of(
+    connection: sa.Connection, evaluation_id: str, first: int = 0
+) -> Iterator[dict[str, Any]]:
+    """The scores of an evaluation's examples, in its order, from the one with the number `first` on."""
+    is_before = (evaluation_scores.c.evaluation_id == evaluation_id) & (
+        evaluation_scores.c.position <= first
+    )
+    begins = connection.scalar(
+        sa.select(sa.func.max(evaluation_scores.c.position)).where(is_before)
+    )
+    skipped = first - (begins or 0)
+    position = (begins or 0) - 1
     while True:
         query = (
             sa.select(evaluation_scores)
@@ -81,7 +90,8 @@ def results_of(connection: sa.Connection, evaluation_id: str) -> Iterator[dict[s
         )
         parts: list[EvaluationScoresRow] = fetch_all(connection, query)
         for part in parts:
-            yield from part["results"]
+            yield from part["results"][skipped:]
+            skipped = max(0, skipped - len(part["results"]))
         if not parts:
             return
         position = parts[-1]["position"]
