@@ -9,6 +9,7 @@ it is generic over the kind of its client, so `client.jobs.get` of a `Client` re
 # operations; a generated stub file would be a second copy. A guard test compares them with the declared operations.
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -21,6 +22,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
@@ -56,12 +58,16 @@ class Resource(Generic[C_co]):
     client: C_co
 
 
-class Verb(Generic[P, R]):
-    """`jobs.create` and the like: an operation that is called as a method of a resource."""
+class _OperationVerb(ABC, Generic[P, R]):
+    """Something that is called as a method of a resource, and calls one operation."""
 
     def __init__(self, operation: Operation[P, R]) -> None:
         """Name the operation that the verb calls."""
         self.operation = operation
+
+    @abstractmethod
+    def _call(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call the operation on a blocking client, or return what a user of an asynchronous client awaits."""
 
     @overload
     def __get__(self, resource: None, owner: type) -> Self: ...
@@ -74,42 +80,26 @@ class Verb(Generic[P, R]):
     def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
         """Bind the verb to the resource's client; on the class, it is the verb itself."""
         # Read from the class, by what lists the verbs: there is no client to call.
-        if resource is None:
-            return self
-        client = resource.client
-
-        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client.call(self.operation, *args, **kwargs)
-
-        return call
+        return self if resource is None else partial(self._call, resource.client)
 
 
-class WaitVerb(Generic[P, R]):
+class Verb(_OperationVerb[P, R]):
+    """`jobs.create` and the like: an operation that is called as a method of a resource."""
+
+    def _call(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return client.call(self.operation, *args, **kwargs)
+
+
+class WaitVerb(_OperationVerb[P, R]):
     """`evaluations.wait` and the like: calls an operation again and again until its reply says that all is over."""
 
     def __init__(self, operation: Operation[P, R], is_over: Callable[[R], bool]) -> None:
         """`is_over` reads a reply."""
-        self.operation = operation
+        super().__init__(operation)
         self.is_over = is_over
 
-    @overload
-    def __get__(self, resource: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, resource: Resource[Blocking], owner: type) -> Callable[P, R]: ...
-    @overload
-    def __get__(
-        self, resource: Resource[Asynchronous], owner: type
-    ) -> Callable[P, Awaitable[R]]: ...
-    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
-        """Bind the verb to the resource's client."""
-        if resource is None:
-            return self
-        client = resource.client
-
-        def wait(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client.until(self.operation, self.is_over, *args, **kwargs)
-
-        return wait
+    def _call(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return client.until(self.operation, self.is_over, *args, **kwargs)
 
 
 class RowFrame(Protocol):
