@@ -1,5 +1,6 @@
 """`tuneship evaluations watch` and `inspect`: exit codes by the verdict, and the answers behind the scores."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def test_watching_ends_with_a_code_for_each_verdict(terminal: Terminal) -> None:
     assert "pass: not worse on 400 examples" in passed.output
     few = terminal.run("watch", played.create(max_examples=50))
     assert few.exit_code == 5, few.output
+    as_json = terminal.run("watch", played.create(margin=0.08), "--json")
+    assert json.loads(as_json.stdout)["verdict"] == "pass"
     played.tuned_fails = range(400)
     worse = terminal.run("watch", played.create())
     assert worse.exit_code == 3, worse.output
