@@ -13,6 +13,7 @@ from uuid import UUID
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_logger
 
 from tuneship.client import ApiError, Client, ServiceUnreachable, TuneshipError
@@ -231,10 +232,14 @@ def _progress(jobs: Sequence[Job]) -> float:
 
 def _progress_artifact(job_ids: Sequence[str]) -> Callable[[float], None]:
     """Makes an artifact on the run's page and returns a function that updates it. Its failures are only logged."""
+    # Without a run there is no page to write on, and Prefect would start a temporary server for the artifact.
+    has_page = TaskRunContext.get() is not None or FlowRunContext.get() is not None
     what = f"training: {', '.join(job_ids)}"
     made: list[UUID] = []
 
     def show(percent: float) -> None:
+        if not has_page:
+            return
         try:
             if made:
                 update_progress_artifact(made[0], progress=percent)
