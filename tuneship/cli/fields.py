@@ -194,9 +194,12 @@ def _place(inner: Any, part: str, fresh: Any, *, is_value: bool) -> Any:
     return entries[int(part)]
 
 
-def described(field: FieldInfo) -> str:
-    """A field's description with its default, as the help shows it."""
-    text = field.description or ""
+def described(field: FieldInfo, hint: Any) -> str:
+    """The first paragraph of a field's description with its default, as the help shows it."""
+    # The description of an optional field may stand in its type.
+    inner = (one for one in get_args(without_null(hint))[1:] if isinstance(one, FieldInfo))
+    texts = (one.description for one in (field, *inner) if one.description)
+    text = next(texts, "").partition("\n\n")[0].removeprefix("Additive. ")
     if field.is_required():
         return f"{text} Needed.".strip()
     default = field.default

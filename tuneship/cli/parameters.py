@@ -80,7 +80,7 @@ def field_options(
         if name in leave_out or kind is FieldKind.DEEP:
             continue
         info: dict[str, Any] = {
-            "help": described(field), "show_default": False, "rich_help_panel": panel,
+            "help": described(field, hint), "show_default": False, "rich_help_panel": panel,
         }  # fmt: skip
         if kind is FieldKind.FLAG:
             option = typer.Option(f"{flag}/--no-{flag[2:]}", **info)
