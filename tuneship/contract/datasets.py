@@ -302,8 +302,9 @@ def upload_dataset(form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     A big file (by default over 64 MiB) is answered as `processing`, with counts of 0, and checked afterwards: poll get
     until `processed` or `failed`; `error` then has the first 1,000 bad lines.
 
-    A file may have 2 GiB, 5 million lines and 8 MiB a line, a field of the form 64 KiB. It must bring 64 KiB a second,
-    on average over every 30 seconds. What is stored and what is being sent count against the quota of bytes.
+    A file may have 2 GiB, 5 million lines, and 8 MiB and 100,000 values a line, a field of the form 64 KiB. It must
+    bring 64 KiB a second, on average over every 30 seconds. What is stored and what is being sent count against the
+    quota of bytes.
     """
     raise NotImplementedError
 

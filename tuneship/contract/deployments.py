@@ -75,6 +75,7 @@ MOVES: dict[DeploymentStatus, frozenset[DeploymentStatus]] = {
     DeploymentStatus.CREATING: _FROM_STARTING,
     DeploymentStatus.RUNNING: _FROM_RUNNING,
     DeploymentStatus.UPDATING: _FROM_STARTING,
+    # It is not started again by itself: a loop of tries would hide the reason.
     DeploymentStatus.FAILED: frozenset({DeploymentStatus.UPDATING, DeploymentStatus.DELETING}),
     DeploymentStatus.DELETING: frozenset({DeploymentStatus.DELETED}),
     DeploymentStatus.DELETED: frozenset(),
@@ -172,7 +173,12 @@ class DeploymentCreate(CreateRequest):
             "times."
         ),
     ] = False
-    region: ShortText = "local"
+    region: Annotated[
+        ShortText,
+        Field(
+            description="A region in which the type is offered; `local` unless the operator lists others."
+        ),
+    ] = "local"
     vpc_config: VpcConfig | None = None
     tags: Tags = Field(default_factory=dict)
     # Pydantic keeps the name `model_config` for itself.

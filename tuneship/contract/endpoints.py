@@ -46,7 +46,8 @@ from tuneship.contract.generation import generate_by_endpoint
 class EndpointStatus(StrEnum):
     """States of an endpoint. `inactive`: a member was deleted by force; the next valid update activates it again.
 
-    Generating through an inactive endpoint is 409. `deleted` appears only in the answer to delete.
+    Generating through an inactive endpoint is 409, instead of an answer by the wrong model. `deleted` appears only in
+    the answer to delete.
     """
 
     ACTIVE = "active"

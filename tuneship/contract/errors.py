@@ -115,7 +115,8 @@ class AuthenticationError(ApiError):
     """The API key or the client id is missing or wrong, or they do not belong together.
 
     A key that ends while it is used ends with this code, within two seconds, what it has begun: a stream by an `error`
-    event, a download by breaking off, a generation, and an upload when it has arrived. Jobs, deployments and webhooks
+    event, a download by breaking off, a generation, and an upload when it has arrived. What it ends is counted neither
+    as cancelled nor as an error. A short request that was accepted before is completed. Jobs, deployments and webhooks
     belong to the client id and stay.
     """
 

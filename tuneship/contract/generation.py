@@ -515,8 +515,8 @@ def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
     before the first piece has its own status; a later one is a last event `error`. A service that shuts down lets
     streams finish.
 
-    When a replica is lost, another one runs its requests once more, unless their text has begun to stream. Where none
-    can, the answer is 503 with `Retry-After`. No text of a request or answer is stored, so an `Idempotency-Key` has no
+    When a replica is lost, another one runs its requests once more, unless their text has begun to stream; otherwise
+    they fail with 503 and `Retry-After`. No text of a request or answer is stored, so an `Idempotency-Key` has no
     effect here.
     """
     raise NotImplementedError

@@ -41,6 +41,7 @@ class Histogram(Reply):
     counts: list[list[int]]
 
 
+# A share of slow requests that is guessed between edges at powers of two is wrong by up to a factor of two.
 class CellCounts(Reply):
     """Counts per bucket in narrow cells: `count[i][j]` values of bucket i lie in cell `index[i][j]`, in rising order.
 
@@ -253,6 +254,7 @@ class DeploymentMetrics(Reply):
     interval: str
     metrics: MetricSeries
     summary: MetricSummary
+    # Counts of a longer time divided by a shorter one would give a load that never existed.
     summary_start_time: Annotated[
         Timestamp | None,
         Field(
@@ -270,7 +272,8 @@ class DeploymentMetrics(Reply):
         Field(
             exclude_if=absent,
             description="Additive. What the deployment is answering at `end_time`, by the time since it was accepted; "
-            "through `endpoint_id`, where that was asked for. It shows a request that hangs before it times out. Left "
+            "through `endpoint_id`, where that was asked for. It shows a request that hangs before it times out. In "
+            "a cluster it covers the members that have reported since the newest complete bucket. Left "
             "out where `end_time` is past: nobody remembers it.",
         ),
     ] = None

@@ -275,7 +275,7 @@ def import_model(form: ModelImport, file: TarFile) -> Model:
 def delete_model(model_id: ModelId) -> Deleted:
     """Delete a fine-tuned model and its files; one that a deployment names is kept.
 
-    The 409 names these deployments.
+    The refusal (409) names these deployments.
     """
     raise NotImplementedError
 

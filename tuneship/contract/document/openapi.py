@@ -70,6 +70,7 @@ HEADER_NOTES = {
     "X-RateLimit-Limit": ("integer", "Requests allowed in a window of 60 seconds."),
     "X-RateLimit-Remaining": ("integer", "Requests left in the current window."),
     "X-RateLimit-Reset": ("integer", "When the window resets, UTC epoch seconds."),
+    # Without it, SDKs retry exhausted quotas and wrong states, which have statuses that they repeat.
     "X-Should-Retry": ("string", "`true` when the same request may succeed later, else `false`."),
     "Retry-After": ("integer", "Seconds to wait before another try, 1 to 120."),
     "WWW-Authenticate": ("string", "`Bearer`."),

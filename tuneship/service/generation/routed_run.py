@@ -135,6 +135,7 @@ class RoutedRun(ABC):
             text = "the deployment is still being created"
             raise DeploymentError(text, status=503, retry_after=1)
         if status not in SERVING:
+            # A 500 would blame the model, and a 503 would ask the caller to try again.
             raise DeploymentError(BEING_DELETED if status in GONE else "the deployment has failed")
         # After a restart requests come before the keeper has checked every deployment, and each of them loads
         # its model.
