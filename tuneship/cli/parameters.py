@@ -1,4 +1,4 @@
-"""The parameters of a command from the signature of its operation, and the operation's arguments from what was given.
+"""The parameters of a command, from its operation's signature; and the operation's arguments, from the command line.
 
 Ids of the path and a file are arguments, the query and the first level of a body are options; `--set` and `--params`
 reach every depth of a body.
@@ -284,7 +284,7 @@ def _checked(validate: Callable[[], Any], content: Mapping[str, Any]) -> Any:
 
 
 def arguments_of(operation: Operation[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the operation but a file. Raises `BadField`, before anything is sent."""
+    """The arguments of the operation, except a file. Raises `BadField`, before anything is sent."""
     arguments: dict[str, Any] = {}
     for name in operation.path_parameters:
         # An empty id, or one of dots, would make the path of another operation.

@@ -1,4 +1,4 @@
-"""Strict JSON for request bodies and dataset lines: anything that parsers disagree about is refused.
+"""Strict JSON for request bodies and dataset lines: refuses whatever parsers read differently.
 
 Refused are a byte order mark, invalid UTF-8, NaN, Infinity, 1e999, duplicate keys, lone surrogates, depth beyond 32,
 and more values than any honest text has: a megabyte of `[],[],` would cost a third of a second before it is refused for
