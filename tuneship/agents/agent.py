@@ -105,7 +105,9 @@ class NodeReplica:
     """The process of the replica on this node: started, checked and ended."""
 
     def __init__(self, files: Path, scratch: Path) -> None:
-        """`files`: folder of adapter files that the process may read. `scratch`: folder for files that it may not read."""
+        """`files`: folder of adapter files that the process may read. `scratch`: folder for files that it may not
+        read.
+        """
         self._files = files
         self._scratch = scratch
         self._threads = Threads("start of a replica", 1)

@@ -1,4 +1,4 @@
-"""Messages between services and the agent of a replica, over TLS: those of `replica_client.py`, wrapped in an envelope.
+"""Messages between services and the agent of a replica, over TLS: those of `replica_client.py`, and a few more.
 
 Like those, they are JSON objects, one a line. A service says `hello` (role, epoch, protocol) and learns with which
 prefix the ids of its requests must begin, or that it is `refused`. A `leader`, of whom the one with the highest epoch

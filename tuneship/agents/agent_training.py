@@ -171,7 +171,7 @@ class AgentTraining:
                 self._send(encoded({"renew": number}))
 
     def end(self) -> None:
-        """Kill the process; returns when it is gone."""
+        """Kill the process and wait until it has ended."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.end()

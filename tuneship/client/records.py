@@ -291,7 +291,9 @@ def _kind_of_arrow(given: Any) -> Any:
 
 
 def _kind_of_feature(given: Any) -> Any:
-    """How to read values of a Hugging Face feature: `JSON_VALUE` for parsed JSON, otherwise as `_kind_of_arrow` says."""
+    """How to read values of a Hugging Face feature: `JSON_VALUE` for parsed JSON, otherwise as `_kind_of_arrow`
+    says.
+    """
     if type(given).__name__ == "Json":
         return JSON_VALUE
     if isinstance(given, dict):
@@ -335,7 +337,9 @@ def _chosen(name: str, found: Sequence[object], columns: Columns | None) -> Colu
 
 
 def _check_extra(name: str, found: Sequence[object]) -> None:
-    """Refuse columns that the service would ignore: they may hold a patient's name, and should not leave the machine."""
+    """Refuse columns that the service would ignore: they may hold a patient's name, and should not leave the
+    machine.
+    """
     extra = [str(at) for at, column in enumerate(found, 1) if column not in FIELDS]
     if extra:
         places = ", ".join(extra[:5]) + (" and others" if extra[5:] else "")

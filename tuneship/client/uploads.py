@@ -90,7 +90,7 @@ def _nothing() -> None:
 
 
 def discard(spool: IO[bytes]) -> None:
-    """Close an unnamed file, ignoring errors of what is still buffered."""
+    """Close an unnamed file. An error, such as a full disk, is ignored: it was reported before."""
     # A full disk fails once more here, and was reported before.
     with suppress(OSError):
         spool.close()

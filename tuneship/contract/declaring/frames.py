@@ -22,7 +22,9 @@ JOB_COLUMNS = (
 
 
 def job_frame(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]]) -> pd.DataFrame:
-    """A frame with one row for each step and one float column for each of `columns`; null is NaN, infinities are kept."""
+    """A frame with one row for each step and one float column for each of `columns`; null is NaN, infinities are
+    kept.
+    """
     index = pd.Index(steps, name="step", dtype="int64")
     return pd.DataFrame(columns, index=index, dtype="float64")
 

@@ -142,7 +142,7 @@ def drawn(share: float) -> bool:
 
 
 def shortened(text: str) -> tuple[str, float]:
-    """The first fifth of the words, at least one, and its share of them."""
+    """The first fifth of the words (at least one), and the share of the words that is kept."""
     words = list(re.finditer(r"\S+", text))
     if not words:
         return text, 1.0

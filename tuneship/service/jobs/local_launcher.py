@@ -56,7 +56,7 @@ class LocalTraining(FolderTraining):
         await self.threads.run((self.folder / CANCEL_FILE).touch)
 
     async def end(self) -> None:
-        """Kill the process group; returns when the process is gone."""
+        """Kill the process group and wait until the process has ended."""
         if self.attempt.checkpoints is not None:
             self.attempt.checkpoints.stop()
         await self.threads.run(self.kill)
