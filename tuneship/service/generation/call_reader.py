@@ -54,7 +54,7 @@ class CallReader:
         return self._piece
 
     def _text(self, is_last: bool) -> bool:
-        """Read free text up to the marker of a call. Space before a marker belongs to the marker, so space is held
+        """Read free text up to the marker of a call. Space before a marker is no part of the text, so space is held
         back.
         """
         place = self._rest.find(self._marker)

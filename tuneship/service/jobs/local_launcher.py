@@ -79,7 +79,7 @@ class LocalTrainingLauncher:
         clock: Callable[[], datetime],
         preloads: bool,
     ) -> None:
-        """`preloads`: load the libraries of trainings some time later, before there is a job."""
+        """`preloads`: load the training libraries shortly after the start, before the first job."""
         self._runtime = runtime
         self._folders = folders
         self._running: list[LocalTraining] = []

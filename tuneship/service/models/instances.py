@@ -51,7 +51,9 @@ def require_serving_type(
 
 
 def require_training_type(context: Context, name: str, param: str) -> None:
-    """Raise `InstanceTypeUnavailable` for an unavailable type. A training on a type without a GPU may still use one."""
+    """Raise `InstanceTypeUnavailable` for an unavailable type. A training uses a GPU if there is one, whatever its
+    type.
+    """
     kind = _kind(context, name, param)
     # Which nodes Ray has, or may yet add, is known to the operator who wrote the file.
     if context.parts.settings.agents != "ray" and not kind.is_on(this_machine()):

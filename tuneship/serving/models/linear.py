@@ -114,7 +114,7 @@ class Product:
         )
 
     def plus(self, delta: Tensor) -> "Product":
-        """Make a product whose weight is larger by delta [out, in]."""
+        """Make a product with the delta [out, in] added to its weight."""
         weight = self._packed.to_dense() if self._plain is None else self._plain.t()  # type: ignore[union-attr]
         return Product(weight + delta, packing=self._packing)
 
@@ -166,7 +166,7 @@ def product_seconds(dtype: torch.dtype, library: PackedLibrary = ONE_DNN) -> flo
 
 @cache
 def _trial_seconds(dtype: torch.dtype, library: PackedLibrary) -> tuple[float, float]:
-    """Measure plain and packed products; packed ones take infinitely long where they are missing or wrong."""
+    """Measure plain and packed products; missing or wrong packed ones count as infinitely slow."""
     numbers = torch.linspace(-1, 1, _TRIAL_TOKENS * _TRIAL_WIDTH)
     tokens = numbers.view(_TRIAL_TOKENS, _TRIAL_WIDTH).to(dtype)
     weight = torch.linspace(-1, 1, _TRIAL_WIDTH * _TRIAL_WIDTH)
