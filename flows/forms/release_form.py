@@ -308,7 +308,7 @@ class Tracking(StrictModel):
 
     @property
     def settings(self) -> TrackingSettings:
-        """The settings of this release: those of the process, and what it chooses itself."""
+        """The settings of this release: those of the process, overridden by its own choices."""
         return TrackingSettings.model_validate(
             TrackingSettings().model_dump() | self.model_dump(exclude_none=True)
         )

@@ -218,7 +218,9 @@ def _look(
 
 
 def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime | None:
-    """The beginning of its first day: its first traffic since it serves alone, else that of the last 24 hours."""
+    """The start of a deployment's first day: its first traffic since it serves alone, or the first within the last 24
+    hours.
+    """
     known = memory.last("began")
     if known is not None:
         return datetime.fromisoformat(known["at"])

@@ -48,7 +48,7 @@ class RenderingTooLong(Exception):
 
 
 class NotAllowed(TemplateError):
-    """A template uses what no list allows. The error text names it and quotes no message."""
+    """A template uses a name that is not on the lists of allowed ones. The error text gives the name and no message."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def spend(steps: int) -> None:
 
 
 def spend_text(characters: int) -> None:
-    """Spend the steps of reading or writing a text."""
+    """Charge the steps of reading or writing a text."""
     if characters > MOST_CHARACTERS:
         raise RenderingTooLong("it makes a text that is too long")
     spend(characters // CHARACTERS_A_STEP)

@@ -86,7 +86,7 @@ class Objective(Protocol):
         ...
 
     def reported(self, measures: Measures) -> Measures:
-        """The results as the progress file reports them: `measures` and what follows from them."""
+        """The results for the progress file: `measures` and values derived from them."""
         ...
 
 

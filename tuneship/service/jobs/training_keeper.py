@@ -1,4 +1,4 @@
-"""Runs jobs: starts them in turn, follows their trainings, and decides what each end means for the job.
+"""Runs jobs: starts them in their order, follows their trainings, and decides what each end means for the job.
 
 Called at every tick of the supervisor. Whatever it knows can be lost: rows and checkpoints suffice.
 Next: `preparation.py` (what is checked before a start), `launcher.py` (trainings), `record_progress.py` (their lines),

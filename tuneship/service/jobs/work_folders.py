@@ -160,7 +160,9 @@ class WorkFolders:
         return PreparedAttempt(folder, spec, held, checkpoints)
 
     def _write_spec(self, folder: Path, order: TrainingOrder) -> tuple[TrainingSpec, ExitStack]:
-        """Write paths and numbers: no address and no secret. Returns the holds on files and GPUs that it names."""
+        """Write the training's spec: paths and numbers, no address and no secret. Return the locks on its files and
+        GPUs.
+        """
         job, blobs = order.job, self.blobs
         comparison: dict[str, Any] = job["comparison"] or {}
         hyperparameters = {**job["hyperparameters"]}

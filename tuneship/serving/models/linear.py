@@ -127,7 +127,7 @@ class PackedLinear(nn.Linear):
     """A linear layer with a packed weight, in place of a loaded model's own layer."""
 
     def __init__(self, linear: nn.Linear, *, shared: bool, packing: Packing) -> None:
-        """Copy the weight like `Product`: the caller may drop it, but a large shared one is used as it is."""
+        """Copy the weight like `Product`, so that the caller may drop it; a large shared one is used without a copy."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = packing.pack(linear.weight, shared=shared)

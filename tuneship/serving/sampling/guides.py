@@ -79,7 +79,7 @@ class GrammarCompiler:
     """Compiles grammars for one model, and keeps the last ones. Not thread-safe, except for `kept`."""
 
     def __init__(self, base: Path, vocabulary: int) -> None:
-        """`base` is the model's directory, whose tokenizer is read at the first grammar."""
+        """`base`: the model's directory; its tokenizer is read for the first grammar."""
         self._file = base / "tokenizer.json"
         self._vocabulary = vocabulary
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
