@@ -50,7 +50,7 @@ get_dataset = task_of(datasets.get_dataset)
 
 @task(**CREATES, task_run_name="merge-{merge.name}")
 def merge_datasets(merge: DatasetMerge, run_key: str) -> DatasetCreated:
-    """Concatenate datasets in the given order, once for this run; what it merged before is found by its tags."""
+    """Concatenate datasets in the given order, once for this run; an earlier result is found by its tags."""
     create = (run_key, "merge", merge.dataset_ids)
     tags = marks(*create)
     for made in made_before(api().datasets.iterate(limit=100, tags=tags), tags):

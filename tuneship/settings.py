@@ -177,7 +177,7 @@ class DatabaseSettings(_Settings):
 
     @property
     def listen_url(self) -> str | None:
-        """The URL of the database past a pooler; None without one."""
+        """The URL of the database that bypasses a pooler; None without one."""
         url = self.database_listen_url
         return url.get_secret_value() if url else None
 
@@ -195,7 +195,7 @@ class DatabaseSettings(_Settings):
 
 
 class CatalogueSettings(_Settings):
-    """The models and machines that are offered besides the shipped ones."""
+    """The offered models and machines, in addition to the shipped ones."""
 
     model_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further base models."
@@ -425,7 +425,7 @@ class ServiceSettings(
     AgentSettings,
     TracingSettings,
 ):
-    """The settings of `tuneship serve`: those of all groups, and of a cluster, whose members share most of them."""
+    """The settings of `tuneship serve`: all groups, and those of a cluster, most of which its members share."""
 
     cluster: str | None = Field(
         default=None,
@@ -467,7 +467,7 @@ class ServiceSettings(
 
 
 class ClientSettings(_Settings):
-    """The settings by which the client reaches a service."""
+    """The client's settings for reaching a service."""
 
     url: str = ""
     api_key: SecretStr = SecretStr("")
@@ -528,7 +528,7 @@ class TrackingSettings(_Settings):
 
 
 class LocalSettings(_Settings):
-    """The settings of the processes that `make up` starts on one machine beside the service."""
+    """The settings of the processes that `make up` starts on one machine, in addition to the service."""
 
     run_dir: Path = Field(default=HOME / "run", description="Process ids and logs of what runs.")
     prefect_dir: Path = Field(
@@ -559,7 +559,7 @@ def variables_in(error: ValidationError) -> str:
 
 
 def service_variables(settings: ClientSettings) -> dict[str, str]:
-    """The environment variables by which another process reaches a service."""
+    """The environment variables with which another process reaches a service."""
     variables = {
         "TUNESHIP_URL": settings.url,
         "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
@@ -571,7 +571,7 @@ def service_variables(settings: ClientSettings) -> dict[str, str]:
 
 
 def use_service(settings: ClientSettings) -> None:
-    """Name a service in this process's environment, for a flow that runs in it."""
+    """Set a service in this process's environment, for a flow that runs in it."""
     os.environ.update(service_variables(settings))
 
 

@@ -69,7 +69,7 @@ def beside_parameters(file: str, info: ValidationInfo) -> str:
 
 
 def folder_beside_parameters(folder: str, info: ValidationInfo) -> str:
-    """Resolve the path of a folder, which need not exist, as `beside_parameters` does."""
+    """Resolve the path of a folder, which may be missing, like `beside_parameters`."""
     context: dict[str, Any] = info.context or {}
     return str(Path(context.get(DIRECTORY, "")) / Path(folder).expanduser())
 
@@ -218,7 +218,7 @@ class EndpointChoice(StrictModel):
 
 
 class ReleaseEvaluation(EvaluationSettings):
-    """Held-out examples that both models answer before any traffic moves, and what the new model must show.
+    """Held-out examples that both models answer before any traffic moves, and the result that the new model must reach.
 
     Without graders, exact matches on validation rows are reported and decide nothing.
     """
@@ -262,7 +262,7 @@ class ReleaseEvaluation(EvaluationSettings):
 
     @property
     def exact_match_rows(self) -> int:
-        """Validation rows on which exact matches are counted where no grader decides."""
+        """The number of validation rows for counting exact matches when no grader decides."""
         if self.graders:
             return 0
         is_chosen = "max_examples" in self.model_fields_set
@@ -308,7 +308,7 @@ class Tracking(StrictModel):
 
     @property
     def settings(self) -> TrackingSettings:
-        """The settings of this release: those of the process, and what it chooses itself."""
+        """The settings of this release: those of the process, overridden by its own choices."""
         return TrackingSettings.model_validate(
             TrackingSettings().model_dump() | self.model_dump(exclude_none=True)
         )
@@ -346,7 +346,7 @@ class ReleaseParameters(StrictModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema from which Prefect's UI makes the form; files and saved deployments are validated as before."""
+        """The schema for the form in Prefect's UI; files and saved deployments are validated as before."""
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema)["properties"]
         fields["data"].pop("default", None)  # with a default of null it would not show what to say
@@ -468,7 +468,7 @@ class ReleaseParameters(StrictModel):
 
     @property
     def validation_file(self) -> Path | None:
-        """The file of the validation rows, where there is one."""
+        """The file of the validation rows, if there is one."""
         file = self.data.validation_file if self.data else None
         return Path(file) if file else None
 

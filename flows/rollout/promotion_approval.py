@@ -47,7 +47,7 @@ def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
 
 
 def record_answer(split: RolloutSplit) -> None:
-    """Record the answer once it is there. An approval that was not used in time counts as a timeout."""
+    """Record the answer once it has come. An approval that was not used in time counts as a timeout."""
     record = split.file.record
     if record.phase is not Phase.WAIT:
         return

@@ -23,7 +23,7 @@ def plain(text: object) -> str:
 
 
 def table(shown: Table) -> str:
-    """Write a table whose cells may hold names that users chose: none ends its cell."""
+    """Write a table; its cells may hold names that users chose, and cannot break out of their cells."""
     lines = [[plain(title) for title in shown.titles], ["---"] * len(shown.titles)]
     for index, row in enumerate(shown.rows):
         first, *others = map(plain, row)
@@ -32,7 +32,7 @@ def table(shown: Table) -> str:
 
 
 def number(value: float | None) -> str:
-    """Show a count as it is, a measured value in four digits, and a dash where there is none."""
+    """Show a count as it is, a measured value in four digits, and a missing value as a dash."""
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""The command `tuneship`: the declared operations in groups, and what people do beside them.
+"""The command `tuneship`: groups of declared operations, and the hand-written commands beside them.
 
 Nothing is loaded before somebody names it. A module below has its commands in `app`; the groups of the API come from
 the declarations (`declared.py`), and a module's commands join the group of the API's resource.

@@ -1,4 +1,4 @@
-"""The file of an upload: what the caller has, as JSON Lines, and a report of how much of it has been sent."""
+"""Opens the file of an upload as JSON Lines, and reports how much of it has been sent."""
 
 import json
 import os
@@ -30,7 +30,7 @@ class WatchedFile:
     """Reads another file and calls `progress` after each block."""
 
     def __init__(self, file: BinaryIO, progress: Progress) -> None:
-        """Measure the file; it must be seekable, as a retry must be."""
+        """Measure the file, which must be seekable, because a retry sends it again."""
         self._file = file
         self._progress = progress
         place = file.tell()
@@ -90,7 +90,7 @@ def _nothing() -> None:
 
 
 def discard(spool: IO[bytes]) -> None:
-    """Close a file without a name, whatever becomes of what it holds."""
+    """Close an unnamed file. An error, such as a full disk, is ignored: it was reported before."""
     # A full disk fails once more here, and was reported before.
     with suppress(OSError):
         spool.close()

@@ -1,4 +1,4 @@
-"""Runs the processes of this room, which read foreign files and need much memory, and waits for them."""
+"""Runs the conversion processes, which read foreign files and need much memory, and waits for them."""
 
 import os
 import signal
@@ -68,7 +68,7 @@ def convert_in_process(
     *,
     module: str | None = None,
 ) -> R:
-    """Carry out an order in a process of its own, as `Convert` says.
+    """Carry out an order in a new process; implements `Convert`.
 
     The process is as isolated as the host allows (Linux with Landlock: no network, no other files of its user), and
     ends with this one.

@@ -59,7 +59,7 @@ _RUNNING = DeploymentState("running", 1)
 
 
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
-    """Forecast a rollout that begins now. `gates`: as `readings.choose_gates` fixes them for it."""
+    """Forecast a rollout that begins now, with `gates` as `readings.choose_gates` would fix them."""
     # Nothing needs to be drawn where the first step's requests cannot be enough.
     minutes = plan.longest_step_seconds / 60.0
     expected = _expected(today, minutes) * plan.known_steps[0] / 100.0
@@ -112,7 +112,7 @@ def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
 
 
 def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
-    """A record that begins now, with those gates whose counts the service publishes."""
+    """A new record that begins now, with the gates whose counts the service publishes."""
     # What the driver alone counts depends on answers, which cannot be drawn.
     counted = tuple(
         Gate(gate.name, gate.reason, "series", gate.state)
@@ -148,7 +148,7 @@ def _quantiles(reached: Sequence[float], runs: int) -> Quantiles:
 def _several(
     plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord, first: int = 1
 ) -> list[_End]:
-    """Simulate rollouts until there are enough, or until they have cost as much as may be.
+    """Simulate rollouts until there are enough, or until the allowed computing time is used.
 
     `first`: the first look of a step that is judged.
     """
@@ -191,7 +191,7 @@ def _draw(
     first: int,
     dice: random.Random,
 ) -> tuple[_End, int]:
-    """Simulate one rollout to its promotion or its end. Returns it, and how many buckets and looks that took."""
+    """Simulate one rollout until it ends. Returns it, and the numbers of its buckets and looks."""
     buckets: list[Bucket] = []
     skipped: list[Look] = []
     length = timedelta(seconds=plan.bucket_seconds)
@@ -258,7 +258,7 @@ def _serve(dice: random.Random, n: int, today: Today, errors: float) -> ArmTraff
 
 
 def _cells(dice: random.Random, n: int, bell: Bell) -> Cells:
-    """Draw the cells of so many answers, one by one where they are few."""
+    """Draw the latency cells of this many answers; a small number is drawn one by one."""
     cells, below = bell
     found: Counter[int] = Counter()
     if n <= len(cells):

@@ -117,7 +117,7 @@ def wait_for_evaluation(
     deadline_seconds: float = 86400.0,
     credentials: TuneshipCredentials | None = None,
 ) -> Evaluation:
-    """Wait until an evaluation has ended, whatever its end. Raises `EvaluationOverdue` past the deadline."""
+    """Wait until an evaluation has ended in any state. Raises `EvaluationOverdue` past the deadline."""
     deadline = time.monotonic() + deadline_seconds
     polls = 0
     with connected(credentials) as service:
@@ -141,7 +141,7 @@ def wait_for_job(
     patience: WaitPolicy | None = None,
     credentials: TuneshipCredentials | None = None,
 ) -> Job:
-    """Wait until the job has ended, whatever its end, and return it; a job that stops early comes back `cancelled`.
+    """Wait until the job has ended in any state, and return it; a job that stops early comes back `cancelled`.
 
     Raises `JobOverdue` past the deadline. Short outages of the service are waited out by the client's retries.
     """

@@ -51,7 +51,7 @@ class RetentionKeeper:
         return (self._threads, self._file_threads)
 
     async def forget(self) -> None:
-        """Once an hour delete records beyond the time for which they are kept."""
+        """Delete expired records, once an hour."""
         may_forget, now = self._clock_watch.may_forget(), self._clock()
         if may_forget and not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
@@ -65,7 +65,7 @@ class RetentionKeeper:
             await self._threads.run(self.fold_hours, now)
 
     def fold_hours(self, now: datetime) -> None:
-        """Merge the stored metrics of all hours that are over; without a cluster there are none."""
+        """Merge the stored metrics of all finished hours; without a cluster there is nothing to merge."""
         database = self._database
         with database.read() as connection:
             found = metric_windows.to_fold(connection, now.timestamp())
@@ -95,7 +95,7 @@ class RetentionKeeper:
             logger.warning(text, len(unknown), place)
 
     def forget_old(self, now: datetime) -> None:
-        """Delete records beyond the time for which they are kept."""
+        """Delete records older than their retention time."""
         # A transaction for each kind, so that requests wait for one of them only.
         database, before = self._database, now - LOGS_KEPT_FOR
         with database.write_beside() as connection:

@@ -225,7 +225,7 @@ def _build(
     timing: ServiceTiming,
     role: Membership,
 ) -> tuple[Parts, BackgroundParts, SharedReplicas | None]:
-    """`workers`: what starts them, and whether they are isolated."""
+    """Build the service. `workers`: starts worker processes, and knows whether they are isolated."""
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     (runtime, isolates), gpus = workers, GpuLeases()
     catalogue = Catalogue(settings.model_catalogue, added_folder(data_dir))
@@ -295,7 +295,7 @@ def own_name() -> str:
 
 
 def recover(parts: Parts, agents: TrainingAgents | None) -> None:
-    """Release what a killed service held, and set aside files without a row. No other process works on this data.
+    """Release locks of a killed service, and set aside files without a row. No other process uses this data.
 
     `agents`: start the agents of trainings; None where trainings are processes of the service.
     """
@@ -328,7 +328,7 @@ def recover(parts: Parts, agents: TrainingAgents | None) -> None:
 
 
 def recover_member(parts: Parts) -> None:
-    """Remove what this machine does not need any more; the leader sees to the rows and the files of all, by age."""
+    """Remove unneeded files of this machine; the leader looks after the rows and files of all members."""
     data_dir = parts.settings.data_dir
     remove_temporary(parts.blobs, data_dir)
     files = work_in(data_dir)
@@ -346,7 +346,7 @@ def _clear_ended(data_dir: Path, names: Set[str]) -> None:
 
 
 def remove_temporary(blobs: Blobs, data_dir: Path) -> None:
-    """Remove what a killed service has left half-written on this machine."""
+    """Remove half-written files of a killed service from this machine."""
     blobs.sweep()
     sweep(added_folder(data_dir))
     remove_unfinished(data_dir / "scratch")
@@ -423,7 +423,7 @@ def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
 def _leader_tasks(
     parts: Parts, secret: bytes, leadership: Leadership, clock_watch: ClockWatch
 ) -> tuple[Led, ...]:
-    """The work of the leader beside that of the supervisor."""
+    """The leader's tasks beside those of the supervisor."""
     settings = parts.settings
     head_secret = derived_secret(secret, "audit heads")
     heads = Heads(heads_file(settings.audit_heads, settings.data_dir), head_secret)
@@ -463,7 +463,7 @@ def _leader_tasks(
 def _sharing_tasks(
     database: Database, role: Membership, shared: SharedReplicas | None
 ) -> tuple[BackgroundTask, ...]:
-    """The work of a member whose replicas are run by agents."""
+    """The tasks of a member whose replicas run on agents."""
     if shared is None:
         return ()
     keeping = Led(role.leadership, database, shared.keeper)

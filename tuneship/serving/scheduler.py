@@ -1,4 +1,4 @@
-"""Chooses the sequences of the next step, and how many tokens of which prompts are prefilled in it.
+"""Chooses the sequences of the next step, and the number of tokens to prefill from each prompt.
 
 Waiting sequences take turns by owner, and those of an owner by queue: a hundred requests of one tenant do not hold up
 the request of another, whether they are for one deployment or for fifty. When one owner has all slots, an owner that
@@ -51,7 +51,7 @@ class _PrefillBudget:
     scored: int
 
     def take(self, sequence: Sequence) -> int:
-        """The next chunk of a prompt (tokens). No other follows one whose prefill does not end with it."""
+        """The next chunk of a prompt (tokens). After a chunk that does not finish its prompt there is no other."""
         is_scored = sequence.request.prompt_logprobs is not None
         most = min(self.tokens, self.scored) if is_scored else self.tokens
         chunk = min(most, sequence.uncached)
@@ -168,7 +168,7 @@ class Scheduler:
         return [chunks[sequence] for sequence in self.running[decoding:]]
 
     def _next(self, joining: list[Sequence]) -> Sequence | None:
-        """Take the first sequence of the owner and the queue whose turn it is, if there is a slot and memory for it."""
+        """Take the first sequence of the owner and queue whose turn it is, if a slot and memory are free."""
         together = [*self.running, *joining]
         if len(together) >= self.total_slots:
             return None
@@ -215,7 +215,7 @@ class Scheduler:
 
 
 def _by_owner(sequences: Iterable[Sequence]) -> Counter[str]:
-    """The number of sequences of each owner, without those in the background."""
+    """The number of sequences of each owner, without background ones."""
     return Counter(one.request.owner for one in sequences if not one.request.is_background)
 
 

@@ -122,7 +122,7 @@ def bases(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show one base model: its origin, its files, its losses and who uses it."""
+    """Show one base model: its origin, files and losses, and the users of it."""
     settings = service_settings(data_dir=data_dir)
     catalogue, users = _catalogue(settings), _users(settings)
     model = _model(catalogue, identifier)
@@ -284,7 +284,7 @@ def _record(
 
 
 def _row(record: Mapping[str, Any]) -> Row:
-    """A line of the table, of which people get the round number of parameters."""
+    """A line of the table; for people the number of parameters is rounded."""
     parameters, origin = record["parameters"], record["origin"]
     if parameters is not None and is_terminal():
         sizes = ((1_000_000_000, "B"), (1_000_000, "M"))

@@ -6,7 +6,13 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from tuneship.contract.document.openapi_schemas import TEMPLATE, Json, Schemas
+from tuneship.contract.document.openapi_schemas import (
+    TEMPLATE,
+    Json,
+    Schemas,
+    summary_of,
+    text_of,
+)
 from tuneship.contract.openai import (
     batches,
     chat,
@@ -105,11 +111,11 @@ def openai_document(url: str = "http://127.0.0.1:8700") -> Json:
 
 
 def _entry(operation: OpenAIOperation[..., Any], schemas: Schemas) -> Json:
-    description = " ".join((operation.declaration.__doc__ or "").split())
+    description = text_of(operation.declaration.__doc__)
     entry: Json = {
         "operationId": operation.name,
         "tags": [operation.resource],
-        "summary": re.split(r"[.;:] |\.$", description)[0],
+        "summary": summary_of(description),
         "description": f"{description}\n\nScope: `{operation.scope}`.",
         "parameters": [*_parameters(operation, schemas)],
     }

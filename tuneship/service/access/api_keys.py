@@ -303,7 +303,7 @@ class Keys:
         return self._issued is not None and self._is_fresh(self._issued[0])
 
     def is_issued(self, authorization: list[str]) -> bool:
-        """Whether there is a key with the id in a header; its secret is not compared.
+        """Whether a key has the id in a header; its secret is not compared.
 
         All ids are read together, at most once a second, so that made-up keys do not cause a query each.
         """
@@ -346,7 +346,7 @@ def write_credentials(
     scopes: frozenset[str] = PRESETS["admin"],
     label: str = "credentials.json",
 ) -> None:
-    """Write a key into a file (0600): the first one, for the person who started the service, or one for a program.
+    """Write a key into a file (0600): the first key for the person who started the service, or one for a program.
 
     A new key replaces it there 30 days before it expires (it stays in force until then), and when it is revoked,
     belongs to another database, or has other scopes than this version gives it.

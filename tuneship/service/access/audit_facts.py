@@ -51,7 +51,7 @@ class AuditFacts:
         return self.is_required or status == 403 or (self.is_change and status < 400)
 
     def resource_of(self, status: int) -> str | None:
-        """The id to record: an opaque one, or one that was found to exist."""
+        """The id to record: an opaque one, or one that exists."""
         path_id = self.path_id
         if path_id is not None and status >= 400 and not OPAQUE_ID.fullmatch(path_id):
             path_id = None

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into those of the contract: they hold names and limits, never the value that was sent."""
+"""Turns pydantic's errors into those of the contract: with names and limits, never the sent value."""
 
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ OUT_OF_RANGE = {
 
 
 def field_path(parts: Iterable[int | str], *, known: bool = True) -> str | None:
-    """The path of a field, such as `members[0].id`; it ends at the parent of a name that the caller invented."""
+    """The path of a field, such as `members[0].id`; an invented name is left off its end."""
     text = ""
     for part in parts:
         if isinstance(part, int):

@@ -18,10 +18,10 @@ TakeSpare = Callable[[str], bool]
 
 
 class BackgroundPace:
-    """Divides what may be in flight among tenants, and then among the runs of each."""
+    """Divides the allowed requests in flight among tenants, and then among each tenant's runs."""
 
     def __init__(self, in_flight: InFlightGenerations, take_spare: TakeSpare, drain: Drain) -> None:
-        """`take_spare` charges a tenant's limit with one request; False where too little of it is left."""
+        """`take_spare` charges one request to a tenant's limit; False if too little of it is left."""
         self._in_flight = in_flight
         self._take_spare = take_spare
         self._drain = drain
@@ -46,7 +46,9 @@ class BackgroundPace:
                 del self._runs[client_id]
 
     def may_start(self, client_id: str, running: int) -> bool:
-        """Whether a run with so many requests in flight may send one more, which its tenant's limit then counts."""
+        """Whether a run with this many requests in flight may send one more; if so, it is charged to the tenant's
+        limit.
+        """
         if self._in_flight.has_interactive():
             self._allowed = 1
         share = self._allowed // (len(self._runs) * self._runs[client_id])

@@ -1,7 +1,9 @@
 """Routes every request of every dialect to its operation: reads the call, and writes the answer.
 
-Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler. The
-values are read by `arguments.py`; `context/operation_calls.py` carries out the call.
+Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler.
+Nothing is looked up for a caller without the right to it, and a missing scope, whose refusal is a row of the audit
+chain, counts towards the rate limit like any other request. The values are read by `arguments.py`;
+`context/operation_calls.py` carries out the call.
 """
 
 import asyncio

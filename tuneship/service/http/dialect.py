@@ -15,7 +15,7 @@ from tuneship.service.http.boundary import Boundary
 
 @dataclass(frozen=True)
 class Dialect:
-    """One API, or one kind of pages. What is not given is as in the main API (`main_api.py`)."""
+    """One API, or one kind of pages. Its defaults are those of the main API (`main_api.py`)."""
 
     # The beginning of its addresses.
     prefix: str

@@ -73,7 +73,7 @@ class Upload:
 
 
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
-    """The body as it arrives. Raises 413 beyond `limit` bytes, for a body whose length was not announced."""
+    """The body as it arrives. Raises 413 beyond `limit` bytes, even if no length was announced."""
     size = 0
     try:
         async for block in request.stream():
@@ -86,7 +86,7 @@ async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
 
 
 def check_length(request: Request, limit: int) -> int:
-    """The announced length in bytes, 0 without one. Raises 413 before anything is read."""
+    """The announced length in bytes, 0 if there is none. Raises 413 before anything is read."""
     length = request.headers.get("content-length", "")
     announced = int(length) if length.isdigit() else 0
     if announced > limit:

@@ -37,7 +37,7 @@ class Readiness:
     """Answers `/readyz` from a check that runs at most once in `fresh_s` seconds, however many callers ask."""
 
     def __init__(self, boundary: Boundary) -> None:
-        """The check is a write and needs no key: `ready_for_s` limits how often callers can cause one."""
+        """`ready_for_s`: how often the check may run at most, since it writes and callers need no key for it."""
         self._parts = boundary.parts
         self._is_fit = boundary.is_fit
         self._fresh_s = boundary.ready_for_s

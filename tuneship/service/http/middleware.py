@@ -147,7 +147,7 @@ class EntryMiddleware:
             parts.audit.add(connection, AuditRecord(parts.clock(), *refused))
 
     def _count(self, scope: Scope, status: int, started: float) -> None:
-        """Count the request for the metrics, and send its span where there is a collector."""
+        """Count the request for the metrics, and send its span if there is a collector."""
         parts, state = self._boundary.parts, scope["state"]
         client_id = state["principal"].client_id if "principal" in state else NO_CLIENT
         operation = state["operation"].name if "operation" in state else NO_OPERATION

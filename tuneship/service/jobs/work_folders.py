@@ -76,7 +76,7 @@ class PreparedAttempt:
 
 
 class FolderTraining(FolderProgress, ABC):
-    """A training whose files are in a work folder. Its subclasses know where it runs."""
+    """A training with its files in a work folder. Subclasses know where it runs."""
 
     def __init__(self, attempt: PreparedAttempt, threads: Threads, blobs: Blobs) -> None:
         """Adapters are stored in `blobs`."""
@@ -104,7 +104,7 @@ class FolderTraining(FolderProgress, ABC):
             self.attempt.checkpoints.keep_only(checkpoint)
 
     async def kept_step(self) -> int:
-        """The step of the job's latest checkpoint; 0 without one."""
+        """The step of the job's latest checkpoint; 0 if there is none."""
         return await self.threads.run(latest_step, self.folder.parent / FOLDER)
 
     async def store_result(self, key: str) -> Mapping[str, str]:
@@ -134,7 +134,7 @@ class WorkFolders:
         uploads: Threads,
         is_portable: bool,
     ) -> None:
-        """`threads`: for everything that waits for a disk; `uploads`: for checkpoints on their way to a bucket.
+        """`threads`: for all work that waits for a disk; `uploads`: for uploads of checkpoints to a bucket.
 
         `gpus`: those of this machine; None where a cluster says itself which ones an agent gets. `devices`: of a
         training, at most. `is_portable`: whether another machine may go on with a training, so that its base model is
@@ -160,7 +160,9 @@ class WorkFolders:
         return PreparedAttempt(folder, spec, held, checkpoints)
 
     def _write_spec(self, folder: Path, order: TrainingOrder) -> tuple[TrainingSpec, ExitStack]:
-        """Write paths and numbers: no address and no secret. Returns the holds on files and GPUs that it names."""
+        """Write the training's spec: paths and numbers, no address and no secret. Return the locks on its files and
+        GPUs.
+        """
         job, blobs = order.job, self.blobs
         comparison: dict[str, Any] = job["comparison"] or {}
         hyperparameters = {**job["hyperparameters"]}
@@ -220,7 +222,7 @@ class WorkFolders:
 
 
 def attempt_folder(work: Path, job_id: str, attempt: int) -> Path:
-    """The folder in which one attempt writes."""
+    """The folder of one attempt."""
     return work / job_id / f"attempt-{attempt}"
 
 

@@ -43,7 +43,7 @@ class ExportRefused(StartupError):
 
 @dataclass(frozen=True)
 class Exportable:
-    """A tuned model with all that its export needs, as the rows have it."""
+    """A tuned model with everything that its export needs from the rows."""
 
     row: ModelRow
     key: str

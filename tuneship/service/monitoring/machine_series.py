@@ -1,4 +1,4 @@
-"""The series of the machine: its processes, memory and disk, and sums over all tenants that name none of them."""
+"""The series of the machine: its processes, memory and disk, and sums over all tenants without their names."""
 
 import shutil
 from importlib.metadata import version

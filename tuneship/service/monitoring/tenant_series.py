@@ -27,7 +27,7 @@ SHOWN_DEPLOYMENT_STATES = tuple(
 
 
 def add_tenant(scrape: Scrape, context: Context, connection: sa.Connection) -> Totals:
-    """Add the series of the caller's tenant; returns the totals that were read for it."""
+    """Add the series of the caller's tenant; return the totals that were read."""
     parts, client_id = context.parts, context.client_id
     for operation, tally in sorted(parts.request_counts.by_operation(client_id).items()):
         for status, count in sorted(tally.statuses.items()):
@@ -108,5 +108,5 @@ def add_states(
 
 
 def age_s(moment: datetime | None, now: datetime) -> float:
-    """Seconds since a moment; 0 without one, and after the clock was set back."""
+    """Seconds since a moment; 0 without a moment, or if the clock was set back."""
     return 0.0 if moment is None else max(0.0, (now - moment).total_seconds())

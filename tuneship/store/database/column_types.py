@@ -1,4 +1,4 @@
-"""The columns that a type of rows declares: a `TypedDict`, with arguments of `sa.Column` beside some of its types."""
+"""Derives columns from a type of rows: a `TypedDict`, with arguments of `sa.Column` beside some of its types."""
 
 from datetime import UTC, datetime
 from types import NoneType
