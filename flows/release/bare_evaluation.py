@@ -15,7 +15,7 @@ from tasks.sample_answers import answer_prompts
 from tuneship.contract.evaluations import GraderReport, SliceReport
 from tuneship.contract.lines.dataset_lines import ExampleProblem
 from tuneship.evaluation.graders import GivenAnswer
-from tuneship.evaluation.items import EvaluationItem, numbered, read_item
+from tuneship.evaluation.items import EvaluationItem, MetadataRefused, numbered, read_item
 from tuneship.evaluation.scoring import (
     Answer,
     HeldOutExample,
@@ -25,7 +25,6 @@ from tuneship.evaluation.scoring import (
     held_out_examples,
 )
 from tuneship.evaluation.selection import select
-from tuneship.evaluation.slices import SliceRefused
 from tuneship.gates.evaluation.evaluation_report import report_of
 from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
 from tuneship.gates.evaluation.verdict import LOOK_EXAMPLES, judge, look
@@ -94,7 +93,7 @@ def read_examples(file: Path, wanted: ReleaseEvaluation) -> Sequence[HeldOutExam
     ]
     try:
         return held_out_examples(chosen, wanted)
-    except SliceRefused as error:
+    except MetadataRefused as error:
         raise BadInput(f"evaluation.{error.field} {error.message}") from None
 
 
