@@ -73,12 +73,12 @@ class Scoring:
         self._deciding = settings.deciding
 
     def asked(self, example: HeldOutExample) -> Sequence[Asked]:
-        """What each model is asked about an example; where no grader reads a written answer, none is written."""
+        """The questions to each model about an example; where no grader reads a written answer, none is written."""
         references = [example.item.reference] if self._losses else []
         return list(dict.fromkeys([*self._needed(example), *references]))
 
     def _needed(self, example: HeldOutExample) -> Sequence[Asked]:
-        """What is asked for the graders that must score each example; a loss may be missing."""
+        """Those of the graders that must score each example; a loss may be missing."""
         made: list[Asked] = [None] if self._written else []
         return made + choices_of(example.item) if self._choices else made
 

@@ -176,7 +176,7 @@ def test_a_loss_grader_reads_as_nats_and_never_as_a_share() -> None:
     assert "| l (loss, lower is better) | 1.7500 nats | 1.1667 nats | 1 | 2 |" in text
     # The mean of +0.25, -0.5 and +2 with Student's t interval, of scipy.
     low, high = scipy.stats.t.interval(0.9, 2, 7 / 12, scipy.stats.sem([0.25, -0.5, 2.0]))
-    assert f"+0.5833 \\\\[{low:+.4f}, {high:+.4f}\\\\] nats" in text
+    assert f"+0.5833 \\[{low:+.4f}, {high:+.4f}\\] nats" in text
     assert "175.0 %" not in text
     numbers = dict(measures(result))
     assert numbers["evaluation/l/loss"] == 1.75

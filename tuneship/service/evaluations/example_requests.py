@@ -32,7 +32,7 @@ from tuneship.training.examples.tokenized_examples import EncodedRow, Encoder
 
 
 class _Request:
-    """What the requests have in common: the form of an error."""
+    """The form of an error, which both requests have in common."""
 
     def failed(self, context: Context, error: ApiError) -> tuple[int, bytes]:  # noqa: ARG002
         """Keep the code of an error and its status."""
