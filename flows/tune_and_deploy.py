@@ -25,7 +25,7 @@ from flows.release.clean_up import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
 from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
-from flows.release.held_out import evaluate
+from flows.release.held_out import check_evaluation, evaluate
 from flows.release.release_run import ReleaseRun, begin, finish, result_when_stopped
 from flows.release.reports.assets import record_dataset, record_model
 from flows.release.reports.tracked import chosen_trackers
@@ -72,6 +72,7 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
         if result := foresee(plan, get_run_logger()):
             return run.result_of_rollout(result)
 
+    check_evaluation(release)
     if result := _tune(release, run, champion):
         return result
 

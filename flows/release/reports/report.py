@@ -20,7 +20,7 @@ from flows.shared.private_files import make_private
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import TuneshipError
-from tuneship.contract.evaluations import PairedReport
+from tuneship.contract.evaluations import GraderReport, PairedReport, Score
 from tuneship.gates.evaluation.evaluation_words import SLICE_WORDS
 from tuneship.gates.metrics.metrics_reader import read_series
 from tuneship.gates.metrics.series import RolloutSeries, Unusable
@@ -216,9 +216,9 @@ def _evaluation(result: ReleaseResult, pictures: Sequence[str]) -> list[str]:
         return []
     graders = [
         [
-            one.name,
-            _percent(one.candidate.score if one.candidate else None),
-            _percent(one.baseline.score if one.baseline else None),
+            one.name if one.measure == "score" else f"{one.name} (loss, lower is better)",
+            _mean(one, one.candidate),
+            _mean(one, one.baseline),
             one.wins,
             one.losses,
             _interval(one),
@@ -257,11 +257,15 @@ def _evaluation(result: ReleaseResult, pictures: Sequence[str]) -> list[str]:
 def _interval(one: PairedReport) -> str:
     if one.difference is None or one.low is None or one.high is None:
         return "-"
+    if isinstance(one, GraderReport) and one.measure == "loss":
+        return f"{one.difference:+.4f} [{one.low:+.4f}, {one.high:+.4f}] nats"
     return f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
 
 
-def _percent(score: float | None) -> str:
-    return "-" if score is None else f"{100 * score:.1f} %"
+def _mean(grader: GraderReport, one: Score | None) -> str:
+    if one is None:
+        return "-"
+    return f"{100 * one.score:.1f} %" if grader.measure == "score" else f"{one.score:.4f} nats"
 
 
 def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries | None:

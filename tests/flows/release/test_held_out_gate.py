@@ -10,6 +10,7 @@ import pytest
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release.result import ReleaseResult
+from flows.shared.errors import BadInput
 from flows.tune_and_deploy import tune_and_deploy
 from tests.support.fakes.proxy import Exchange, refused
 from tests.support.service.evaluations import PLANTED, PlayedAnswers, rows
@@ -146,3 +147,25 @@ def test_an_evaluation_that_did_not_complete_rejects_whatever_the_release_says(
     assert (result.outcome, result.gate) == ("rejected", "T12 evaluation")
     assert "did not complete" in gate_of(result)["note"]
     assert stage.shares() == {stage.baseline: 100}
+
+
+def test_a_bare_server_refuses_graders_of_log_probabilities_before_anything_is_made(
+    stage: Releases, tmp_path: Path
+) -> None:
+    stage.proxy.play("GET", "/v1/evaluations", [refused(404, "resource_not_found")], for_ever=True)
+    graders = [{"name": "chapter", "type": "string_check"}, {"name": "l", "type": "loss"}]
+    before = stage.service.call("GET", "/v1/deployments").json()["pagination"]["total"]
+
+    with pytest.raises(BadInput, match=r"evaluation.graders\[1\].type: loss needs evaluations"):
+        stage.release(tmp_path, graders=graders)
+
+    after = stage.service.call("GET", "/v1/deployments").json()["pagination"]["total"]
+    assert after == before
+
+
+def test_lines_without_choices_end_a_release_before_anything_is_made(
+    stage: Releases, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=r"evaluation.graders\[0\] needs metadata.choices.*line \d"):
+        stage.release(tmp_path, graders=[{"name": "c", "type": "choice"}])
+    assert stage.service.call("GET", "/v1/evaluations").json()["evaluations"] == []

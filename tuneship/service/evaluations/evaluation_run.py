@@ -12,7 +12,9 @@ from tuneship.contract.evaluations import (
     EvaluationSettings,
     EvaluationStatus,
 )
+from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.scoring import (
+    Asked,
     DeploymentGone,
     HeldOutExample,
     Scoring,
@@ -29,9 +31,13 @@ from tuneship.gates.evaluation.verdict import (
     record_of,
 )
 from tuneship.host.thread_pools import Threads
-from tuneship.service.background_requests.answering import BackgroundAnswer
+from tuneship.service.background_requests.answering import BackgroundAnswer, BackgroundRequest
 from tuneship.service.background_requests.background_run import BackgroundRun
-from tuneship.service.evaluations.example_requests import ExampleRequest, answer_in
+from tuneship.service.evaluations.example_requests import (
+    ExampleRequest,
+    LikelihoodRequest,
+    answer_in,
+)
 from tuneship.service.evaluations.held_out import HeldOutReader
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
@@ -139,12 +145,18 @@ class EvaluationRun:
             )
         self._leaked = frozenset(self._row["leaked_lines"] or ())
 
-    def _requests(self) -> Iterator[ExampleRequest]:
+    def _requests(self) -> Iterator[BackgroundRequest]:
         """The requests for the examples behind the stored ones; both models get an example before the next begins."""
         for example in self._examples[self._row["answered"] :]:
             if self._unscored_before(example) is None:
                 for deployment_id in self._asked:
-                    yield ExampleRequest(deployment_id, example.item, self._settings.max_tokens)
+                    for asked in self._scoring.asked(example):
+                        yield self._request(deployment_id, example.item, asked)
+
+    def _request(self, deployment_id: str, item: EvaluationItem, asked: Asked) -> BackgroundRequest:
+        if asked is None:
+            return ExampleRequest(deployment_id, item, self._settings.max_tokens)
+        return LikelihoodRequest(deployment_id, item, asked)
 
     def _unscored_before(self, example: HeldOutExample) -> Stored | None:
         """The finished row of an example that is skipped; None where deployments must answer it."""
@@ -163,16 +175,18 @@ class EvaluationRun:
         for example in self._examples[self._row["answered"] :]:
             made = self._unscored_before(example)
             if made is None:
-                mine = waiting[used : used + len(self._asked)]
-                if len(mine) < len(self._asked):
+                asked = self._scoring.asked(example)
+                mine = waiting[used : used + len(self._asked) * len(asked)]
+                if len(mine) < len(self._asked) * len(asked):
                     break
                 used += len(mine)
-                given = [answer_in(one.content) for one in mine]
+                given = iter([answer_in(one.content) for one in mine])
+                models = [dict(zip(asked, given, strict=False)) for _ in self._asked]
                 known = self._known.get(example.line)
                 made = self._scoring.score(
                     example,
-                    given[0],
-                    given[1] if len(given) > 1 else None,
+                    models[0],
+                    models[1] if len(models) > 1 else None,
                     known and known["candidate"],
                 )
             results.append(made)
