@@ -26,10 +26,18 @@ from tuneship.dossier.contents import (
     RESULT,
     ROLLOUT,
     TRAINING,
+    digests_of,
     manifest_of,
     written_manifest,
 )
-from tuneship.dossier.json_values import difference, json_of, lines_of, mapping_of, pick
+from tuneship.dossier.json_values import (
+    SHOWN,
+    difference,
+    json_of,
+    lines_of,
+    mapping_of,
+    pick,
+)
 from tuneship.gates.canary import first_difference
 from tuneship.gates.canary import replay as look_again
 from tuneship.gates.evaluation.evaluation_report import decided_report
@@ -58,7 +66,7 @@ class Findings:
         """Note the first place in which a member does not have what follows from `source`."""
         found = difference(ours, theirs)
         if found is not None:
-            self.problems.append(f"{member}{found} as by {source}")
+            self.problems.append(f"{member}{found} by {source}")
 
 
 def verify(content: bytes) -> Findings:
@@ -75,8 +83,10 @@ def verify(content: bytes) -> Findings:
             try:
                 check(members, found)
             # Members come from outside: whatever they hold instead of what belongs there is a finding.
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            except Exception as error:  # noqa: BLE001
                 found.problems.append(f"{member}: {_reason(error)}")
+                if check in _READ_BY_ALL:
+                    break
     if not found.problems and pack(members) != content:
         found.problems.append("the file has bytes that belong to no member")
     return found
@@ -88,22 +98,34 @@ def _reason(error: Exception) -> str:
     return str(error).splitlines()[0] if is_own and str(error) else "cannot be read"
 
 
+def _digests(members: Mapping[str, bytes], found: Findings) -> None:
+    listed: dict[str, Any] = mapping_of(members[MANIFEST])["members"]
+    ours = digests_of(members)
+    for name in sorted({*ours, *listed}):
+        if name not in ours:
+            found.problems.append(f"{name[:SHOWN]}: the manifest lists it, and it is missing")
+        elif name not in listed:
+            found.problems.append(f"{name}: the manifest does not list it")
+        elif ours[name] != listed[name]:
+            found.problems.append(f"{name}: was changed, its SHA-256 is not that of the manifest")
+
+
 def _manifest(members: Mapping[str, bytes], found: Findings) -> None:
     listed = mapping_of(members[MANIFEST])
     expected = manifest_of(members, str(listed["made_by"]))
     found.release = expected["release"]
-    ours: dict[str, dict[str, Any]] = expected["members"]
-    for name in sorted({*ours, *listed["members"]}):
-        if name not in ours:
-            found.problems.append(f"{name}: the manifest lists it, and it is missing")
-        elif name not in listed["members"]:
-            found.problems.append(f"{name}: the manifest does not list it")
-        elif ours[name] != listed["members"][name]:
-            found.problems.append(f"{name}: was changed, its SHA-256 is not that of the manifest")
     if not found.problems:
         found.compare(MANIFEST, listed, expected, "the other members")
         if not found.problems and members[MANIFEST] != written_manifest(members, listed["made_by"]):
             found.problems.append(f"{MANIFEST}: is not written as tuneship writes it")
+
+
+def _result_can_be_read(members: Mapping[str, bytes], _: Findings) -> None:
+    mapping_of(members[RESULT])
+
+
+def _record_can_be_read(members: Mapping[str, bytes], _: Findings) -> None:
+    lines_of(members[RELEASE])
 
 
 def _rollout(members: Mapping[str, bytes], found: Findings) -> None:
@@ -132,7 +154,7 @@ def _result(members: Mapping[str, bytes], found: Findings) -> None:
     """The result against the release's record, and its outcome against its gates."""
     result, facts = mapping_of(members[RESULT]), lines_of(members[RELEASE])
     begun = [fact for fact in facts if fact.get("kind") == "begun"]
-    found.compare(RESULT, result.get("run_key"), pick(begun[-1], "run_key"), RELEASE)
+    found.compare(f"{RESULT}.run_key", result.get("run_key"), pick(begun[-1], "run_key"), RELEASE)
     outcome, gates = result.get("outcome"), result["training_gates"]
     ends = [fact for fact in facts if fact.get("kind") == "ended"]
     same = [fact for fact in ends if fact.get("outcome") == outcome]
@@ -222,7 +244,7 @@ def _dumped(reports: Sequence[GraderReport | SliceReport]) -> list[dict[str, Any
 
 def _card(members: Mapping[str, bytes], found: Findings) -> None:
     kept = [one for one in lines_of(members[RELEASE]) if one.get("kind") == "model_card"]
-    digest = manifest_of(members, "")["members"][CARD]["sha256"]
+    digest = digests_of(members)[CARD]["sha256"]
     if [pick(one, "sha256") for one in kept[-1:]] != [digest]:
         found.problems.append(f"{CARD}: its SHA-256 is not the one in {RELEASE}")
 
@@ -243,6 +265,9 @@ def _head(members: Mapping[str, bytes], found: Findings) -> None:
 
 
 _CHECKS: Sequence[tuple[str, Callable[[Mapping[str, bytes], Findings], None]]] = (
+    (MANIFEST, _digests),
+    (RESULT, _result_can_be_read),
+    (RELEASE, _record_can_be_read),
     (MANIFEST, _manifest),
     (RESULT, _result),
     (ROLLOUT, _rollout),
@@ -251,3 +276,5 @@ _CHECKS: Sequence[tuple[str, Callable[[Mapping[str, bytes], Findings], None]]] =
     (CARD, _card),
     (HEAD, _head),
 )
+# Without these two, every other check would only say that they cannot be read.
+_READ_BY_ALL = (_result_can_be_read, _record_can_be_read)

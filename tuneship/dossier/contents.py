@@ -79,20 +79,27 @@ def _report(file: Path) -> dict[str, bytes]:
     return members | ({COMPONENTS: components.read_bytes()} if components.is_file() else {})
 
 
-def manifest_of(members: Mapping[str, bytes], made_by: str) -> dict[str, Any]:
-    """What is in a dossier, and which release it is about; everything but `made_by` follows from the members."""
-    listed = {
+def digests_of(members: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of every member but the manifest, by name."""
+    return {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in sorted(members.items())
         if name != MANIFEST
     }
+
+
+def manifest_of(members: Mapping[str, bytes], made_by: str) -> dict[str, Any]:
+    """What is in a dossier, and which release it is about; everything but `made_by` follows from the members.
+
+    Raises ValueError for a result or a record that cannot be read.
+    """
     return {
         "format": 1,
         "made_by": made_by,
         "release": _identity(members),
         "commands": COMMANDS,
         "absent": {name: why for name, why in ABSENT.items() if name not in members},
-        "members": listed,
+        "members": digests_of(members),
     }
 
 

@@ -12,8 +12,8 @@ def json_of(content: bytes) -> Any:
     """The value. Raises ValueError for anything that is no JSON."""
     try:
         return json.loads(content)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
 
 
 def mapping_of(content: bytes) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def difference(ours: Any, theirs: Any) -> str | None:
         return None
     # As texts: NaN equals itself, 1 is not True.
     same = type(ours) is type(theirs) and json.dumps(ours) == json.dumps(theirs)
-    return None if same else f": {_shown(ours)} and not {_shown(theirs)}"
+    return None if same else f": {_shown(ours)}, but {_shown(theirs)}"
 
 
 def _entry(number: int, *entries: Any) -> str:

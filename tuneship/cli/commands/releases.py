@@ -119,8 +119,12 @@ def verify(
 
 
 def _asked_head() -> "AuditHead":
-    with reported(), connected() as client:
-        return client.audit.head()
+    try:
+        with reported(), connected() as client:
+            return client.audit.head()
+    except typer.Exit:
+        typer.echo("tuneship: `--no-audit-head` makes a dossier without one", err=True)
+        raise
 
 
 def _differences(head: "AuditHead") -> list[str]:
