@@ -1,4 +1,4 @@
-"""Verifies a dossier: every digest, every decision bit by bit, and what one member says of another.
+"""Verifies a dossier: every digest, every decision bit by bit, and that the members agree.
 
 Whoever changes all members at once, and the numbers behind each decision with it, has made another dossier: keep the
 SHA-256 of the file elsewhere. What changes without that is named here with its member and place.
@@ -53,7 +53,7 @@ SMOKE_GATE = "T10 smoke"
 
 @dataclass
 class Findings:
-    """What is wrong, a line each, and what was decided again as it is recorded."""
+    """The outcome of a verification: every problem in one line, and the decisions that came out as recorded."""
 
     problems: list[str] = field(default_factory=list[str])
     decided: list[str] = field(default_factory=list[str])

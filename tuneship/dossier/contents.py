@@ -89,7 +89,7 @@ def digests_of(members: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
 
 
 def manifest_of(members: Mapping[str, bytes], made_by: str) -> dict[str, Any]:
-    """What is in a dossier, and which release it is about; everything but `made_by` follows from the members.
+    """Describe a dossier: its members and its release. Everything but `made_by` follows from the members.
 
     Raises ValueError for a result or a record that cannot be read.
     """

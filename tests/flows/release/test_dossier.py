@@ -44,8 +44,8 @@ class Released:
 
     def run(self, *words: object, **environment: str) -> Result:
         """A command of `tuneship releases`."""
-        told = self.environment | environment
-        return CliRunner().invoke(app, ["releases", *map(str, words)], env=told)
+        chosen = self.environment | environment
+        return CliRunner().invoke(app, ["releases", *map(str, words)], env=chosen)
 
     def release(self, name: str, **chosen: Any) -> Path:
         """Release a model, and return the result file."""

@@ -95,7 +95,7 @@ def test_a_dossier_without_a_needed_member_or_too_large_is_refused() -> None:
 
 
 @pytest.mark.parametrize("hostile", [b"[" * 100_000, b"{}", b"[1]", b"\xff", b'{"members": 1}'])
-def test_whatever_members_hold_instead_is_a_finding(hostile: bytes) -> None:
+def test_members_that_hold_something_else_are_findings(hostile: bytes) -> None:
     names = ("manifest.json", "result.json", "release.jsonl", "rollout.jsonl", "training.json")
     found = verify(pack(dict.fromkeys((*names, "audit-head.jsonl", "model_card.json"), hostile)))
     assert found.problems

@@ -128,7 +128,7 @@ def _asked_head() -> "AuditHead":
 
 
 def _differences(head: "AuditHead") -> list[str]:
-    """What the service's chain says against a head."""
+    """Ask the service about the row of a head; returns what its chain says against it."""
     from tuneship.contract.errors import ResourceNotFound  # noqa: PLC0415 - starts slowly
 
     with reported(), connected() as client:

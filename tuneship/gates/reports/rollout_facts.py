@@ -1,4 +1,4 @@
-"""What the result of a rollout says of its record: every change of the split, every gate and look. Pure.
+"""The part of a rollout's result that follows from its record: every change of the split, every gate and look. Pure.
 
 The same function makes a result and verifies one later, so what was changed in a result is found by comparing.
 """

@@ -1,4 +1,4 @@
-"""What the training gates were decided from, as JSON that decides them again bit by bit. Losses and ids, no text.
+"""The inputs of the training gates as JSON, from which they are decided again bit by bit. Losses and ids, no text.
 
 Next: `training_gates.py`.
 """
