@@ -111,7 +111,7 @@ def _tune(
     if result := run.rejected_if_rolled_back(prepared.content):
         return result
     job, metrics = train(release, prepared, run, champion)
-    verdict = judge(release, prepared, job, metrics, champion)
+    verdict = judge(run, prepared, job, metrics, champion)
     record_model(prepared, job, verdict)
     return run.check_training(verdict)
 

@@ -27,7 +27,7 @@ from tuneship.evaluation.scoring import (
 from tuneship.evaluation.selection import select
 from tuneship.gates.evaluation.evaluation_report import report_of
 from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
-from tuneship.gates.evaluation.verdict import LOOK_EXAMPLES, judge, look
+from tuneship.gates.evaluation.verdict import LOOK_EXAMPLES, judge, look, record_of
 from tuneship.gates.smoke_test import SmokeAnswer
 
 MOST_EXAMPLES = 200
@@ -74,6 +74,7 @@ def evaluate_here(
         graders=[GraderReport.model_validate(one) for one in report["graders"]],
         slices=[SliceReport.model_validate(one) for one in report["slices"]],
         lost_lines=sorted(one["line"] for one in stored if one["outcome"] == "loss")[:LOSSES_SHOWN],
+        record=record_of(found),
     )
 
 

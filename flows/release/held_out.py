@@ -103,6 +103,8 @@ def evaluate(
         graders=found.graders,
         slices=found.slices,
         lost_lines=sorted(one.line for one in losses)[:LOSSES_SHOWN],
+        record=found.record,
+        dataset_sha256=found.dataset_sha256,
     )
     return HeldOutGate(_gate(found.verdict, findings, order.margin), findings, tuple(notes))
 

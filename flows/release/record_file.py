@@ -56,6 +56,11 @@ class ReleaseRecord:
         if damaged:
             self.damage = damage_of(path, damaged) + _ADVICE
 
+    @property
+    def training_file(self) -> Path:
+        """The file beside the record with what the training gates were decided from."""
+        return self.path.with_suffix(".training.json")
+
     def hold(self) -> bool:
         """Lock this run for this process until it ends; False where another live process has it."""
         return self._lock.take()

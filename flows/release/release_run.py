@@ -38,9 +38,12 @@ from flows.shared.errors import BadInput
 from flows.shared.links import show_link
 from tasks.deployments import create_deployment
 from tuneship.contract.jobs import Job
+from tuneship.dossier.components import COMPONENTS, components_running
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.training.training_gates import TrainingVerdict
+from tuneship.gates.training.training_record import TrainingRecord
+from tuneship.host.durable import write_private
 from tuneship.prefect.connection import service_name
 from tuneship.prefect.waits import wait_for_deployment
 from tuneship.settings import PipelineSettings
@@ -125,6 +128,10 @@ class ReleaseRun:
         self.known |= {"job_id": job.id, "model": job.fine_tuned_model}
         self.known["contenders"] = list(contenders)
         self.record.add("trained", datetime.now(UTC), id=job.id)
+
+    def keep_training(self, record: TrainingRecord) -> None:
+        """Write what the training gates are decided from beside the release's record. Raises OSError."""
+        write_private(self.record.training_file, record.to_json() + "\n")
 
     def check_training(self, verdict: TrainingVerdict) -> ReleaseResult | None:
         """Note the training gates. Returns the result where they refuse; a person may overrule gates that hold."""
@@ -245,7 +252,11 @@ class ReleaseRun:
         gates = [dataclasses.asdict(gate) for gate in self.gates]
         rollout.notes = [*self.notes, *rollout.notes]
         return ReleaseResult(
-            **rollout.model_dump(), run_key=self.key, training_gates=gates, **self.known
+            **rollout.model_dump(),
+            run_key=self.key,
+            record=str(self.record.path),
+            training_gates=gates,
+            **self.known,
         )
 
 
@@ -296,6 +307,7 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     folder = PipelineSettings().reports.expanduser() / run.record.path.stem
     try:
         result.report = str(write_report(result, run.release, folder))
+        write_private(folder / COMPONENTS, json.dumps(components_running(), indent=2) + "\n")
     except Exception as error:  # the release has ended, and no report may change that
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")
@@ -321,6 +333,7 @@ def result_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
     return ReleaseResult(
         **rollout.model_dump(),
         run_key=record.run_key,
+        record=str(record.path),
         job_id=record.made("job"),
         candidate_deployment_id=candidate,
         candidate_deleted=candidate is not None and is_gone(candidate),

@@ -33,6 +33,14 @@ class EvaluationFindings(BaseModel):
     lost_lines: list[int] = Field(
         description="Lines of the file, at most 20, that only the baseline answered rightly."
     )
+    record: str | None = Field(
+        default=None,
+        description="Rules and counts, as JSON, from which the verdict can be decided again.",
+    )
+    dataset_sha256: str | None = Field(
+        default=None,
+        description="Of the lines of the held-out dataset; null: the service has none.",
+    )
 
 
 class Contender(BaseModel):
@@ -50,6 +58,7 @@ class ReleaseResult(RolloutResult):
     """The result of `tune_and_deploy`; fields of steps that were not reached are null."""
 
     run_key: str
+    record: str | None = Field(default=None, description="The file of the release's record.")
     gate: str | None = Field(default=None, description="The training gate that refused.")
     training_gates: list[dict[str, Any]] = Field(
         default_factory=list[dict[str, Any]], description="Every gate: state, value, limit, note."

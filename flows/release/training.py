@@ -26,9 +26,9 @@ from tuneship.gates.training.training_gates import (
     MIN_POINTS,
     FinishedJob,
     TrainingVerdict,
-    judge_training,
     lowest_loss,
 )
+from tuneship.gates.training.training_record import TrainingRecord
 from tuneship.prefect.waits import WaitPolicy, wait_for_job, wait_for_jobs
 
 # How long beyond its own limit a job may queue before the wait gives up.
@@ -64,7 +64,13 @@ def train(
         if job_id is None:
             wanted = release.job(data.dataset_id, data.validation_dataset_id, settings, comparison)
             job_id = _create(wanted, run.key)
-            run.remember("job", job_id, content=list(data.content), settings=name)
+            run.remember(
+                "job",
+                job_id,
+                dataset_id=data.dataset_id,
+                content=list(data.content),
+                settings=name,
+            )
         ids.append(job_id)
 
     made = [get_job(job_id) for job_id in ids]
@@ -188,13 +194,13 @@ def _contenders(jobs: Sequence[Job], metrics: Sequence[JobMetrics], best: int) -
 
 
 def judge(
-    release: ReleaseParameters,
+    run: ReleaseRun,
     data: Prepared,
     job: Job,
     metrics: JobMetrics,
     champion: Champion | None,
 ) -> TrainingVerdict:
-    """Apply gates T0 to T9 and T11, with a log line for each that does not simply pass."""
+    """Apply gates T0 to T9 and T11, with a log line for each that does not simply pass. Raises OSError."""
     finished = FinishedJob(
         status=job.status,
         fine_tuned_model=job.fine_tuned_model,
@@ -207,7 +213,9 @@ def judge(
         ends_learnt=job.ends_learnt,
     )
     measured = champion.measured if champion else None
-    verdict = judge_training(finished, metrics.model_dump(), measured, release.training_gates)
+    record = TrainingRecord(finished, metrics.model_dump(), measured, run.release.training_gates)
+    run.keep_training(record)
+    verdict = record.decide()
     for gate in verdict.gates:
         if gate.state in ("reject", "hold", "warn"):
             get_run_logger().warning("gate %s: %s, %s", gate.name, gate.state, described(gate))

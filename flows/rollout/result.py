@@ -3,28 +3,13 @@
 It is made from the record alone, so that a stopped run can still report what it did. Next: `flows/shift_traffic.py`.
 """
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from tuneship.gates.gate_types import Gate
-from tuneship.gates.record import (
-    Begun,
-    Ended,
-    Look,
-    RolloutRecord,
-    to_mapping,
-)
-from tuneship.gates.reports.split_history import Change, history_of
-from tuneship.gates.reports.words import (
-    WHY_OFF,
-    driven,
-    forecast_in_words,
-    gates_in_words,
-    look_in_words,
-)
+from tuneship.gates.record import Begun, Ended, RolloutRecord
+from tuneship.gates.reports.rollout_facts import facts_of
+from tuneship.gates.reports.split_history import Change
 
 Outcome = Literal["promoted", "rolled_back", "rejected", "paused", "aborted", "rollback_incomplete"]
 
@@ -90,36 +75,12 @@ def rejected(reason: str, note: str, endpoint_id: str | None = None) -> RolloutR
 def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
     """Make the result from a record that has ended."""
     ended = [fact for fact in record.facts if isinstance(fact, Ended)][-1]
-    begun, answer = record.begun, record.answer
-    gates = [
-        {"name": gate.name, "state": gate.state}
-        | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
-        for gate in begun.gates
-    ]
-    numbers: dict[str, Any] | None = None
-    if begun.forecast is not None and begun.today is not None:
-        numbers = dataclasses.asdict(begun.forecast) | {"today": dataclasses.asdict(begun.today)}
-        numbers["in_words"] = forecast_in_words(begun)
-    in_words: list[str] = []
-    if record.looks:
-        compared = record.last_comparison
-        in_words += gates_in_words(compared.gates) if compared else []
-        in_words += look_in_words(record.looks[-1])
-    names = ("decision", "approver", "comment")
     return RolloutResult.model_validate(
         {
             "outcome": ended.outcome,
             "reason": ended.reason,
-            "endpoint_id": begun.endpoint_id,
-            "history": history_of(record),
-            "gates": gates,
-            "decisions": [_decision(look, begun.gates) for look in record.looks],
-            "forecast": numbers,
-            "in_words": in_words,
-            "driver": driven(record) or None,
-            "approval": {name: getattr(answer, name) for name in names} if answer else None,
-            "rollout_id": begun.rollout_id,
-            "notes": [*_standing_notes(begun), *notes],
+            **facts_of(record),
+            "notes": [*_standing_notes(record.begun), *notes],
         }
     )
 
@@ -134,21 +95,3 @@ def _standing_notes(begun: Begun) -> list[str]:
         lacking = ", ".join(begun.server)
         notes.append(f"the server lacks {lacking}: nothing returns the traffic if this run dies")
     return notes
-
-
-def _decision(look: Look, gates: Sequence[Gate]) -> dict[str, Any]:
-    """A look without the gates that are off: these are listed once, in `gates` of the result."""
-    fields = dict(to_mapping(look))
-    off = {gate.name for gate in gates if gate.state != "active"}
-    readings = {gate["name"]: gate for gate in fields.pop("gates") if gate["name"] not in off}
-    first = {"look": fields.pop("number"), "step": fields.pop("weight")}
-    return _without_nulls(first | fields | {"gates": readings})
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        known = cast("dict[str, Any]", value).items()
-        return {name: _without_nulls(one) for name, one in known if one is not None}
-    if isinstance(value, list):
-        return [_without_nulls(one) for one in cast("list[Any]", value)]
-    return value

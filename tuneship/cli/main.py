@@ -46,8 +46,11 @@ def _pipeline() -> Builders:
         name: lambda name=name: _in_panel(_single(name, name), FLOWS)
         for name in ("init", "release")
     }
-    app = _module("rollouts")
-    return alone | {"rollouts": lambda: _in_panel(group_of(import_module(app).app), FLOWS)}
+    groups = {
+        name: lambda name=name: _in_panel(group_of(import_module(_module(name)).app), FLOWS)
+        for name in ("rollouts", "releases")
+    }
+    return alone | groups
 
 
 def _api() -> Builders:

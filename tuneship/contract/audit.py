@@ -4,8 +4,12 @@ Changes are always in it. With `security_settings.audit_logging` a job's or depl
 are in it, too, each committed before its answer is sent. Entries hold ids, counts and the service's own words; no text.
 """
 
+from typing import Annotated
+
+from pydantic import Field
+
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
-from tuneship.contract.declaring.examples import NOON_MS, REQUEST, SUFFIX
+from tuneship.contract.declaring.examples import NOON, NOON_MS, REQUEST, SUFFIX
 from tuneship.contract.declaring.operation import Example, operation
 from tuneship.contract.declaring.pages import by_after
 from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
@@ -34,6 +38,24 @@ class AuditPage(Reply):
 
     entries: list[AuditEntry]
     pagination: LogCursor
+
+
+class AuditHead(Reply):
+    """A signed head of the audit chain of all tenants: number and seal of one row, which stand for all rows up to it.
+
+    Ed25519 signs the first three fields, each on a line of its own. Bytes are in hexadecimal.
+    """
+
+    seq: int
+    mac: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    at: Annotated[str, Field(description="When it was signed, as it was signed.")]
+    signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
+    public_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def signed_text(seq: int, mac: str, at: str) -> bytes:
+    """The bytes of a head that are signed."""
+    return f"{seq}\n{mac}\n{at}".encode()
 
 
 @operation(
@@ -65,8 +87,32 @@ def list_audit(limit: LogLimit = 100, after: str | None = None) -> AuditPage:
     raise NotImplementedError
 
 
+@operation(
+    "GET",
+    "/v1/audit/head",
+    scope="audit:read",
+    example=Example(
+        reply={
+            "seq": 4711,
+            "mac": "5f" * 32,
+            "at": NOON,
+            "signature": "3a" * 64,
+            "public_key": "c4" * 32,
+        }
+    ),
+)
+def get_audit_head(
+    seq: Annotated[
+        int | None, Field(ge=1, description="The number of a row; default: the last.")
+    ] = None,
+) -> AuditHead:
+    """Sign the last row of the audit chain now, or a row by its number (additive)."""
+    raise NotImplementedError
+
+
 class Audit(Resource[C_co]):
     """Who did what in this tenant's name."""
 
+    head = Verb(get_audit_head)
     list = Verb(list_audit)
     iterate = Pages(list_audit, lambda page: page.entries, by_after)

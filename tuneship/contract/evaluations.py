@@ -282,6 +282,13 @@ class Evaluation(EvaluationSummary):
     ] = 0
     rule_version: str
     dataset_sha256: str
+    record: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="Of a completed one: rules and counts as JSON, from which the verdict can be decided again.",
+        ),
+    ] = None
     error: Annotated[dict[str, str] | None, Field(exclude_if=absent)] = None
 
 

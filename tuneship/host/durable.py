@@ -26,15 +26,15 @@ def flush_open(file: IO[Any]) -> None:
     os.fsync(file.fileno())
 
 
-def write_private(file: Path, text: str) -> None:
+def write_private(file: Path, content: str | bytes) -> None:
     """Replace a file by one that only its owner may read: whole, or not at all. Raises OSError."""
     temporary = file.with_name(f"{TEMPORARY}{file.name}")
     temporary.unlink(missing_ok=True)
     # Created with its mode, so that no other user can open it before it is private.
     temporary.touch(mode=0o600)
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with temporary.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             flush_open(stream)
         temporary.replace(file)
     except BaseException:

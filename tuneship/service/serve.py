@@ -269,6 +269,9 @@ def _build(
         vault=Vault(derived_secret(secret, "vault")),
         keyring=keyring_of(secret),
         audit=Chain(derived_secret(secret, "audit")),
+        audit_heads=Heads(
+            heads_file(settings.audit_heads, data_dir), derived_secret(secret, "audit heads")
+        ),
         capabilities=capabilities_of(settings, isolates=isolates),
         clock=role.clock,
         notifier=role.notifier,
@@ -378,7 +381,7 @@ async def _run(
         limits = SharedRateLimits(*per_minute, parts.clock, parts.database)
     supervisor = supervisor_of(parts, background, limits.take_spare, role.leadership, shared)
     own = _periodic_tasks(parts, keys)
-    leader = _leader_tasks(parts, secret, role.leadership, background.clock_watch)
+    leader = _leader_tasks(parts, role.leadership, background.clock_watch)
     tasks = (supervisor, *own, *leader, *_sharing_tasks(parts.database, role, shared), *role.tasks)
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
@@ -420,13 +423,8 @@ def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
     )
 
 
-def _leader_tasks(
-    parts: Parts, secret: bytes, leadership: Leadership, clock_watch: ClockWatch
-) -> tuple[Led, ...]:
+def _leader_tasks(parts: Parts, leadership: Leadership, clock_watch: ClockWatch) -> tuple[Led, ...]:
     """The leader's tasks beside those of the supervisor."""
-    settings = parts.settings
-    head_secret = derived_secret(secret, "audit heads")
-    heads = Heads(heads_file(settings.audit_heads, settings.data_dir), head_secret)
 
     def delivering(database: Database) -> Deliverer:
         sender = Sender(parts.receivers)
@@ -436,7 +434,7 @@ def _leader_tasks(
         def sign() -> None:
             now = parts.clock()
             parts.audit.link_all(database)  # the head stands for all of it
-            sign_head(database, heads, now)
+            sign_head(database, parts.audit_heads, now)
             parts.signed_audit.complete_at = now
 
         return Periodic(sign, HEAD_EVERY_S, "the head of the audit chain could not be signed")

@@ -1,5 +1,6 @@
 """The audit chain gets its rows before a request is answered, and reveals any change of its table."""
 
+import json
 import resource
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 
 from tests.support.databases.sqlite_files import new_sqlite
 from tests.support.service.in_process import ANSWER, Service
+from tuneship.contract.audit import AuditHead
 from tuneship.service.access.api_keys import new_key
 from tuneship.service.http.rate_limits import AUDITED_FAILURES_PER_MINUTE
 from tuneship.store.database import tables
@@ -282,6 +284,26 @@ def test_a_tenant_reads_its_own_rows_page_by_page(service: Service) -> None:
     assert service.call("GET", "/v1/audit", "auditor").status_code == 200
     service.headers["other"] = service.key_headers("alice", frozenset({"jobs:read"}))
     assert service.call("GET", "/v1/audit", "other").status_code == 403
+
+
+def test_the_head_of_the_chain_is_signed_at_once(service: Service, tmp_path: Path) -> None:
+    service.dataset()
+    head = AuditHead.model_validate(service.call("GET", "/v1/audit/head").json())
+    last = rows(service)[-1]
+    assert (head.seq, head.mac) == (last["seq"], last["mac"].hex())
+    # In the form of a kept copy, which `tuneship audit verify --heads` reads.
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text(json.dumps(head.model_dump()) + "\n")
+    assert list(Heads(kept, b"h" * 32).read()) == [Head(head.seq, last["mac"])]
+    assert head.public_key == service.parts.audit_heads.public_key.public_bytes_raw().hex()
+    service.dataset()
+    again = service.call("GET", f"/v1/audit/head?seq={head.seq}").json()
+    assert (again["seq"], again["mac"]) == (head.seq, head.mac)
+    assert service.call("GET", "/v1/audit/head").json()["seq"] > head.seq
+    assert service.call("GET", "/v1/audit/head?seq=9999").status_code == 404
+    assert service.call("GET", "/v1/audit/head?seq=0").status_code == 422
+    service.headers["reader"] = service.key_headers("alice", frozenset({"jobs:read"}))
+    assert service.call("GET", "/v1/audit/head", "reader").status_code == 403
 
 
 CHANGES: dict[str, Any] = {

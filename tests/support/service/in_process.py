@@ -57,6 +57,7 @@ from tuneship.settings import ClientSettings, ServiceSettings
 from tuneship.store.database.database import SQLITE_FILE, Database, url_of
 from tuneship.store.files.open_blobs import blobs_of
 from tuneship.store.records.audit import Chain
+from tuneship.store.records.audit_heads import HEADS_FILE, Heads
 
 CATALOGUE = Catalogue()
 ANSWER = "Diseases of the skin"
@@ -173,6 +174,7 @@ class Service:
             vault=Vault(b"v" * 32),
             keyring=Keyring(b"k" * 32),
             audit=Chain(b"a" * 32),
+            audit_heads=Heads(data_dir / HEADS_FILE, b"h" * 32),
             capabilities=capabilities_of(self.settings, isolates=isolates),
             convert=self.conversion if real is None else real.convert,
             clock=self.clock,

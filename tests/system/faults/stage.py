@@ -45,6 +45,8 @@ class Stage:
         self.per_bucket = PER_BUCKET
         # Factor on the latency of every request, on either deployment.
         self.slower = 1.0
+        # One of the candidate's requests out of this many fails in a bucket.
+        self.candidate_errors_in = ERRORS_IN
         self.ticks = -BEFORE
         # The candidate's shares in the order of the buckets; a share that did not change is listed once.
         self.seen: list[int] = []
@@ -143,6 +145,7 @@ class Stage:
 
     def _serve(self, deployment_id: str, count: int) -> None:
         now = self.service.clock().timestamp()
+        errors_in = ERRORS_IN if deployment_id == self.baseline else self.candidate_errors_in
         for number in range(count):
             self.service.parts.recorder.record(
                 Observation(
@@ -150,7 +153,7 @@ class Stage:
                     endpoint_id=self.endpoint,
                     ended_at=now,
                     outcome=RequestOutcome.SERVER_ERROR
-                    if number % ERRORS_IN == ERRORS_IN - 1
+                    if number % errors_in == errors_in - 1
                     else RequestOutcome.SUCCESS,
                     latency_ms=self.slower * (100.0 + 3.0 * (37 * number % 100)),
                     prompt_tokens=10,

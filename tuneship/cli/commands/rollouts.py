@@ -26,9 +26,12 @@ def replay(
     record: Annotated[str, typer.Argument(help="The file of a record, or the id of its rollout.")],
 ) -> None:
     """Decide every look of a rollout again, and name the first difference from its record."""
-    from tuneship.gates.canary import first_difference  # noqa: PLC0415 - starts slowly
-    from tuneship.gates.canary import replay as decide_again  # noqa: PLC0415
-    from tuneship.gates.record import ChangedLine, Ended, from_lines  # noqa: PLC0415
+    try:
+        from tuneship.gates.canary import first_difference  # noqa: PLC0415 - starts slowly
+        from tuneship.gates.canary import replay as decide_again  # noqa: PLC0415
+        from tuneship.gates.record import ChangedLine, Ended, from_lines  # noqa: PLC0415
+    except ModuleNotFoundError as error:  # the distribution of the client has no gates
+        fail(f"this needs `pip install tuneship` (missing: {error.name})")
 
     path = _find(record)
     try:

@@ -17,14 +17,14 @@ def report_of(
 ) -> dict[str, Any]:
     """The report as JSON. While the evaluation runs, it has counts and scores and no verdict."""
     examples = tally.counts
-    graders = [_grader(one) for one in found.graders]
+    decided = decided_report(found)
+    graders, slices, words = decided["graders"], decided["slices"], decided["sentence"]
     for name, scores in tally.graded.items():
         graders.append((_loss if name in tally.losses else _graded)(name, *scores))
-    slices = [_slice(one) for one in found.slices]
     if not has_ended:
         for one in graders:
             one["verdict"] = None
-        slices = []
+        slices, words = [], None
     return {
         "examples": {
             "leaked": examples.leaked,
@@ -34,7 +34,16 @@ def report_of(
         },
         "graders": graders,
         "slices": slices,
-        "sentence": sentence(found) if has_ended and found.verdict is not None else None,
+        "sentence": words,
+    }
+
+
+def decided_report(found: EvaluationResult) -> dict[str, Any]:
+    """The part of the report that follows from the result, which a record decides again: all but graded scores."""
+    return {
+        "graders": [_grader(one) for one in found.graders],
+        "slices": [_slice(one) for one in found.slices],
+        "sentence": sentence(found) if found.verdict is not None else None,
     }
 
 

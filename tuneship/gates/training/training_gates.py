@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,8 @@ from tuneship.gates.training.row_losses import (
 )
 
 Decision = Literal["pass", "reject", "hold"]
+# It grows when the same job and metrics may give another verdict or number.
+RULE_VERSION: Final = "1"
 
 # Fewer measurements cannot tell a loss that falls from one that has turned.
 MIN_POINTS = 3

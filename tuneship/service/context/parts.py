@@ -30,6 +30,7 @@ from tuneship.store.cluster.member_sessions import ALONE
 from tuneship.store.database.database import Database
 from tuneship.store.files.blobs import Blobs
 from tuneship.store.records.audit import Chain
+from tuneship.store.records.audit_heads import Heads
 from tuneship.traffic.large_keys import LargeKeys
 
 
@@ -50,6 +51,7 @@ class Parts:
     vault: Vault
     keyring: Keyring
     audit: Chain
+    audit_heads: Heads
     # The current UTC moment.
     clock: Callable[[], datetime]
     capabilities: Capabilities

@@ -287,6 +287,6 @@ def _fields(row: EvaluationRow) -> dict[str, Any]:
 
 
 def _shown(row: EvaluationRow) -> Evaluation:
-    report = {name: row["report"].get(name) for name in ("graders", "slices", "sentence")}
+    report = {name: row["report"].get(name) for name in ("graders", "slices", "sentence", "record")}
     fields = {name: value for name, value in report.items() if value is not None}
     return Evaluation.model_validate({**_fields(row), **fields, "rule_version": RULE_VERSION})

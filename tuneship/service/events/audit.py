@@ -6,7 +6,8 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from tuneship.contract import audit as contract
-from tuneship.contract.audit import AuditEntry, AuditPage
+from tuneship.contract.audit import AuditEntry, AuditHead, AuditPage
+from tuneship.contract.errors import ResourceNotFound
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page
@@ -43,3 +44,18 @@ def list_audit(context: Context, limit: int = 100, after: str | None = None) -> 
     log = f"audit of {context.client_id}"
     page, cursor = log_page(context, log, after, read, lambda row: row["seq"])
     return AuditPage(entries=[AuditEntry.model_validate(row) for row in page], pagination=cursor)
+
+
+@serves(contract.get_audit_head)
+def get_audit_head(context: Context, seq: int | None = None) -> AuditHead:
+    """Sign the row as the database has it; only `tuneship audit verify` looks at the rows before it."""
+    parts = context.parts
+    parts.audit.link_all(parts.database)
+    with parts.database.read() as connection:
+        if seq is None:
+            head = Head(*audit.head_of(connection))
+        elif found := audit.rows_at(connection, [seq]):
+            head = Head(seq, found[0]["mac"])
+        else:
+            raise ResourceNotFound("the audit chain has no such row")
+    return parts.audit_heads.signed(head, context.now)

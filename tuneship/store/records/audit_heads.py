@@ -14,6 +14,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from tuneship.contract.audit import AuditHead, signed_text
 from tuneship.host.durable import flush_open
 
 HEADS_FILE = "audit-heads.jsonl"
@@ -54,17 +55,22 @@ class Heads:
         """The public key with which anybody can verify the signatures."""
         return self._key.public_key()
 
+    def signed(self, head: Head, now: datetime) -> AuditHead:
+        """The head with its signature and the key that verifies it."""
+        mac, at = head.mac.hex(), now.isoformat()
+        return AuditHead(
+            seq=head.seq,
+            mac=mac,
+            at=at,
+            signature=self._key.sign(signed_text(head.seq, mac, at)).hex(),
+            public_key=self.public_key.public_bytes_raw().hex(),
+        )
+
     def append(self, head: Head, now: datetime) -> None:
         """Sign and append a head, unless it is the one appended last. Raises `OSError`, `HeadsDamaged`."""
         if head.seq == self._last:
             return
-        text = _signed_text(head.seq, head.mac.hex(), now.isoformat())
-        line = {
-            "seq": head.seq,
-            "mac": head.mac.hex(),
-            "at": now.isoformat(),
-            "signature": self._key.sign(text).hex(),
-        }
+        line = self.signed(head, now).model_dump(exclude={"public_key"})
         if not self._last:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.touch(mode=0o600)
@@ -107,11 +113,7 @@ class Heads:
             record = json.loads(line)
             seq, mac, at = int(record["seq"]), str(record["mac"]), str(record["at"])
             signature = bytes.fromhex(record["signature"])
-            self.public_key.verify(signature, _signed_text(seq, mac, at))
+            self.public_key.verify(signature, signed_text(seq, mac, at))
             return Head(seq, bytes.fromhex(mac))
         except (ValueError, TypeError, KeyError, InvalidSignature):
             raise HeadsDamaged(f"{place} was not signed by this service") from None
-
-
-def _signed_text(seq: int, mac: str, at: str) -> bytes:
-    return f"{seq}\n{mac}\n{at}".encode()
