@@ -38,7 +38,7 @@ def members(database: Database, clock: Clock) -> list[SharedRateLimits]:
 
 @pytest.fixture(params=["alone", SHARED])
 def counting(request: pytest.FixtureRequest, clock: Clock) -> list[Limits]:
-    """What counts together: the limits of a service by itself, or of three members."""
+    """The limits of a service alone, or those of three members of a cluster."""
     if request.param == "alone":
         return [RateLimits(LIMIT, LIMIT, clock)]
     return request.getfixturevalue("members")

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.agents.agent_link import AgentLink
@@ -32,9 +33,10 @@ from tuneship.service.cluster.attached_agents import TOPIC, address_of, heard
 from tuneship.service.context.notifier import Notifier
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused, ServingError
 from tuneship.store.cluster import agent_records, leader_lease
-from tuneship.store.cluster.agent_records import AgentStanding
+from tuneship.store.cluster.agent_records import AgentStanding, ReportedFailures
 from tuneship.store.cluster.leader_lease import LeadershipLost
 from tuneship.store.database.database import Database
+from tuneship.store.database.tables import AgentRow
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -134,13 +136,7 @@ class AgentKeeper:
 
     async def _adopt_all(self) -> None:
         """Go on with the agents of the rows: with those that answer."""
-        self._epoch, rows, failures = await self._write(
-            lambda connection: (
-                leader_lease.epoch_of(connection),
-                agent_records.of_all(connection),
-                agent_records.failures(connection),
-            )
-        )
+        self._epoch, rows, failures = await self._write(self._read_rows)
         self._orders.failed.update(heard(failures, self._catalogue))
         adopting: list[asyncio.Task[None]] = []
         for row in rows:
@@ -155,6 +151,12 @@ class AgentKeeper:
             adopting.append(task)
         if adopting:
             await asyncio.wait(adopting)
+
+    def _read_rows(
+        self, connection: sa.Connection
+    ) -> tuple[int, list[AgentRow], list[ReportedFailures]]:
+        epoch = leader_lease.epoch_of(connection)
+        return epoch, agent_records.of_all(connection), agent_records.failures(connection)
 
     async def _adopt(self, kept: KeptAgent, address: AgentAddress) -> None:
         """Connect to an agent that an earlier leader has started."""

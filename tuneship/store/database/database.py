@@ -36,6 +36,7 @@ from sqlalchemy.exc import (
     ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as WaitedTooLong
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuneship.host.startup import StartupError
 from tuneship.store.database import tables
@@ -381,7 +382,7 @@ class Database:
         self._release()
         for engine in {self.engine, self._first_engine, self.session_engine}:
             # It goes back to the pool that `dispose` leaves behind, which nothing closes any more.
-            event.listen(engine, "checkin", lambda _, record: record.invalidate())
+            event.listen(engine, "checkin", _close_late)
             engine.dispose()
 
 
@@ -514,6 +515,10 @@ def _prepare_sqlite(timeouts: DatabaseTimeouts) -> Callable[[Any, object], None]
         cursor.close()
 
     return prepare
+
+
+def _close_late(_driver_connection: object, record: ConnectionPoolEntry) -> None:
+    record.invalidate()
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
