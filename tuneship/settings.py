@@ -91,11 +91,6 @@ class AddressSettings(_Settings):
         default=None,
         description="Open connections at the same time; default: what the limit of open files allows, 4096 at most.",
     )
-    maximum_connections_per_address: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="Open connections from one address, or IPv6 network of 64 bits, that is no declared proxy; "
-        "default: half of all.",
-    )
     private_networks: Networks = Field(
         default=(IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")),
         description="Who reaches deployments with `private_endpoints`.",

@@ -201,7 +201,10 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
     try:
         for cells in reader:
             where, start = f"{name}, line {start}", reader.line_num + 1
-            found = _without_padding(cells, width)
+            found = cells
+            # Spreadsheets add empty cells beyond the last column.
+            while len(found) > max(width, 1) and not found[-1].strip():
+                found = found[:-1]
             if places is None and reader.line_num == 1 and found in (["sep="], ["sep=,"]):
                 continue  # a word to Excel
             if places is None:
@@ -226,14 +229,6 @@ def _csv_fault(error: str) -> str:
     if "new-line" in error:
         return "has a carriage return that is neither in double quotes nor before a line feed"
     return "a double quote is missing or out of place"
-
-
-def _without_padding(cells: list[str], width: int) -> list[str]:
-    """The cells without the empty ones that spreadsheets add after the last column."""
-    most = max(width, 1)
-    while len(cells) > most and not cells[-1].strip():
-        cells = cells[:-1]
-    return cells
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:

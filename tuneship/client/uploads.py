@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -73,7 +73,7 @@ def upload_file(
         elif columns is None and hasattr(given, "read") and not hasattr(given, "encoding"):
             file = given
         if file is not None and file.seekable():
-            yield file, _nothing
+            yield file, lambda: None
             return
         try:
             spool = TemporaryFile()  # noqa: SIM115 - closing it may fail
@@ -81,12 +81,14 @@ def upload_file(
             raise _full(error) from None
         stack.callback(discard, spool)
         # What comes through a pipe cannot be read a second time.
-        rows = _json_lines(source, columns) if file is None else iter(lambda: file.read(BLOCK), b"")
+        if file is not None:
+            rows = iter(lambda: file.read(BLOCK), b"")
+        else:
+            rows = (
+                json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+                for record in records(source, columns)
+            )
         yield spool, partial(_fill, rows, spool)
-
-
-def _nothing() -> None:
-    """Fill nothing."""
 
 
 def discard(spool: IO[bytes]) -> None:
@@ -94,11 +96,6 @@ def discard(spool: IO[bytes]) -> None:
     # A full disk fails once more here, and was reported before.
     with suppress(OSError):
         spool.close()
-
-
-def _json_lines(source: Source, columns: Columns | None) -> Iterator[bytes]:
-    for record in records(source, columns):
-        yield json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def _fill(lines: Iterable[bytes], spool: IO[bytes]) -> None:

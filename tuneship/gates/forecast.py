@@ -62,7 +62,11 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
     """Forecast a rollout that begins now, with `gates` as `readings.choose_gates` would fix them."""
     # Nothing needs to be drawn where the first step's requests cannot be enough.
     minutes = plan.longest_step_seconds / 60.0
-    expected = _expected(today, minutes) * plan.known_steps[0] / 100.0
+    requests = sum(
+        today.rate_after(60.0 * hour) * min(60.0, minutes - 60.0 * hour)
+        for hour in range(int(minutes // 60) + 1)
+    )
+    expected = requests * plan.known_steps[0] / 100.0
     if expected < plan.min_requests_per_step:
         why = (
             f"{plan.known_steps[0]} % of the requests that come within {minutes / 60:.3g} hours are about"
@@ -291,12 +295,6 @@ def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
             0, Unprovable(UNHEALTHY_BASELINE, "the baseline fails more often than `slo_max` allows")
         )
     return tuple(found)
-
-
-def _expected(today: Today, minutes: float) -> float:
-    """Requests that are expected within the next minutes."""
-    hours = [*range(int(minutes // 60) + 1)]
-    return sum(today.rate_after(60.0 * hour) * min(60.0, minutes - 60.0 * hour) for hour in hours)
 
 
 def _poisson(dice: random.Random, mean: float) -> int:

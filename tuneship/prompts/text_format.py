@@ -55,7 +55,13 @@ class ModelTextFormat:
     def of_base(cls, directory: Path, tokenizer: Tokenizer) -> "ModelTextFormat":
         """The format of a base model. Raises TemplateFailed, TokenizerFault, and ValueError for a damaged file."""
         found = cls(PromptTemplate.load(directory), tokenizer, ())
-        found = replace(found, configured_ends=_configured_ends(directory, found))
+        # Of the generation configuration, of the model's, and of the tokenizer's.
+        ends = [token for name in ID_FILES for token in _ends_in(directory / name)]
+        text = found.template.special_tokens.get("eos_token")
+        untyped: Any = tokenizer
+        own = untyped.token_to_id(text) if text else None
+        ends += [] if own is None else [own]
+        found = replace(found, configured_ends=tuple(dict.fromkeys(ends)))
         end = found.first_end_text
         if found.fault != NO_END or end is None:
             return found
@@ -218,17 +224,6 @@ def token_at(encoding: Any, character: int, characters: int) -> int:
         if token is not None:
             return token
     return len(encoding.ids)
-
-
-def _configured_ends(directory: Path, found: ModelTextFormat) -> tuple[int, ...]:
-    """End tokens of the generation configuration, of the model's, and of the tokenizer's. Raises TokenizerFault."""
-    ends: list[int] = []
-    for name in ID_FILES:
-        ends += _ends_in(directory / name)
-    untyped: Any = found.tokenizer
-    text = found.template.special_tokens.get("eos_token")
-    own = untyped.token_to_id(text) if text else None
-    return tuple(dict.fromkeys([*ends, *([] if own is None else [own])]))
 
 
 def _ends_in(file: Path) -> list[int]:

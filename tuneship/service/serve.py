@@ -39,7 +39,7 @@ from tuneship.host.durable import write_private
 from tuneship.host.gpus import GpuLeases
 from tuneship.host.guard import Guard
 from tuneship.host.interpreter import known_fault
-from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
+from tuneship.host.open_files import connection_limit, raise_file_limit
 from tuneship.host.process_start import process_start
 from tuneship.host.startup import StartupError
 from tuneship.host.systemd import notify
@@ -363,7 +363,7 @@ async def _run(
 ) -> None:
     spare = ThreadPoolExecutor(SPARE_THREADS, "spare")
     asyncio.get_running_loop().set_default_executor(spare)
-    connections = connection_limits(settings, raise_file_limit())
+    connections = connection_limit(settings, raise_file_limit())
     isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
     role = alone() if settings.cluster is None else member(opened.database, own_name())
     log = settings.data_dir / "logs" / "fork-server.log"
@@ -492,8 +492,8 @@ def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
 class _Server(HttpServer):
     """Prints its URL when it accepts requests, and after a signal drains: answers 503 until the last one is done."""
 
-    def __init__(self, config: uvicorn.Config, parts: Parts, limits: ConnectionLimits) -> None:
-        super().__init__(config, limits, parts.settings.trusted_proxies)
+    def __init__(self, config: uvicorn.Config, parts: Parts, limit: int) -> None:
+        super().__init__(config, limit, parts.settings.trusted_proxies)
         self._parts = parts
         self._drains_at: float | None = None
         self._drained_by: float | None = None

@@ -27,7 +27,6 @@ from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers, resolve
 from tuneship.events.delivery import Deliverer, DeliveryTiming
 from tuneship.host.gpus import GpuLeases
-from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
 from tuneship.replicas.local_replicas import process_starter
@@ -273,16 +272,15 @@ class Service:
     ) -> None:
         """Start the HTTP server as `tuneship serve` does; from now on calls go through sockets.
 
-        `together`: how many connections it keeps open, even if all come from one address. `budgets`: how many log
+        `together`: how many connections it keeps open. `budgets`: how many log
         messages are allowed by logger; unlimited by default, so that tests find every message.
         """
         with listener_on("127.0.0.1", 0) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            limits = ConnectionLimits(together, each=together)
             config = server_config(self.app, self.settings)
             proxies = self.settings.trusted_proxies
             timing = timing or ServerTiming(connection=PATIENT)
-            self._server = HttpServer(config, limits, proxies, budgets or {}, timing)
+            self._server = HttpServer(config, together, proxies, budgets or {}, timing)
             sockets = [listener.dup()]
         self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets), self.loop)
         self.until(lambda: self._server is not None and self._server.started)

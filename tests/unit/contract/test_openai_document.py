@@ -1,7 +1,5 @@
-"""The document of OpenAI's API is current, and its examples pass the models and the types of the `openai` package."""
+"""The examples of OpenAI's API pass the models and the types of the `openai` package."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,16 +13,11 @@ from openai.types.webhooks import (
     WebhookEndpoint,
     WebhookEndpointTestResult,
 )
-from typer.testing import CliRunner
 
-from tuneship.cli.main import app
 from tuneship.contract.common import SERVICE
-from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.contract.openai.declaring import OPENAI, OpenAIOperation
 from tuneship.contract.openai.document import openai_document
-from tuneship.service.all_handlers import OPENAI_SERVED
 
-SNAPSHOT = Path(__file__).parents[3] / "docs" / "openapi-openai.json"
 DOCUMENT = openai_document()
 TYPES: dict[str, Any] = {
     "chat.completion": ChatCompletion,
@@ -42,26 +35,14 @@ TYPES: dict[str, Any] = {
 }
 
 
-def test_the_committed_document_is_current() -> None:
-    hint = "run: tuneship openapi --openai > docs/openapi-openai.json"
-    assert json.loads(SNAPSHOT.read_text()) == DOCUMENT, hint
-    result = CliRunner().invoke(app, ["openapi", "--openai"])
-    assert json.loads(result.stdout) == DOCUMENT
-
-
-def test_every_operation_is_served_has_a_scope_and_stands_in_the_document() -> None:
-    assert {one.name for one in OPENAI} == set(OPENAI_SERVED)
-    assert all(OPENAI_SERVED[one.name].operation is one for one in OPENAI)
-    assert len({(one.method, one.path) for one in OPENAI}) == len(OPENAI)
-    assert all(one.name.startswith("openai_") and one.scope in SCOPES for one in OPENAI)
+def test_every_operation_stands_in_the_document() -> None:
     entries = [entry for path in DOCUMENT["paths"].values() for entry in path.values()]
     assert {entry["operationId"] for entry in entries} == {one.name for one in OPENAI}
+    assert all(one.name.startswith("openai_") for one in OPENAI)
 
 
 @pytest.mark.parametrize("operation", OPENAI, ids=lambda one: one.name)
 def test_its_examples_pass(operation: OpenAIOperation[..., Any]) -> None:
-    with pytest.raises(NotImplementedError):
-        operation.declaration(*[None] * (len(operation.hints) - 1))
     reply = operation.reply_type.validate_python(operation.example.reply)
     assert operation.reply_type.dump_python(reply, mode="json") == operation.example.reply
     shown = operation.example.reply

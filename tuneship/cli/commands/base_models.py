@@ -87,7 +87,13 @@ def add(
         chosen = identifier if identifier is not None else default_id(found)
         now = datetime.now(UTC)
         origin = add_model(
-            settings, found, chosen, now, _progress, hard_links=hard_links, weights=weights
+            settings,
+            found,
+            chosen,
+            now,
+            lambda text: typer.echo(f"{readable(text)} ...", err=True),
+            hard_links=hard_links,
+            weights=weights,
         )
     except StartupError as error:
         fail(str(error))
@@ -204,10 +210,6 @@ def remove(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = Fals
         show_json({"id": identifier, "removed": True})
     else:
         write(f"removed {identifier}")
-
-
-def _progress(text: str) -> None:
-    typer.echo(f"{readable(text)} ...", err=True)
 
 
 def _need_service() -> None:

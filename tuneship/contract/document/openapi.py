@@ -169,9 +169,11 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
     paths: dict[str, Json] = {}
     for operation in sorted(operations, key=lambda one: (sections.index(one.resource), one.path)):
         status = created_status if operation.is_creating else operation.status
-        entry = _OperationEntry(
-            operation, schemas, status, has_etag=_has_etag(operation, operations)
+        # Another operation at the same path takes `If-Match`.
+        has_etag = operation.method != "DELETE" and any(
+            "If-Match" in other.headers and other.path == operation.path for other in operations
         )
+        entry = _OperationEntry(operation, schemas, status, has_etag=has_etag)
         # OpenAPI knows no parameter that takes the rest of a path; the ids are percent-encoded.
         path = re.sub(r"{(\w+):path}", r"{\1}", operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = entry.as_json(responses)
@@ -203,13 +205,6 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
             },
         },
     }
-
-
-def _has_etag(operation: Operation[..., Any], operations: Iterable[Operation[..., Any]]) -> bool:
-    """Whether the reply carries an `ETag`: another operation at the same path takes `If-Match`."""
-    return operation.method != "DELETE" and any(
-        "If-Match" in other.headers and other.path == operation.path for other in operations
-    )
 
 
 def possible_errors(operation: Operation[..., Any]) -> dict[int, tuple[str, ...]]:

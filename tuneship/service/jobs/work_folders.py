@@ -8,7 +8,7 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -168,7 +168,11 @@ class WorkFolders:
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
         with ExitStack() as held:
-            lease = held.enter_context(self._lease(hyperparameters["batch_size"]))
+            lease = GpuLease()
+            if self._gpus is not None:
+                # Like its processes: no more than a batch has examples.
+                most = min(self._devices, hyperparameters["batch_size"])
+                lease = held.enter_context(self._gpus.lease(most))
             training = held.enter_context(dataset_file(blobs, order.training))
             validation = None
             if order.validation is not None:
@@ -200,13 +204,6 @@ class WorkFolders:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / SPEC_FILE).write_text(spec.to_json())
             return spec, held.pop_all()
-
-    def _lease(self, batch_size: int) -> AbstractContextManager[GpuLease]:
-        """The GPUs of an attempt."""
-        if self._gpus is None:
-            return nullcontext(GpuLease())
-        # Like its processes: no more than a batch has examples.
-        return self._gpus.lease(min(self._devices, batch_size))
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress file of an attempt, which may be missing."""

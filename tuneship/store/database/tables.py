@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar
 
 import sqlalchemy as sa
 
+from tuneship.contract.datasets import DatasetStatus
+from tuneship.contract.deployments import DeploymentStatus
+from tuneship.contract.endpoints import EndpointStatus
+from tuneship.contract.evaluations import EvaluationStatus
+from tuneship.contract.jobs import JobStatus
 from tuneship.contract.lines.dataset_lines import DatasetFormat
+from tuneship.contract.openai.batches import BatchStatus
 from tuneship.store.database.column_types import (
     AS_JSON,
     FALSE,
@@ -18,6 +24,7 @@ from tuneship.store.database.column_types import (
     SMALL,
     ZERO,
     columns_of,
+    one_of,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +101,7 @@ class DatasetRow(ResourceRow):
     name: str
     description: str
     format: DatasetFormat
-    status: str
+    status: Annotated[str, one_of(DatasetStatus)]
     num_examples: int
     prompt_tokens: int
     response_tokens: int
@@ -123,7 +130,7 @@ class BatchRow(ResourceRow):
 
     endpoint: str
     input_file_id: str
-    status: str
+    status: Annotated[str, one_of(BatchStatus)]
     # Who made it: each of its requests is answered as if that caller had sent it.
     caller: dict[str, Any]
     # Of everything that its requests have touched so far.
@@ -185,7 +192,7 @@ class EvaluationRow(ResourceRow):
     candidate_model: str
     baseline_model: str | None
     settings: dict[str, Any]
-    status: str
+    status: Annotated[str, one_of(EvaluationStatus)]
     # Who made it: each of its requests is answered as if that caller had sent it.
     caller: dict[str, Any]
     # Of everything that its requests have touched so far.
@@ -236,7 +243,7 @@ class JobRow(ResourceRow):
     validation_dataset_id: str | None
     fine_tuning_method: str
     model_name: str
-    status: str
+    status: Annotated[str, one_of(JobStatus)]
     hyperparameters: dict[str, Any]
     # A fraction or a whole number, kept as it was sent.
     validation_frequency: Annotated[float, AS_JSON]
@@ -364,7 +371,7 @@ class DeploymentRow(ResourceRow):
 
     model_name: str
     deployment_name: str
-    status: str
+    status: Annotated[str, one_of(DeploymentStatus)]
     compute_type: str
     instance_type: str
     region: str
@@ -417,7 +424,7 @@ class EndpointRow(ResourceRow):
     kind: str
     name: str
     members: list[dict[str, Any]]
-    status: str
+    status: Annotated[str, one_of(EndpointStatus)]
     version: Annotated[int, {"default": 1}]
     lease_seconds: int | None
     lease_until: datetime | None
