@@ -5,6 +5,7 @@ It is made from the record alone, so that a stopped run can still report what it
 
 import dataclasses
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field
@@ -58,6 +59,9 @@ class RolloutResult(BaseModel):
     )
     approval: dict[str, str] | None = Field(
         default=None, description="What a person decided: decision, approver, comment."
+    )
+    approval_asked_at: datetime | None = Field(
+        default=None, description="When that person was asked, by the service's clock."
     )
     rollout_id: str | None = None
     notes: list[str] = Field(
@@ -118,6 +122,7 @@ def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
             "in_words": in_words,
             "driver": driven(record) or None,
             "approval": {name: getattr(answer, name) for name in names} if answer else None,
+            "approval_asked_at": record.asked.at if record.asked else None,
             "rollout_id": begun.rollout_id,
             "notes": [*_standing_notes(begun), *notes],
         }
