@@ -1,4 +1,4 @@
-"""What people state about the model of a release, and what they must state: `model_card` of the release file.
+"""The statements about the model of a release, and which of them must be made: `model_card` of the release file.
 
 Its errors name fields and never show a statement: a run's parameters end in logs when they are refused.
 """
@@ -63,5 +63,5 @@ class CardStatements(Statements):
 
     @property
     def statements(self) -> Statements:
-        """What is stated, without what must be."""
+        """The statements alone, without the list of those that must be there."""
         return Statements.model_validate(self.model_dump(exclude={"required"}))

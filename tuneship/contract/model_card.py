@@ -39,7 +39,7 @@ def _stated(what: str) -> Any:
 
 
 class Statements(StrictModel):
-    """What only people can say about a model; null: not stated. No patient data: a card is passed on."""
+    """Statements that only people can make about a model; null: not stated. No patient data: a card is passed on."""
 
     developer: StatementText | None = _stated("Who makes the model.")
     contact: StatementText | None = _stated("How to reach them.")
@@ -224,7 +224,7 @@ class SplitChange(CardPart):
 
 
 class CardLatency(CardPart):
-    """What the candidate's answers were compared with, in ms or in ms an output token."""
+    """The baseline's latency, in ms or in ms an output token, that the candidate's was compared with."""
 
     typical_ms: float
     slow_ms: float
@@ -284,7 +284,7 @@ class CardQuestion(CardPart):
 
 
 class CardDecisions(CardPart):
-    """What was decided, by which rule, and by whom."""
+    """The decisions of a release: by which rule, and by whom."""
 
     run_key: str
     outcome: str

@@ -1,6 +1,6 @@
 """Writes the model card of a release beside its report, whatever the outcome: `model_card.json` and `model_card.md`.
 
-What the service no longer knows, or cannot say now, is left out. Next: `tuneship/cards/`.
+Facts that the service no longer knows, or cannot say now, are left out. Next: `tuneship/cards/`.
 """
 
 from datetime import UTC, datetime
