@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from flows.forms.model_card_form import CardStatements
 from tuneship.contract.common import (
     ONE_LINE,
     ComplianceMode,
@@ -336,6 +337,7 @@ class ReleaseParameters(StrictModel):
         "evaluation": "Whether its answers are right: evaluation",
         "security_settings": "Safeguards: security_settings",
         "tracking": "Where it is written too: tracking",
+        "model_card": "What people must know: model_card",
     }
 
     model_config = ConfigDict(
@@ -404,6 +406,10 @@ class ReleaseParameters(StrictModel):
     tracking: Tracking = Field(
         default_factory=Tracking,
         description="MLflow, TensorBoard and Weights & Biases: where the release is written besides its report.",
+    )
+    model_card: CardStatements = Field(
+        default_factory=CardStatements,
+        description="What only people can say about the model, for its model card.",
     )
     run_key: str | None = Field(
         default=None,
@@ -475,7 +481,8 @@ class ReleaseParameters(StrictModel):
     def digest(self) -> str:
         """SHA-256 of all parameters that are not their default and that change the release itself."""
         # Without defaults, so that a field of a later version does not make another release of the same file.
-        text = self.model_dump_json(exclude={"run_key", "force", "tracking"}, exclude_defaults=True)
+        beside = {"run_key", "force", "tracking", "model_card"}
+        text = self.model_dump_json(exclude=beside, exclude_defaults=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def job(

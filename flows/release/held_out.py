@@ -86,6 +86,7 @@ def evaluate(
         get_run_logger().warning("the service offers no evaluations: the pipeline asks itself")
         try:
             verdict, findings = evaluate_here(baseline_id, candidate_id, wanted, file)
+            findings.dataset_id = order.dataset_id
         except DeploymentGone as gone:
             return HeldOutGate(_unfinished(f"a deployment refuses all requests: {gone.code}"), None)
         gate = _gate(verdict, findings, order.margin)
@@ -99,12 +100,17 @@ def evaluate(
     losses = list_evaluation_results(made.id, outcome="loss")
     findings = EvaluationFindings(
         evaluation_id=made.id,
+        dataset_id=found.dataset_id,
+        dataset_sha256=found.dataset_sha256,
+        rule_version=found.rule_version,
+        examples=found.examples,
+        leaks_checked=found.leaks_checked,
+        used_before=found.used_before,
         sentence=found.sentence or "",
         graders=found.graders,
         slices=found.slices,
         lost_lines=sorted(one.line for one in losses)[:LOSSES_SHOWN],
         record=found.record,
-        dataset_sha256=found.dataset_sha256,
     )
     return HeldOutGate(_gate(found.verdict, findings, order.margin), findings, tuple(notes))
 

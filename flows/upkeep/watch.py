@@ -24,9 +24,9 @@ from pydantic import BaseModel, Field
 from flows.rollout.abandoned import GuardView
 from flows.rollout.split import Log, describe
 from flows.shared.journal import FileLock, Journal, damage_of
-from flows.shared.markdown import code
 from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
+from tuneship.cards.markdown import code
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics.metrics_reader import Metrics

@@ -30,7 +30,7 @@ OWN_GROUPS = ("keys",)
 BESIDE = {
     "jobs": ("job_commands", "job_export"),
     "canary": ("canary",),
-    "models": ("models", "base_models"),
+    "models": ("models", "base_models", "model_cards"),
     "audit": ("audit",),
     "evaluations": ("evaluation_commands",),
 }

@@ -30,6 +30,10 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 
+# Tag of a dataset with the SHA-256 of its file. The pipeline sets it at the upload, so that one file is one dataset in
+# every release.
+CONTENT_TAG = "content_sha256"
+
 
 class DatasetStatus(StrEnum):
     """A small file is `processed` before its upload is answered; a big one is first `processing`, then may be `failed`.

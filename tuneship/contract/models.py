@@ -18,6 +18,7 @@ from tuneship.contract.common import (
     Reply,
     Tags,
     Timestamp,
+    absent,
 )
 from tuneship.contract.declaring.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
 from tuneship.contract.declaring.operation import Example, TarFile, operation
@@ -61,6 +62,17 @@ class Model(Reply):
         Field(
             description="End token that training and serving put behind each answer, since the chat template writes "
             "nothing there; null: the template writes one."
+        ),
+    ] = None
+    source: Annotated[
+        str | None,
+        Field(exclude_if=absent, description="Additive. The hub's id of a base model."),
+    ] = None
+    licence: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="Additive. Of a base model, as its source names it.",
         ),
     ] = None
     tags: dict[str, str] = Field(default_factory=dict)

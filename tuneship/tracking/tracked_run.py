@@ -39,10 +39,12 @@ class TrackedRelease(BaseModel):
 
     @property
     def files(self) -> list[Path]:
-        """The report and its pictures."""
+        """The report, the model card as Markdown and as JSON, and the pictures."""
         if self.report is None:
             return []
-        return [*self.report.glob("report.md"), *sorted(self.report.glob("*.png"))]
+        texts = ("report.md", "model_card.md", "model_card.json")
+        written = [self.report / name for name in texts if (self.report / name).is_file()]
+        return [*written, *sorted(self.report.glob("*.png"))]
 
 
 class TrackedRun(BaseModel):

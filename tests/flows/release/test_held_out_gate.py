@@ -16,6 +16,7 @@ from tests.support.fakes.proxy import Exchange, refused
 from tests.support.service.evaluations import PLANTED, PlayedAnswers, rows
 from tests.support.service.in_process import jsonl
 from tests.system.faults.stage import Stage
+from tuneship.contract.model_card import ModelCard
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
@@ -79,7 +80,22 @@ def test_a_worse_model_is_rejected_before_any_traffic(stage: Releases, tmp_path:
     text = report.read_text()
     assert result.evaluation.sentence in text
     assert (report.parent / "evaluation.png").stat().st_size > 5_000
-    assert PLANTED not in text + json.dumps(result.model_dump(mode="json"))
+    card_file = Path(str(result.model_card))
+    card = ModelCard.model_validate_json(card_file.read_bytes())
+    found = card.evaluation
+    assert found is not None
+    assert found.graders[0].type == "string_check"
+    assert [one.model_dump(exclude={"type"}) for one in found.graders] == [
+        one.model_dump() for one in result.evaluation.graders
+    ]
+    assert found.examples is not None
+    assert (found.dataset_sha256, found.slices) == (
+        result.evaluation.dataset_sha256,
+        result.evaluation.slices,
+    )
+    assert result.evaluation.dataset_sha256
+    shown = card_file.read_text() + card_file.with_suffix(".md").read_text()
+    assert PLANTED not in text + shown + json.dumps(result.model_dump(mode="json"))
 
 
 def test_an_equal_model_is_promoted_with_its_numbers(stage: Releases, tmp_path: Path) -> None:

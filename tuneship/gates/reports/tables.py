@@ -5,7 +5,7 @@ Next: `flows/rollout/page.py` shows them as Markdown.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuneship.gates.gate_types import GateReading, ThresholdReading
 from tuneship.gates.record import Look
@@ -13,9 +13,8 @@ from tuneship.gates.record import Look
 LOOKS_SHOWN = 40
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table as text; the row numbers in `stressed` mark the rows to look at first."""
+class Table(NamedTuple):
+    """A table as text; the rows whose numbers are in `stressed` are those to look at first."""
 
     titles: Sequence[str]
     rows: Sequence[Sequence[object]]

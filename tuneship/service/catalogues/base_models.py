@@ -93,6 +93,24 @@ class CataloguedModel:
             return "it holds an adapter beside its weights: merge it, or move its adapter_config.json elsewhere"
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
 
+    @cached_property
+    def origin(self) -> Origin | None:
+        """Its origin; None for one that is shipped or that the operator's file names."""
+        try:
+            return Origin.read(self.path)
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def hub_id(self) -> str | None:
+        """The hub's id that it was added from; None for another source."""
+        return self.origin.source if self.origin and self.origin.kind == "hub" else None
+
+    @cached_property
+    def licence(self) -> str | None:
+        """The licence that its source names."""
+        return self.origin.licence if self.origin else named_licence(self.path)
+
     @property
     def engine(self) -> EngineKind:
         """The engine that `runtime` names."""
@@ -230,6 +248,17 @@ class CataloguedModel:
             return self.text_format.tuning_fault
         except CatalogueFault as fault:
             return str(fault)
+
+
+def named_licence(folder: Path) -> str | None:
+    """The licence that the model card of a checkpoint names."""
+    try:
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        header: Any = yaml.safe_load(card.split("---\n", 2)[1]) if card.startswith("---\n") else {}
+        named = header.get("license")
+    except (OSError, ValueError, yaml.YAMLError, IndexError, AttributeError):
+        return None
+    return named if isinstance(named, str) and named else None
 
 
 def _template(path: Path) -> PromptTemplate:

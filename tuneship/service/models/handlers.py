@@ -60,6 +60,8 @@ def _base_item(base: CataloguedModel) -> Model:
         parameters=base.parameters,
         context_length=base.context_length,
         supported_fine_tuning=base.is_tunable,
+        source=base.hub_id,
+        licence=base.licence,
     )
 
 
