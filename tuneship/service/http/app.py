@@ -1,7 +1,7 @@
 """Routes every request of every dialect to its operation: reads the call, and writes the answer.
 
 Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler. The
-values are read by `arguments.py`; `context/operation_calls.py` carries out the call.
+values are read by `context/arguments.py`; `context/operation_calls.py` carries out the call.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.context import profiles
+from tuneship.service.context.arguments import path_arguments, query_arguments, validated
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context
 from tuneship.service.context.operation_calls import Arguments, OperationCalls, WholeAnswer
-from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.disconnect import wait_for_disconnect
