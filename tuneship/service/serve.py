@@ -58,6 +58,7 @@ from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.capabilities import capabilities_of
+from tuneship.service.access.console_sessions import ConsoleSessions, session_rules
 from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.access.isolation import can_isolate
 from tuneship.service.access.key_keeper import EVERY_S as KEYS_EVERY_S
@@ -79,6 +80,7 @@ from tuneship.service.context.parts import Parts
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
+from tuneship.service.http.console import CONSOLE
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
@@ -224,7 +226,7 @@ def _build(
     workers: tuple[Runtime, bool],
     timing: ServiceTiming,
     role: Membership,
-) -> tuple[Parts, BackgroundParts, SharedReplicas | None]:
+) -> tuple[Parts, Keys, BackgroundParts, SharedReplicas | None]:
     """`workers`: what starts them, and whether they are isolated."""
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     (runtime, isolates), gpus = workers, GpuLeases()
@@ -248,6 +250,8 @@ def _build(
         orders = ReplicaOrders(lambda: role.leadership.leads)
         sharing = orders, make_starter
         shared_group = partial(AgentReplicas, orders=orders, attach=make_starter().connect)
+    chain = Chain(derived_secret(secret, "audit"))
+    keys = Keys(opened.database, derived_secret(secret, "keys"), role.clock, chain)
     parts = Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -268,7 +272,14 @@ def _build(
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
         vault=Vault(derived_secret(secret, "vault")),
         keyring=keyring_of(secret),
-        audit=Chain(derived_secret(secret, "audit")),
+        audit=chain,
+        sessions=ConsoleSessions(
+            opened.database,
+            keys,
+            derived_secret(secret, "console"),
+            (chain, role.clock),
+            session_rules(settings),
+        ),
         capabilities=capabilities_of(settings, isolates=isolates),
         clock=role.clock,
         notifier=role.notifier,
@@ -286,7 +297,7 @@ def _build(
         training_agents=training_agents(settings, secret, runtime, isolates=isolates),
     )
     shared = None if sharing is None else shared_replicas(parts, *sharing, role.name)
-    return parts, background, shared
+    return parts, keys, background, shared
 
 
 def own_name() -> str:
@@ -365,12 +376,13 @@ async def _run(
     role = alone() if settings.cluster is None else member(opened.database, own_name())
     log = settings.data_dir / "logs" / "fork-server.log"
     processes = ForkedProcesses(isolated=isolates, log=log)
-    parts, background, shared = _build(settings, opened, place, (processes, isolates), timing, role)
+    parts, keys, background, shared = _build(
+        settings, opened, place, (processes, isolates), timing, role
+    )
     if settings.cluster is None:
         recover(parts, background.training_agents)
     else:
         recover_member(parts)
-    keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     per_minute = settings.control_requests_per_minute, settings.generate_requests_per_minute
     if settings.cluster is None:
         limits = RateLimits(*per_minute, parts.clock)
@@ -383,7 +395,7 @@ async def _run(
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
         Boundary(parts, keys, limits, is_fit=role.is_fit),
-        dialects=[OPENAI],
+        dialects=[*((CONSOLE,) if settings.console else ()), OPENAI],
         lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)

@@ -1,0 +1,1 @@
+"""A service with the console, and browsers that are signed in to it."""

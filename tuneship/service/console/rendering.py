@@ -1,0 +1,100 @@
+"""Makes HTML of views. Everything is escaped; no template may say that a text is safe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from itertools import groupby
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from tuneship.contract.errors import ApiError
+from tuneship.service.access.console_sessions import Session
+from tuneship.service.console import words
+from tuneship.service.console.actions import ACTIONS
+from tuneship.service.console.page import GROUPS, Page, all_pages
+from tuneship.service.context.bindings import SERVED
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What every page has around its content."""
+
+    # The folder of scripts and styles, with their digest in it.
+    static: str
+    now: datetime
+    # None on the pages for those who are not signed in.
+    session: Session | None = None
+    page: Page | None = None
+    # The address of the page with its query, from which it is kept live; empty where nothing can change.
+    address: str = ""
+
+
+def place(path: str, **query: object) -> str:
+    """The address of a page of the console; the only way in which a template makes a link from data."""
+    given = {name: str(value) for name, value in query.items() if value is not None}
+    return quote(f"/console{path}") + (f"?{urlencode(given)}" if given else "")
+
+
+def may(frame: Frame, operation: str) -> bool:
+    """Whether the session has the scope of an operation."""
+    scope = SERVED[operation].operation.scope
+    return frame.session is not None and scope in frame.session.principal.scopes
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("tuneship.service.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals.update(place=place, states=words.STATES, actions=ACTIONS, may=may)
+    made.filters.update(
+        ago=words.ago,
+        clock=words.clock,
+        count=words.count,
+        day=words.day,
+        duration=words.duration,
+        number=words.number,
+        percent=words.percent,
+        short_id=words.short_id,
+    )
+    return made
+
+
+def whole_page(page: Page, view: Any, frame: Frame) -> str:
+    """A page with everything around it."""
+    return _environment().get_template(page.template).render(_values(view, frame))
+
+
+def live_part(page: Page, view: Any, frame: Frame) -> str:
+    """The part of a page that changes: what is between `<main>` and `</main>`."""
+    template = _environment().get_template(page.template)
+    context = template.new_context(_values(view, frame))
+    return "".join(template.blocks["main"](context))
+
+
+def own_page(name: str, frame: Frame, **values: Any) -> str:
+    """A page that belongs to no module of `pages/`: the sign-in, an error, a question before an action."""
+    return _environment().get_template(name).render(_values(None, frame, **values))
+
+
+def error_page(error: ApiError, request_id: str, frame: Frame) -> str:
+    """An error, in the words of the API."""
+    return own_page("error.html", frame, error=error, request_id=request_id)
+
+
+def _values(view: Any, frame: Frame, **values: Any) -> Mapping[str, Any]:
+    return {"view": view, "frame": frame, "nav": _navigation(), **values}
+
+
+@cache
+def _navigation() -> list[tuple[str, list[Page]]]:
+    listed = [one for one in all_pages() if one.under is not None]
+    listed.sort(key=lambda one: GROUPS.index(one.under or ""))
+    return [(under, list(found)) for under, found in groupby(listed, lambda one: one.under or "")]
