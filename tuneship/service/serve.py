@@ -56,7 +56,7 @@ from tuneship.replicas.replica_link import NotStartedYet
 from tuneship.replicas.vllm import vllm_starter
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
-from tuneship.service.access.api_keys import Keys
+from tuneship.service.access.api_keys import Keys, key_id
 from tuneship.service.access.capabilities import capabilities_of
 from tuneship.service.access.console_sessions import ConsoleSessions, session_rules
 from tuneship.service.access.data_keys import keyring_of
@@ -565,7 +565,23 @@ class _Server(HttpServer):
             write_private(file, json.dumps(record) + "\n")
             notify("READY=1")
             sys.stdout.write(f"ready {url}\n")
+            # Never into a log, a journal or a pipe.
+            if sys.stdout.isatty() and self._parts.settings.console:
+                sys.stdout.write(_console_link(self._parts))
             sys.stdout.flush()
+
+
+def _console_link(parts: Parts) -> str:
+    """A line with a link for whoever has started the service; none where the first key is elsewhere."""
+    try:
+        text = (parts.settings.data_dir / "credentials.json").read_text()
+        kept: dict[str, str] = json.loads(text)
+        client_id, key = kept["client_id"], kept["api_key"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    with parts.database.write(client_id) as connection:
+        url, _ = parts.sessions.new_link(connection, client_id, key_id(key) or "", parts.public_url)
+    return f"sign in to the console (works once, for 10 minutes): {url}\n"
 
 
 def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:

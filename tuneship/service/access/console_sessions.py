@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
@@ -91,9 +93,9 @@ class ConsoleSessions:
         return hmac.digest(self._secret, f"{kind} {text}".encode(), hashlib.sha256)
 
     def new_link(
-        self, connection: sa.Connection, client_id: str, key_id: str, *, is_local: bool
+        self, connection: sa.Connection, client_id: str, key_id: str, service_url: str
     ) -> tuple[str, datetime]:
-        """A code that signs in once, with the rights of a key, and when it expires."""
+        """An address that signs in once, with the rights of a key, and when it expires."""
         code, expires_at = secrets.token_urlsafe(32), self._clock() + LINK_LIFETIME
         session_records.add_link(
             connection,
@@ -101,11 +103,12 @@ class ConsoleSessions:
                 "digest": self._digest("link", code),
                 "client_id": client_id,
                 "key_id": key_id,
-                "is_local": is_local,
+                "is_local": _is_loopback(service_url),
                 "expires_at": expires_at,
             },
         )
-        return code, expires_at
+        # In the fragment, which browsers keep for themselves.
+        return f"{service_url}/console/sign-in#{code}", expires_at
 
     def sign_in_by_link(self, code: str, place: Place) -> str:
         """The cookie of a new session. Raises `AuthenticationError` for a code that is used up or expired."""
@@ -197,3 +200,11 @@ class ConsoleSessions:
         """Sign a person out."""
         with self._database.write() as connection:
             session_records.end(connection, self._digest("cookie", cookie))
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -3,8 +3,8 @@
     @page("/console/jobs/{job_id}")
     async def job(client: PageClient, job_id: JobId) -> JobView: ...
 
-The address has the path parameters, every other parameter is in the query and is checked like one of an operation. What
-the function returns is `view` in the template `templates/job.html`, named after the function's module.
+The address has the path parameters (`{model_id:path}` takes the rest of it). Every other parameter is in the query, and
+is checked like one of an operation. What the function returns is `view` in the template of the module's name.
 """
 
 import inspect
@@ -57,7 +57,7 @@ def page(path: str, under: str | None = None, name: str = "") -> Callable[[Show]
     """Declare the decorated function as the page at an address; `under` and `name` put it into the navigation."""
 
     def declare(show: Show) -> Show:
-        in_path = re.findall(r"{(\w+)}", path)
+        in_path = re.findall(r"{(\w+)(?::path)?}", path)
         hints = get_type_hints(show, include_extras=True)
         defaults = inspect.signature(show).parameters
         fields = {
@@ -68,7 +68,9 @@ def page(path: str, under: str | None = None, name: str = "") -> Callable[[Show]
         query = create_model(
             f"{show.__name__}_query", __config__=ConfigDict(extra="forbid"), **cast("Any", fields)
         )
-        pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path))
+        # A model's id holds slashes, so its parameter takes the rest of the address.
+        matched = re.sub(r"{(\w+):path}", r"(?P<\1>.+)", path)
+        pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", matched))
         template = show.__module__.rpartition(".")[2] + ".html"
         root = "/".join(path.split("/")[:3])
         _PAGES.append(Page(path, under, name, template, show, pattern, query, root))

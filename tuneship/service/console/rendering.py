@@ -1,6 +1,5 @@
 """Makes HTML of views. Everything is escaped; no template may say that a text is safe."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -53,17 +52,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(place=place, states=words.STATES, actions=ACTIONS, may=may)
-    made.filters.update(
-        ago=words.ago,
-        clock=words.clock,
-        count=words.count,
-        day=words.day,
-        duration=words.duration,
-        number=words.number,
-        percent=words.percent,
-        short_id=words.short_id,
-    )
+    shared: dict[str, Any] = made.globals
+    shared |= {"place": place, "states": words.STATES, "actions": ACTIONS, "may": may}
+    filters: dict[str, Any] = made.filters
+    filters |= {one.__name__: one for one in words.FILTERS}
     return made
 
 
@@ -89,7 +81,7 @@ def error_page(error: ApiError, request_id: str, frame: Frame) -> str:
     return own_page("error.html", frame, error=error, request_id=request_id)
 
 
-def _values(view: Any, frame: Frame, **values: Any) -> Mapping[str, Any]:
+def _values(view: Any, frame: Frame, **values: Any) -> dict[str, Any]:
     return {"view": view, "frame": frame, "nav": _navigation(), **values}
 
 

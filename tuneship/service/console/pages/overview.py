@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tuneship.contract.deployments import Deployment, list_deployments
+from tuneship.contract.deployments import DeploymentListItem, list_deployments
 from tuneship.contract.endpoints import CanaryEndpoint, Endpoint, list_canary_endpoints
 from tuneship.contract.jobs import ENDED, JobStatus, JobSummary, list_jobs
 from tuneship.service.console.page import page
@@ -17,7 +17,7 @@ class OverviewView:
 
     canaries: list[CanaryEndpoint] | None
     endpoints: list[Endpoint] | None
-    deployments: list[Deployment] | None
+    deployments: list[DeploymentListItem] | None
     working: list[JobSummary] | None
     queued: int
     recent: list[JobSummary] | None

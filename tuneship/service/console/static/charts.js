@@ -12,8 +12,12 @@ function colour(name, alpha = 1) {
 
 const line = (name, more = {}) => ({ stroke: () => colour(name), width: 2, points: { show: false }, spanGaps: true, ...more });
 const axis = more => ({ stroke: () => colour("ink-3"), font: FONT, ...more });
-const axes = () => [
-  axis({ grid: { show: false }, ticks: { stroke: () => colour("line"), size: 4 }, size: 26, space: 48 }),
+const axes = isTime => [
+  axis({
+    grid: { show: false }, ticks: { stroke: () => colour("line"), size: 4 }, size: 26, space: 64,
+    // Times are UTC, as everywhere on a page.
+    ...(isTime && { values: (chart, found) => found.map(one => new Date(one * 1000).toISOString().slice(11, 16)) }),
+  }),
   axis({ grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false }, size: 56, gap: 6, space: 30 }),
 ];
 
@@ -29,6 +33,11 @@ const KINDS = {
     ],
     names: ["training", "training, smoothed", "validation"],
   }),
+  arms: data => ({
+    scales: { y: { range: (chart, low, high) => [0, (high || 1) * 1.1] } },
+    series: [{}, ...data.arms.map(arm => line(`${arm}-fill`, arm === "baseline" ? { width: 1.8, dash: [8, 4] } : { width: 2.4 }))],
+    names: data.names,
+  }),
 };
 
 const charts = new Map();
@@ -43,7 +52,7 @@ function make(element, data) {
   const chart = new uPlot({
     width: element.clientWidth,
     height: element.clientHeight,
-    axes: axes(),
+    axes: axes(kind.scales.x?.time !== false),
     legend: { show: false },
     padding: [8, 12, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: false, y: false } },
@@ -62,7 +71,9 @@ function tell(element, chart, names) {
     .map((name, number) => [name, chart.data[number + 1][at]])
     .filter(([, value]) => value !== null && value !== undefined)
     .map(([name, value]) => `${name} ${value.toFixed(3)}`);
-  readout.textContent = `${chart.data[0][at].toLocaleString("en")}: ${parts.join(", ")}`;
+  const place = chart.data[0][at];
+  const where = chart.scales.x.time ? new Date(place * 1000).toISOString().slice(11, 16) : place.toLocaleString("en");
+  readout.textContent = `${where}: ${parts.join(", ")}`;
 }
 
 function draw(again) {

@@ -55,7 +55,11 @@ class Live:
     ) -> AsyncGenerator[Sequence[StreamFrame]]:
         parts, loop, changed = self._boundary.parts, asyncio.get_running_loop(), asyncio.Event()
         sent: str | None = None
-        with parts.database.listening(lambda: loop.call_soon_threadsafe(changed.set)):
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with parts.database.listening(wake):
             while True:
                 changed.clear()
                 try:
