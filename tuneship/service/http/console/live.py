@@ -20,7 +20,7 @@ from tuneship.service.console.rendering import live_part
 from tuneship.service.context.context import Context
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.entry import own_path, session_of
-from tuneship.service.http.console.visits import Visits
+from tuneship.service.http.console.visits import Visits, query_of
 from tuneship.service.http.streams import StreamResponse
 
 LOOK_EVERY_S = 1.0
@@ -86,7 +86,7 @@ class Live:
         parts, split = self._boundary.parts, urlsplit(address)
         page, named = page_at(split.path)
         client = self._visits.client(request, is_repeated=not is_first)
-        view = await page.view(client, named, dict(parse_qsl(split.query)))
+        view = await page.view(client, named, query_of(parse_qsl(split.query)))
         frame = self._visits.frame(request, page, address)
         client_id = request.state.principal.client_id
         return await parts.threads.texts.run(client_id, live_part, page, view, frame)

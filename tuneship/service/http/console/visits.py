@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from tuneship.contract.declaring.operation import Operation
-from tuneship.contract.errors import ResourceNotFound
+from tuneship.contract.errors import InvalidRequestError, ResourceNotFound
 from tuneship.service.answers.field_errors import error_from_pydantic
 from tuneship.service.console.actions import ACTIONS, Action
 from tuneship.service.console.page import Page, page_at
@@ -65,7 +65,9 @@ class Visits:
         """Answer a page."""
         path = request.scope["path"]
         page, named = page_at(path)
-        view = await page.view(self.client(request), named, _query(request.query_params))
+        view = await page.view(
+            self.client(request), named, query_of(request.query_params.multi_items())
+        )
         query = request.scope["query_string"].decode("ascii", "replace")
         frame = self.frame(request, page, path + (f"?{query}" if query else ""))
         threads = self._boundary.parts.threads.texts
@@ -75,7 +77,7 @@ class Visits:
     async def ask(self, request: Request) -> Response:
         """Ask before an action that deletes or ends something, on a page that names what will happen."""
         action, operation = _action(request)
-        fields = _query(request.query_params)
+        fields = query_of(request.query_params.multi_items())
         then = own_path(fields.pop("then", ""))
         text = own_page(
             "ask.html",
@@ -104,8 +106,12 @@ class Visits:
         return RedirectResponse(then, 303)
 
 
-def _query(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if value != ""}
+def query_of(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The parameters of a page's address; a filter that was left empty is none. Raises `InvalidRequestError`."""
+    given = {name: value for name, value in pairs if value != ""}
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise InvalidRequestError("the address has a parameter twice")
+    return given
 
 
 def _action(request: Request) -> tuple[Action, Operation[..., Any]]:
