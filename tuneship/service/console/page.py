@@ -32,8 +32,8 @@ class Page:
     """A page: its address, its place in the navigation, and the function that makes what it shows."""
 
     path: str
-    # The group of the navigation that has it; None for a page that others lead to.
-    under: str | None
+    # The group of the navigation that has it, and its number there; None for a page that others lead to.
+    at: tuple[str, int] | None
     # Its name in the navigation.
     name: str
     template: str
@@ -53,8 +53,8 @@ class Page:
 _PAGES: list[Page] = []
 
 
-def page(path: str, under: str | None = None, name: str = "") -> Callable[[Show], Show]:
-    """Declare the decorated function as the page at an address; `under` and `name` put it into the navigation."""
+def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callable[[Show], Show]:
+    """Declare the decorated function as the page at an address; `at` and `name` put it into the navigation."""
 
     def declare(show: Show) -> Show:
         in_path = re.findall(r"{(\w+)(?::path)?}", path)
@@ -73,18 +73,18 @@ def page(path: str, under: str | None = None, name: str = "") -> Callable[[Show]
         pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", matched))
         template = show.__module__.rpartition(".")[2] + ".html"
         root = "/".join(path.split("/")[:3])
-        _PAGES.append(Page(path, under, name, template, show, pattern, query, root))
+        _PAGES.append(Page(path, at, name, template, show, pattern, query, root))
         return show
 
     return declare
 
 
 def all_pages() -> list[Page]:
-    """Every page, those without parameters first, in the order of the navigation."""
+    """Every page, those without parameters first."""
     if not _PAGES:
         for found in iter_modules(pages.__path__):
             import_module(f"{pages.__name__}.{found.name}")
-        _PAGES.sort(key=lambda one: (one.path.count("{"), GROUPS.index(one.under or "")))
+        _PAGES.sort(key=lambda one: one.path.count("{"))
     return _PAGES
 
 

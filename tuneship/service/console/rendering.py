@@ -87,6 +87,9 @@ def _values(view: Any, frame: Frame, **values: Any) -> dict[str, Any]:
 
 @cache
 def _navigation() -> list[tuple[str, list[Page]]]:
-    listed = [one for one in all_pages() if one.under is not None]
-    listed.sort(key=lambda one: GROUPS.index(one.under or ""))
-    return [(under, list(found)) for under, found in groupby(listed, lambda one: one.under or "")]
+    listed = [(one.at, one) for one in all_pages() if one.at is not None]
+    listed.sort(key=lambda found: (GROUPS.index(found[0][0]), found[0][1]))
+    return [
+        (group, [one for _, one in found])
+        for group, found in groupby(listed, lambda found: found[0][0])
+    ]

@@ -38,6 +38,8 @@ STATES: dict[str, StateLook] = {
     DeploymentStatus.UPDATING: _look(_WORKS, "updating"),
     DeploymentStatus.DELETING: _look(_WORKS, "deleting"),
     DeploymentStatus.DELETED: _look(_OVER, "deleted"),
+    # A job that runs works, and a deployment that runs is as it should be.
+    "serves": _look(_GOOD, "running"),
     "active": _look(_GOOD, "active"),
     "inactive": _look(_BAD, "inactive"),
     "uploaded": _look(_WAITS, "uploaded"),

@@ -18,7 +18,7 @@ class DatasetsView:
     pages: Pagination
 
 
-@page("/console/datasets", under="Train", name="Datasets")
+@page("/console/datasets", at=("Train", 2), name="Datasets")
 async def datasets(client: PageClient, offset: Offset = 0) -> DatasetsView:
     """Newest first."""
     found = await client.datasets.list(limit=ROWS, offset=offset)

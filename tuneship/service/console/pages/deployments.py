@@ -20,7 +20,7 @@ class DeploymentsView:
     statuses: tuple[str, ...] = tuple(DeploymentStatus)
 
 
-@page("/console/deployments", under="Ship", name="Deployments")
+@page("/console/deployments", at=("Ship", 3), name="Deployments")
 async def deployments(
     client: PageClient, offset: Offset = 0, status: DeploymentStatus | None = None
 ) -> DeploymentsView:

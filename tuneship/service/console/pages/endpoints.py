@@ -19,7 +19,7 @@ class EndpointsView:
     pages: Pagination
 
 
-@page("/console/endpoints", under="Ship", name="Endpoints")
+@page("/console/endpoints", at=("Ship", 2), name="Endpoints")
 async def endpoints(client: PageClient, offset: Offset = 0) -> EndpointsView:
     """Newest first."""
     plain = await client.endpoints.list(limit=ROWS, offset=offset)

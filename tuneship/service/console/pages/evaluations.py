@@ -18,7 +18,7 @@ class EvaluationsView:
     pages: Pagination
 
 
-@page("/console/evaluations", under="Train", name="Evaluations")
+@page("/console/evaluations", at=("Train", 4), name="Evaluations")
 async def evaluations(client: PageClient, offset: Offset = 0) -> EvaluationsView:
     """Newest first."""
     found = await client.evaluations.list(limit=ROWS, offset=offset)

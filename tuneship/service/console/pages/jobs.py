@@ -21,7 +21,7 @@ class JobsView:
     statuses: tuple[str, ...] = tuple(JobStatus)
 
 
-@page("/console/jobs", under="Train", name="Jobs")
+@page("/console/jobs", at=("Train", 1), name="Jobs")
 async def jobs(
     client: PageClient,
     offset: Offset = 0,

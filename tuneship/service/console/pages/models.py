@@ -19,7 +19,7 @@ class ModelsView:
     base_model: str | None
 
 
-@page("/console/models", under="Train", name="Models")
+@page("/console/models", at=("Train", 3), name="Models")
 async def models(
     client: PageClient, offset: Offset = 0, base_model: ModelId | None = None
 ) -> ModelsView:

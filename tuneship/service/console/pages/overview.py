@@ -28,7 +28,7 @@ class OverviewView:
         return [one for one in self.canaries or () if one.lease is not None]
 
 
-@page("/console", under="", name="Overview")
+@page("/console", at=("", 1), name="Overview")
 async def overview(client: PageClient) -> OverviewView:
     """The newest of each."""
     canaries = endpoints = deployments = working = recent = None
