@@ -227,6 +227,23 @@ class ApiSettings(_Settings):
     allow_fault_injection: bool = False
 
 
+class ConsoleSettings(_Settings):
+    """The pages for people, below `/console`."""
+
+    console: bool = Field(default=True, description="Offer the console below `/console`.")
+    console_idle_minutes: Annotated[int, Field(ge=1, le=60)] = Field(
+        default=15, description="Minutes without any use after which a person is signed out."
+    )
+    console_hours: Annotated[int, Field(ge=1, le=24)] = Field(
+        default=12, description="Hours after which a person has to sign in again."
+    )
+    console_plaintext: bool = Field(
+        default=False,
+        description="Let people sign in over plain HTTP from other machines: for a trial behind a balancer that speaks "
+        "no TLS.",
+    )
+
+
 class LimitSettings(_Settings):
     """Limits of one tenant."""
 
@@ -413,6 +430,7 @@ class ServiceSettings(
     DatabaseSettings,
     CatalogueSettings,
     ApiSettings,
+    ConsoleSettings,
     LimitSettings,
     WebhookSettings,
     TrainingSettings,

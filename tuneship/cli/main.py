@@ -23,6 +23,7 @@ ALONE = {
     "login": "login",
     "logout": "login",
     "whoami": "login",
+    "console": "console",
 }
 # Groups of commands for the service's own machine.
 OWN_GROUPS = ("keys",)
@@ -68,7 +69,7 @@ def _machine() -> Builders:
     }
     alone = {
         name: lambda name=name, module=module: _in_panel(
-            _single(module, name), ACCOUNT if module == "login" else MACHINE
+            _single(module, name), ACCOUNT if module in ("login", "console") else MACHINE
         )
         for name, module in ALONE.items()
     }

@@ -1,5 +1,6 @@
 """Imports the modules of all handlers, which binds them to the declared operations."""
 
+from tuneship.service.console import handlers as console
 from tuneship.service.context.bindings import SERVED
 from tuneship.service.datasets import handlers as datasets
 from tuneship.service.datasets import merging as dataset_merging
@@ -29,6 +30,7 @@ from tuneship.service.openai.bindings import OPENAI_SERVED
 
 RESOURCES = (
     audit,
+    console,
     dataset_merging,
     datasets,
     deployment_logs,

@@ -12,13 +12,21 @@ from tuneship.store.cluster import member_ages, member_demand, rate_windows
 from tuneship.store.database.database import Database
 from tuneship.store.files.blobs import CHECKPOINTS, Blobs
 from tuneship.store.files.quarantine import objects_of
-from tuneship.store.records import deployment_logs, idempotency, metric_windows, outbox
+from tuneship.store.records import (
+    deployment_logs,
+    idempotency,
+    metric_windows,
+    outbox,
+    session_records,
+)
 
 logger = logging.getLogger(__name__)
 
 LOGS_KEPT_FOR = timedelta(days=30)
 # Per deployment.
 MAX_LOG_LINES = 10_000
+# No setting lets a console session idle longer.
+LONGEST_IDLE = timedelta(hours=1)
 FORGET_EVERY = timedelta(hours=1)
 FOLD_EVERY = timedelta(minutes=10)
 # Files without a row are set aside when they are so old: an upload comes before its row.
@@ -109,6 +117,8 @@ class RetentionKeeper:
             idempotency.forget(connection, now=now)
         with database.write_beside() as connection:
             rate_windows.forget(connection, now.timestamp())
+        with database.write_beside() as connection:
+            session_records.forget_ended(connection, now, now - LONGEST_IDLE)
         if not database.is_sqlite:
             with database.write_beside() as connection:
                 member_demand.forget(connection)

@@ -56,8 +56,9 @@ from tuneship.replicas.replica_link import NotStartedYet
 from tuneship.replicas.vllm import vllm_starter
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
-from tuneship.service.access.api_keys import Keys
+from tuneship.service.access.api_keys import Keys, key_id
 from tuneship.service.access.capabilities import capabilities_of
+from tuneship.service.access.console_sessions import ConsoleSessions, session_rules
 from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.access.isolation import can_isolate
 from tuneship.service.access.key_keeper import EVERY_S as KEYS_EVERY_S
@@ -79,6 +80,7 @@ from tuneship.service.context.parts import Parts
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
+from tuneship.service.http.console import CONSOLE
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
@@ -224,7 +226,7 @@ def _build(
     workers: tuple[Runtime, bool],
     timing: ServiceTiming,
     role: Membership,
-) -> tuple[Parts, BackgroundParts, SharedReplicas | None]:
+) -> tuple[Parts, Keys, BackgroundParts, SharedReplicas | None]:
     """Build the service. `workers`: starts worker processes, and knows whether they are isolated."""
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     (runtime, isolates), gpus = workers, GpuLeases()
@@ -248,6 +250,8 @@ def _build(
         orders = ReplicaOrders(lambda: role.leadership.leads)
         sharing = orders, make_starter
         shared_group = partial(AgentReplicas, orders=orders, attach=make_starter().connect)
+    chain = Chain(derived_secret(secret, "audit"))
+    keys = Keys(opened.database, derived_secret(secret, "keys"), role.clock, chain)
     parts = Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -268,9 +272,16 @@ def _build(
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
         vault=Vault(derived_secret(secret, "vault")),
         keyring=keyring_of(secret),
-        audit=Chain(derived_secret(secret, "audit")),
+        audit=chain,
         audit_heads=Heads(
             heads_file(settings.audit_heads, data_dir), derived_secret(secret, "audit heads")
+        ),
+        sessions=ConsoleSessions(
+            opened.database,
+            keys,
+            derived_secret(secret, "console"),
+            (chain, role.clock),
+            session_rules(settings),
         ),
         capabilities=capabilities_of(settings, isolates=isolates),
         clock=role.clock,
@@ -289,7 +300,7 @@ def _build(
         training_agents=training_agents(settings, secret, runtime, isolates=isolates),
     )
     shared = None if sharing is None else shared_replicas(parts, *sharing, role.name)
-    return parts, background, shared
+    return parts, keys, background, shared
 
 
 def own_name() -> str:
@@ -368,12 +379,13 @@ async def _run(
     role = alone() if settings.cluster is None else member(opened.database, own_name())
     log = settings.data_dir / "logs" / "fork-server.log"
     processes = ForkedProcesses(isolated=isolates, log=log)
-    parts, background, shared = _build(settings, opened, place, (processes, isolates), timing, role)
+    parts, keys, background, shared = _build(
+        settings, opened, place, (processes, isolates), timing, role
+    )
     if settings.cluster is None:
         recover(parts, background.training_agents)
     else:
         recover_member(parts)
-    keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     per_minute = settings.control_requests_per_minute, settings.generate_requests_per_minute
     if settings.cluster is None:
         limits = RateLimits(*per_minute, parts.clock)
@@ -386,7 +398,7 @@ async def _run(
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
         Boundary(parts, keys, limits, is_fit=role.is_fit),
-        dialects=[OPENAI],
+        dialects=[*((CONSOLE,) if settings.console else ()), OPENAI],
         lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)
@@ -551,7 +563,23 @@ class _Server(HttpServer):
             write_private(file, json.dumps(record) + "\n")
             notify("READY=1")
             sys.stdout.write(f"ready {url}\n")
+            # Never into a log, a journal or a pipe.
+            if sys.stdout.isatty() and self._parts.settings.console:
+                sys.stdout.write(_console_link(self._parts))
             sys.stdout.flush()
+
+
+def _console_link(parts: Parts) -> str:
+    """A line with a link for whoever has started the service; none where the first key is elsewhere."""
+    try:
+        text = (parts.settings.data_dir / "credentials.json").read_text()
+        kept: dict[str, str] = json.loads(text)
+        client_id, key = kept["client_id"], kept["api_key"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    with parts.database.write(client_id) as connection:
+        url, _ = parts.sessions.new_link(connection, client_id, key_id(key) or "", parts.public_url)
+    return f"sign in to the console (works once, for 10 minutes): {url}\n"
 
 
 def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:

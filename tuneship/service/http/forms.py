@@ -16,11 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import ApiError, InvalidRequestError, QuotaExceeded
+from tuneship.service.context.arguments import check_file_media, form_tags
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve
 from tuneship.service.context.staged_bytes import SPACE_CHECK_BYTES
 from tuneship.service.datasets.reading import FILE_LIMIT
-from tuneship.service.http.arguments import check_file_media, form_tags
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.records import idempotency
 

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from tuneship.contract.errors import InternalError
 from tuneship.service.access.capabilities import Capabilities
 from tuneship.service.http.boundary import Boundary
-from tuneship.service.http.responses import error_response, json_response
+from tuneship.service.http.dialect import json_response
+from tuneship.service.http.responses import error_response
 
 # A check may wait this long, e.g. behind another writer.
 CHECK_TIMEOUT_S = 5.0

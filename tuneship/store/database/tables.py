@@ -70,6 +70,40 @@ class ApiKeyRow(TypedDict):
 api_keys = _table("api_keys", ApiKeyRow)
 
 
+class SignInLinkRow(TypedDict):
+    """A link that signs one person in to the console; of its code only the digest."""
+
+    digest: Annotated[bytes, KEY]
+    client_id: str
+    key_id: str
+    # It was made for an address of this machine, and may be used from there only.
+    is_local: bool
+    expires_at: datetime
+
+
+sign_in_links = _table("sign_in_links", SignInLinkRow)
+
+
+class ConsoleSessionRow(TypedDict):
+    """A person who has signed in to the console; of the cookie only the digest."""
+
+    digest: Annotated[bytes, KEY]
+    client_id: str
+    key_id: str
+    # As the person gave it; empty after a link.
+    name: str
+    # The session has no scope that changes anything.
+    looks_only: bool
+    # The last page or form; a stream does not count.
+    used_at: datetime
+    expires_at: datetime
+
+
+console_sessions = _table(
+    "console_sessions", ConsoleSessionRow, sa.Index("ix_console_sessions_expires_at", "expires_at")
+)
+
+
 class ResourceRow(TypedDict):
     """The columns that every resource has."""
 

@@ -36,6 +36,25 @@ def upgrade():
     sa.Column('last_used_at', sa.DateTime(timezone=True), nullable=True),
     sa.PrimaryKeyConstraint('id', name='pk_api_keys')
     )
+    op.create_table('console_sessions',
+    sa.Column('digest', sa.LargeBinary(), nullable=False),
+    sa.Column('client_id', sa.Text(), nullable=False),
+    sa.Column('key_id', sa.Text(), nullable=False),
+    sa.Column('name', sa.Text(), nullable=False),
+    sa.Column('looks_only', sa.Boolean(), nullable=False),
+    sa.Column('used_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
+    sa.PrimaryKeyConstraint('digest', name='pk_console_sessions')
+    )
+    op.create_index('ix_console_sessions_expires_at', 'console_sessions', ['expires_at'], unique=False)
+    op.create_table('sign_in_links',
+    sa.Column('digest', sa.LargeBinary(), nullable=False),
+    sa.Column('client_id', sa.Text(), nullable=False),
+    sa.Column('key_id', sa.Text(), nullable=False),
+    sa.Column('is_local', sa.Boolean(), nullable=False),
+    sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
+    sa.PrimaryKeyConstraint('digest', name='pk_sign_in_links')
+    )
     op.create_table('audit',
     sa.Column('seq', sa.BigInteger(), autoincrement=False, nullable=False),
     sa.Column('at', sa.DateTime(timezone=True), nullable=False),
