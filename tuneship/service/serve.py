@@ -375,7 +375,7 @@ async def _run(
     spare = ThreadPoolExecutor(SPARE_THREADS, "spare")
     asyncio.get_running_loop().set_default_executor(spare)
     connections = connection_limit(settings, raise_file_limit())
-    isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
+    isolates = await asyncio.to_thread(can_isolate, settings)
     role = alone() if settings.cluster is None else member(opened.database, own_name())
     log = settings.data_dir / "logs" / "fork-server.log"
     processes = ForkedProcesses(isolated=isolates, log=log)
