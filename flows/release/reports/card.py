@@ -34,8 +34,8 @@ from tuneship.gates.record import Phase
 from tuneship.prefect.connection import api
 
 CARD_FILE = "model_card.json"
-# A few calls; a service that does not answer must not hold up the end of a release.
-FACTS_WITHIN_S = 30.0
+# A service that does not answer must not hold up the end of a release, nor the clean-up of a stopped one.
+FACTS_WITHIN_S = 10.0
 
 
 def write_card(result: ReleaseResult, release: ReleaseParameters, folder: Path) -> tuple[Path, str]:
