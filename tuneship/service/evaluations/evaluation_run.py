@@ -77,6 +77,9 @@ class EvaluationRun:
         self._asked = [row["candidate"]]
         if baseline is not None and not baseline.startswith(EVALUATION):
             self._asked.append(baseline)
+        # Answers are greedy, but for a run of one of OpenAI's evals that says otherwise.
+        sampling: dict[str, Any] = (row["eval_run"] or {}).get("sampling", {})
+        self._options = {"temperature": 0.0, "max_tokens": self._settings.max_tokens, **sampling}
         self._rules = rules_of(self._settings, has_baseline=baseline is not None)
         self._scoring = Scoring(self._settings)
         self._examples: Sequence[HeldOutExample] = ()
@@ -144,7 +147,7 @@ class EvaluationRun:
         for example in self._examples[self._row["answered"] :]:
             if self._unscored_before(example) is None:
                 for deployment_id in self._asked:
-                    yield ExampleRequest(deployment_id, example.item, self._settings.max_tokens)
+                    yield ExampleRequest(deployment_id, example.item, self._options)
 
     def _unscored_before(self, example: HeldOutExample) -> Stored | None:
         """The finished row of an example that is skipped; None where deployments must answer it."""
