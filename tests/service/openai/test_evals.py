@@ -227,9 +227,8 @@ def test_evals_and_runs_are_listed_changed_cancelled_and_deleted(
     deleted = client.evals.runs.delete(runs[0].id, eval_id=made.id)
     assert (deleted.deleted, deleted.run_id) == (True, runs[0].id)
     # A dataset that its owner has deleted before is not missed.
-    (gone,) = datasets_of(service) - datasets - {
-        dataset_of(service, one.id) for one in (runs[1],)
-    } - {dataset_of(service, waiting.id)} or {dataset_of(service, waiting.id)}
+    gone = dataset_of(service, runs[1].id)
+    assert datasets_of(service) - datasets == {gone, dataset_of(service, waiting.id)}
     assert service.call("DELETE", f"/v1/datasets/{gone}").status_code == 200
     assert client.evals.delete(made.id).deleted
     assert datasets_of(service) == datasets
@@ -288,7 +287,8 @@ def test_a_row_that_the_model_was_trained_on_has_an_error_and_no_score(
     client: openai.OpenAI, played: PlayedAnswers
 ) -> None:
     service = played.service
-    trained = service.dataset(content=jsonl({"instruction": "case 9?", "response": right(9)}))
+    learnt = [{"instruction": f"case {n}?", "response": right(n)} for n in (9, 10)]
+    trained = service.dataset(content=jsonl(*learnt))
     job = service.job(dataset_id=trained)
     trainer = service.trainer_of(job)
     trainer.start_of(2)
@@ -297,9 +297,10 @@ def test_a_row_that_the_model_was_trained_on_has_an_error_and_no_score(
     model = service.call("GET", f"/v1/fine-tuning/jobs/{job}").json()["fine_tuned_model"]
     rows = [{"item": {"question": f"case {n}?", "chapter": right(n)}} for n in (8, 9)]
     made = defined(client)
-    run = client.evals.runs.create(
-        made.id, data_source=source_of(service.deployment("leaky", model_name=model), rows)
-    )
+    source = source_of(service.deployment("leaky", model_name=model), rows)
+    question = {"role": "user", "content": "{{item.question}}"}
+    source["input_messages"] = {"type": "template", "template": [question]}
+    run = client.evals.runs.create(made.id, data_source=source)
     done = ended(client, service, run)
     assert done.result_counts.to_dict() == {"total": 2, "passed": 1, "failed": 0, "errored": 1}
     assert done.per_model_usage[0].invocation_count == 1
@@ -311,22 +312,22 @@ def test_a_row_that_the_model_was_trained_on_has_an_error_and_no_score(
 
 
 def test_a_run_goes_on_after_a_restart(tmp_path: Path) -> None:
+    body = {"data_source_config": CONFIG, "testing_criteria": [SAME]}
     with Service(tmp_path / "data") as first:
         first.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=2)
         played = PlayedAnswers(first)
-        first.listen()
         first.spare = lambda _: len(played.asked) < 40
-        with blocking(first, _strict_response_validation=False) as client:
-            made = defined(client)
-            source = source_of(played.baseline, items(60))
-            run = client.evals.runs.create(made.id, data_source=source)
-            first.until(lambda: len(played.results(run.id)) >= 20)
+        made = first.call("POST", "/openai/v1/evals", json=body).json()["id"]
+        source = source_of(played.baseline, items(60))
+        path = f"/openai/v1/evals/{made}/runs"
+        run = first.call("POST", path, json={"data_source": source}).json()["id"]
+        first.until(lambda: len(played.results(run)) >= 20)
         first.halt()
     with Service(tmp_path / "data") as second:
         again = played.moved_to(second)
-        second.listen()
-        with blocking(second, _strict_response_validation=False) as client:
-            assert ended(client, second, run).result_counts.passed == 60
+        assert again.ended(run)["status"] == "completed"
+        counts = second.call("GET", f"{path}/{run}").json()["result_counts"]
+        assert counts == {"total": 60, "passed": 60, "failed": 0, "errored": 0}
         assert len(again.asked) <= 40
 
 
@@ -401,7 +402,7 @@ def state_of(service: Service) -> list[int]:
 
 
 ROW: dict[str, Any] = {"item": {"question": SECRET, "chapter": SECRET}}
-SOURCE = "data_source.source"
+SOURCE, SAMPLING = "data_source.source", "data_source.sampling_params"
 BAD_RUNS: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "jsonl"}, "unsupported_value", "data_source.type"),
     ({"source": {"type": "stored_completions", "limit": 5}}, "unsupported_value", f"{SOURCE}.type"),
@@ -448,12 +449,12 @@ BAD_RUNS: list[tuple[dict[str, Any], str, str]] = [
         "invalid_type",
         f"{SOURCE}.content[0].item",
     ),
-    ({"sampling_params": {"tools": [{"type": "function"}]}}, "unsupported_value", "data_source.sampling_params.tools"),
-    ({"sampling_params": {"reasoning_effort": "high"}}, "unsupported_value", "data_source.sampling_params.reasoning_effort"),
+    ({"sampling_params": {"tools": [{"type": "function"}]}}, "unsupported_value", f"{SAMPLING}.tools"),
+    ({"sampling_params": {"reasoning_effort": "high"}}, "unsupported_value", f"{SAMPLING}.reasoning_effort"),
     (
         {"sampling_params": {"max_completion_tokens": 4000}},
         "invalid_value",
-        "data_source.sampling_params.max_completion_tokens",
+        f"{SAMPLING}.max_completion_tokens",
     ),
     ({"model": SECRET}, "model_not_found", "data_source.model"),
 ]  # fmt: skip
