@@ -138,17 +138,17 @@ RUN: dict[str, Any] = {
 }
 
 
+def made_by(service: Service, client: str, path: str, body: Any) -> str:
+    headers = bare_headers(service, client)
+    made = service.call("POST", f"{PREFIX}{path}", None, headers=headers, json=body)
+    assert made.status_code == 200, made.text
+    return made.json()["id"]
+
+
 def run_of(service: Service, client: str) -> dict[str, str]:
     """Make an eval with a run that has ended, or waits where no answer comes."""
-    headers = bare_headers(service, client)
-
-    def post(path: str, body: Any) -> str:
-        made = service.call("POST", f"{PREFIX}{path}", None, headers=headers, json=body)
-        assert made.status_code == 200, made.text
-        return made.json()["id"]
-
-    eval_id = post("evals", EVAL)
-    run_id = post(f"evals/{eval_id}/runs", RUN)
+    eval_id = made_by(service, client, "evals", EVAL)
+    run_id = made_by(service, client, f"evals/{eval_id}/runs", RUN)
     if service.engines.may_answer.is_set():
         path = f"/v1/evaluations/{run_id}"
         service.until(lambda: service.call("GET", path, client).json()["status"] == "completed")
@@ -296,7 +296,7 @@ def test_an_operation_that_does_more_than_its_scope_says_needs_another(
     elif scope == "deployments:write":
         options["json"] = json.loads(json.dumps(options["json"]).replace(ENDPOINT, model))
     if name == "openai_create_eval_run":
-        ids |= run_of(service, "alice")
+        ids["eval_id"] = made_by(service, "alice", "evals", EVAL)
     before = service.call("GET", "/v1/deployments").json()["deployments"]
 
     for scopes, status in ((SCOPES - {scope}, 403), (frozenset({operation.scope, scope}), 200)):
