@@ -33,7 +33,7 @@ def evaluations() -> None:
 
 
 @app.command("import")
-def import_(
+def import_(  # noqa: PLR0913 - each is an option
     file: Annotated[Path, typer.Argument(help="The eval as JSON, as OpenAI's API returns it.")],
     rows: Annotated[
         Path | None,
@@ -191,7 +191,8 @@ def _write_lines(
     """Write the lines of the dataset and return their number; the first bad row ends the command."""
     criteria = [one.templates for one in wanted.testing_criteria]
     count = 0
-    for count, (place, item) in enumerate(rows, 1):
+    for place, item in rows:
+        count += 1
         try:
             line = line_of(item, messages, criteria)
             parse_example(line, "conversation")
