@@ -157,7 +157,7 @@ def test_an_exported_eval_becomes_a_dataset_and_an_evaluation(
     assert (
         played.ended(json.loads(made.stdout)["id"])["graders"][0]["candidate"]["score"] == 28 / 30
     )
-    # The items of a run's exported output, and a prompt of one's own.
+    # The items of a run's exported output, and a prompt instead of a run.
     items = [{"datasource_item": {"question": "case 1?", "chapter": right(1)}, "results": []}]
     words = exported(tmp_path, rows=items)
     own = terminal.run(*words[:3], "--prompt", "{{item.question}}", *both[:2], "--json")
@@ -184,7 +184,7 @@ LOGS = {"type": "logs", "schema": {}}
         ({"run": {"data_source": {"type": "jsonl"}}}, "data_source.input_messages: is needed"),
     ],
 )
-def test_what_cannot_be_taken_over_is_named_and_nothing_is_uploaded(
+def test_an_eval_that_cannot_be_imported_is_refused_and_nothing_is_uploaded(
     terminal: Terminal, tmp_path: Path, files: dict[str, Any], said: str
 ) -> None:
     service = terminal.played.service

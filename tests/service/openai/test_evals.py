@@ -373,7 +373,7 @@ BAD_EVALS: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "code", "param"), BAD_EVALS)
-def test_what_is_not_offered_is_refused_by_its_name(
+def test_an_eval_with_what_is_not_offered_is_refused_by_its_name(
     played: PlayedAnswers, body: dict[str, Any], code: str, param: str
 ) -> None:
     check_refused(played.service, "evals", body, code, param)

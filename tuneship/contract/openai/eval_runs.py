@@ -63,7 +63,7 @@ class TemplateMessage(InputMessage):
         if isinstance(content, dict):
             content = [content]
         if not isinstance(content, list):
-            return value
+            return cast("Any", value)
         parts = [
             {"type": "input_text", "text": part} if isinstance(part, str) else part
             for part in cast("list[Any]", content)
@@ -101,7 +101,7 @@ class InputMessages(OpenAIRequest):
 
 
 class SamplingParams(OpenAIRequest):
-    """How answers are sampled; without a temperature they are greedy, and always the same."""
+    """The sampling of answers; without a temperature they are greedy, and always the same."""
 
     neutral: ClassVar[NeutralFields] = {
         "reasoning_effort": ("none",),
@@ -137,7 +137,7 @@ class EvalRunCreate(OpenAIRequest):
 
 
 class RunError(Reply):
-    """Why a run failed, or why a row has no score."""
+    """The reason why a run failed, or why a row has no score."""
 
     code: str
     message: str
@@ -153,7 +153,7 @@ class ResultCounts(Reply):
 
 
 class CriterionResult(Reply):
-    """What one criterion has found; it is named as in its eval."""
+    """The rows that passed one criterion, which is named as in its eval, and those that failed it."""
 
     testing_criteria: str
     passed: int
@@ -161,7 +161,7 @@ class CriterionResult(Reply):
 
 
 class ModelUsage(Reply):
-    """What a model was asked."""
+    """The requests to a model, and the tokens that they took."""
 
     model_name: str
     invocation_count: int
@@ -219,7 +219,7 @@ class ItemResult(Reply):
 
 
 class ItemSample(Reply):
-    """How the answer was sampled. Neither it nor its prompt is stored, and so both are empty."""
+    """The sampling of an answer. Neither it nor its prompt is stored, and so both are empty."""
 
     model: str
     input: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list[Any])

@@ -132,7 +132,7 @@ def line_of(
             raise ExampleProblem("wrong_type", "item", "has no list of turns in item_reference")
     else:
         turns = [{**turn, "content": filled(turn["content"], item)} for turn in messages]
-    last: Any = turns[-1]
+    last = cast("list[Any]", turns)[-1]
     if not isinstance(last, Mapping) or cast("Mapping[str, Any]", last).get("role") != "user":
         raise ExampleProblem("invalid_role", "item", "gives a prompt that does not end with a user")
     named = {field for templates in criteria for one in templates for field in fields_of(one)}

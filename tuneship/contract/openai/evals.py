@@ -39,7 +39,7 @@ class OfferedType(OpenAIRequest):
         if kind in cls.refused_types:
             text = f"cannot be {kind}, which is not offered here"
             raise PydanticCustomError("unsupported_value", cast("Any", text), {"below": ".type"})
-        return value
+        return cast("Any", value)
 
 
 class EvalDataSource(OfferedType):
@@ -79,7 +79,7 @@ class EvalCriterion(OfferedType):
             text = f"cannot be {metric}, which {UNBUILT_METRICS[metric]}"
             place = {"below": ".evaluation_metric"}
             raise PydanticCustomError("unsupported_value", cast("Any", text), place)
-        return value
+        return cast("Any", value)
 
     @model_validator(mode="after")
     def _fields_of_its_type(self) -> Self:
@@ -117,7 +117,7 @@ def graders_of(criteria: Sequence[EvalCriterion]) -> list[dict[str, Any]]:
 
 
 class EvalCreate(OpenAIRequest):
-    """What rows look like, and how answers to them are scored."""
+    """The form of rows, and the criteria by which answers to them are scored."""
 
     name: EvalName | None = None
     metadata: Metadata | None = None
@@ -150,7 +150,7 @@ def _refuse(param: str, text: str) -> None:
 
 
 class EvalUpdate(OpenAIRequest):
-    """What may change of an eval."""
+    """The fields of an eval that may change."""
 
     name: EvalName | None = None
     metadata: Metadata | None = None

@@ -42,7 +42,7 @@ class StoredRows:
 
 
 class _Problems:
-    """What is wrong with the rows, with the place of each."""
+    """The problems of the rows, each with its place."""
 
     def __init__(self, source: RunSource) -> None:
         self._is_file = source.type == "file_id"
@@ -103,7 +103,7 @@ def _file_of(context: Context, source: RunSource) -> BatchFileRow | None:
         return None
     file = find_batch_file(context, source.id)
     if file is None or file["purpose"] != EVAL_ROWS:
-        # A file of another purpose is not told apart from none: datasets and batches have rows of other forms.
+        # Datasets and files of batches have lines of other forms.
         text = f"{SOURCE}.id must name a file of the purpose evals"
         raise ResourceNotFound(text, param=f"{SOURCE}.id")
     return file

@@ -23,7 +23,7 @@ from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import EVALS
 from tuneship.store.database.tables import EvalRow
 
-# What a row has beside its item once a model has answered.
+# A row has this beside its item once a model has answered.
 SAMPLE = {"type": "object", "properties": {"output_text": {"type": "string"}}}
 
 
