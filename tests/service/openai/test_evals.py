@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -506,3 +506,35 @@ def test_no_text_of_a_row_a_prompt_or_an_answer_is_in_the_database_or_the_log(
             rows = connection.execute(sa.select(table)).all()
             assert "planted" not in str(rows), table.name
     assert not [line for line in played.service.log.texts if "planted" in line]
+
+
+def test_a_run_that_asks_a_model_in_hipaa_mode_is_shown_as_the_mode_allows(
+    start: Callable[..., Service],
+) -> None:
+    service = start(private_networks=("10.0.0.0/8",))
+    service.come_over_tls()
+    deployment = service.deployment("safe", security_settings={"compliance_mode": "hipaa"})
+    body = {"data_source_config": CONFIG, "testing_criteria": [SAME]}
+    made = service.call("POST", "/openai/v1/evals", json=body).json()["id"]
+    path = f"/openai/v1/evals/{made}/runs"
+
+    def run_on(file_id: str) -> dict[str, Any]:
+        source = source_of(deployment, {"type": "file_id", "id": file_id})
+        run = service.call("POST", path, json={"data_source": source}).json()["id"]
+        shown = f"{path}/{run}"
+        service.until(lambda: service.call("GET", shown).json()["status"] in ENDS)
+        return service.call("GET", shown).json()
+
+    def uploaded() -> str:
+        form, files = {"purpose": "evals"}, {"file": ("rows.jsonl", jsonl(*items(2)))}
+        answer = service.call("POST", "/openai/v1/files", data=form, files=files)
+        return answer.json()["id"]
+
+    safe = run_on(uploaded())
+    assert safe["result_counts"] == {"total": 2, "passed": 0, "failed": 2, "errored": 0}
+    service.url = "http://service.test"
+    unsafe_file = uploaded()
+    for shown in (path, f"{path}/{safe['id']}", f"{path}/{safe['id']}/output_items"):
+        assert service.call("GET", shown).status_code == 400
+    service.come_over_tls()
+    assert run_on(unsafe_file)["result_counts"]["errored"] == 2
