@@ -33,7 +33,7 @@ BESIDE = {
     "canary": ("canary",),
     "models": ("models", "base_models", "model_cards"),
     "audit": ("audit",),
-    "evaluations": ("evaluation_commands",),
+    "evaluations": ("evaluation_commands", "evaluation_import"),
 }
 FLOWS, API, MACHINE, ACCOUNT = "Pipeline", "The API", "The service's machine", "Which service"
 

@@ -20,6 +20,8 @@ from tuneship.service.models import instances
 from tuneship.service.monitoring import handlers as monitoring
 from tuneship.service.openai import batches as openai_batches
 from tuneship.service.openai import embeddings as openai_embeddings
+from tuneship.service.openai import eval_runs as openai_eval_runs
+from tuneship.service.openai import evals as openai_evals
 from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
@@ -48,6 +50,8 @@ RESOURCES = (
     monitoring,
     openai_batches,
     openai_embeddings,
+    openai_eval_runs,
+    openai_evals,
     openai_files,
     openai_generation,
     openai_jobs,

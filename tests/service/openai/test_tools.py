@@ -324,13 +324,13 @@ CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tools": [], "tool_choice": "required"}, "invalid_value", "tool_choice"),
     ({"tools": [TOOL], "tool_choice": NAMED}, "invalid_value", "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "invalid_value", "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": CUSTOM}, "unsupported_parameter", "custom"),
+    ({"tools": [TOOL], "tool_choice": CUSTOM}, "unsupported_parameter", "tool_choice.custom"),
     ({"tools": [TOOL], "tool_choice": SECRET}, "invalid_value", "tool_choice"),
     ({"parallel_tool_calls": SECRET}, "invalid_type", "parallel_tool_calls"),
     (history(calls()), "invalid_value", "messages"),
     (history(calls(), {"role": "tool", "content": SECRET}), "missing_required_parameter", "messages[2].tool_call_id"),
     (history({"role": "assistant"}, *MESSAGES), "missing_required_parameter", "messages[1].content"),
-    (history(OLDER), "unsupported_parameter", "function_call"),
+    (history(OLDER), "unsupported_parameter", "messages[1].function_call"),
 ]  # fmt: skip
 
 
@@ -351,15 +351,15 @@ ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "yes"}
 RESPONSES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tools": [{**FLAT, "parameters": NEGATED}]}, "unsupported_value", "tools[0].parameters.not"),
-    ({"tools": [{"type": "web_search", "search_context_size": SECRET}]}, "unsupported_value", "type"),
-    ({"tools": [{**FLAT, "defer_loading": True}]}, "unsupported_parameter", "defer_loading"),
+    ({"tools": [{"type": "web_search", "search_context_size": SECRET}]}, "unsupported_value", "tools[0].type"),
+    ({"tools": [{**FLAT, "defer_loading": True}]}, "unsupported_parameter", "tools[0].defer_loading"),
     ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "other"}}, "invalid_value", "tool_choice"),
     ({"tools": [FLAT], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "invalid_value", "tool_choice"),
     ({"input": [OUTPUT]}, "invalid_value", "input"),
     ({"input": [*MESSAGES, ITEM, *MESSAGES]}, "invalid_value", "input"),
     ({"input": [*MESSAGES, {**ITEM, "arguments": SECRET}, OUTPUT]}, "invalid_value", "input[1].arguments"),
     ({"input": [*MESSAGES, {**OUTPUT, "call_id": SECRET * 9}]}, "invalid_value", "input[1].call_id"),
-    ({"input": [*MESSAGES, {**ITEM, "namespace": SECRET}, OUTPUT]}, "unsupported_parameter", "namespace"),
+    ({"input": [*MESSAGES, {**ITEM, "namespace": SECRET}, OUTPUT]}, "unsupported_parameter", "input[1].namespace"),
 ]  # fmt: skip
 
 

@@ -4,8 +4,24 @@ from typing import Any
 
 import jsonschema
 import pytest
-from openai.types import Batch, Completion, Embedding, FileDeleted, FileObject, Model, ModelDeleted
+from openai.types import (
+    Batch,
+    Completion,
+    Embedding,
+    EvalCreateResponse,
+    EvalDeleteResponse,
+    FileDeleted,
+    FileObject,
+    Model,
+    ModelDeleted,
+)
 from openai.types.chat import ChatCompletion
+from openai.types.evals import EvalAPIError, RunDeleteResponse, RunRetrieveResponse
+from openai.types.evals.runs.output_item_retrieve_response import (
+    OutputItemRetrieveResponse,
+    Sample,
+    SampleUsage,
+)
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.responses import Response
 from openai.types.webhooks import (
@@ -18,6 +34,29 @@ from tuneship.contract.common import SERVICE
 from tuneship.contract.openai.declaring import OPENAI, OpenAIOperation
 from tuneship.contract.openai.document import openai_document
 
+
+class ShownRun(RunRetrieveResponse):
+    """A run as OpenAI's own answers have it: without an error, that is null."""
+
+    error: EvalAPIError | None  # type: ignore[assignment]
+
+
+class ShownSample(Sample):
+    """A sample of which nothing is stored beside how it was made."""
+
+    error: EvalAPIError | None  # type: ignore[assignment]
+    finish_reason: str | None  # type: ignore[assignment]
+    usage: SampleUsage | None  # type: ignore[assignment]
+    seed: int | None  # type: ignore[assignment]
+    top_p: float | None  # type: ignore[assignment]
+
+
+class ShownItem(OutputItemRetrieveResponse):
+    """An output item with such a sample."""
+
+    sample: ShownSample  # type: ignore[assignment]
+
+
 DOCUMENT = openai_document()
 TYPES: dict[str, Any] = {
     "chat.completion": ChatCompletion,
@@ -27,6 +66,11 @@ TYPES: dict[str, Any] = {
     "model": Model,
     "file": FileObject,
     "batch": Batch,
+    "eval": EvalCreateResponse,
+    "eval.deleted": EvalDeleteResponse,
+    "eval.run": ShownRun,
+    "eval.run.deleted": RunDeleteResponse,
+    "eval.run.output_item": ShownItem,
     "webhook_endpoint": WebhookEndpoint,
     "webhook_endpoint.deleted": DeletedWebhookEndpoint,
     "webhook_endpoint.test": WebhookEndpointTestResult,

@@ -18,6 +18,8 @@ from tuneship.contract.openai import (
     chat,
     completions,
     embeddings,
+    eval_runs,
+    evals,
     files,
     jobs,
     models,
@@ -34,9 +36,11 @@ SECTIONS = {
     embeddings: "Vectors of texts.",
     responses: "Texts and conversations that a model answers, without state.",
     models: "What can be asked.",
-    files: "Training data, results of jobs, and what batches read and write.",
+    files: "Training data, results of jobs, what batches read and write, and rows of evals.",
     jobs: "Fine-tuning jobs, their events and checkpoints.",
     batches: "Files of requests that are answered in the background.",
+    evals: "The form of rows, and the criteria by which answers to them are scored.",
+    eval_runs: "Models that answer the rows of an eval in the background, with the scores.",
     webhooks: "Receivers of the events in which jobs and batches end.",
 }
 FRAMES: dict[str, TypeAdapter[Any]] = {

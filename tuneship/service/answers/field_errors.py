@@ -60,8 +60,8 @@ def field_path(parts: Iterable[int | str], *, known: bool = True) -> str | None:
 def _field(problem: Any, *, known: bool = True) -> str | None:
     """The field of a problem: its own path, or one that a validator names, whole or `below` that path."""
     named = problem.get("ctx", {})
-    path = named.get("param") or field_path(problem["loc"], known=known)
-    return path if path is None else path + named.get("below", "")
+    path = named.get("param") or field_path(problem["loc"], known=known) or ""
+    return (path + named.get("below", "")).removeprefix(".") or None
 
 
 def error_from_pydantic(error: ValidationError) -> ApiError:

@@ -83,6 +83,9 @@ class EvaluationRun:
         self._asked = [row["candidate"]]
         if baseline is not None and not baseline.startswith(EVALUATION):
             self._asked.append(baseline)
+        # Answers are greedy, but for a run of one of OpenAI's evals that says otherwise.
+        sampling: dict[str, Any] = (row["eval_run"] or {}).get("sampling", {})
+        self._options = {"temperature": 0.0, "max_tokens": self._settings.max_tokens, **sampling}
         self._rules = rules_of(self._settings, has_baseline=baseline is not None)
         self._scoring = Scoring(self._settings)
         self._examples: Sequence[HeldOutExample] = ()
@@ -155,7 +158,7 @@ class EvaluationRun:
 
     def _request(self, deployment_id: str, item: EvaluationItem, asked: Asked) -> BackgroundRequest:
         if asked is None:
-            return ExampleRequest(deployment_id, item, self._settings.max_tokens)
+            return ExampleRequest(deployment_id, item, self._options)
         return LikelihoodRequest(deployment_id, item, asked)
 
     def _unscored_before(self, example: HeldOutExample) -> Stored | None:

@@ -6,7 +6,7 @@ An answer is graded right after it was given, and only its scores are stored.
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,15 +49,15 @@ class ExampleRequest(_Request):
 
     deployment_id: str
     item: EvaluationItem
-    max_tokens: int
+    # Limit and sampling of the answer.
+    options: Mapping[str, Any]
 
     async def begin(self, context: Context) -> tuple[RoutedRun, Callable[[], bytes]]:
         """The run that answers, and what keeps its answer until it is graded."""
         request = Generate.model_validate(
             {
                 "messages": self.item.messages,
-                "max_tokens": self.max_tokens,
-                "temperature": 0.0,
+                **self.options,
                 **({"tools": [*self.item.tools]} if self.item.tools else {}),
             }
         )

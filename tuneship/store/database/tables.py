@@ -214,6 +214,18 @@ batch_files = _resource(
 )
 
 
+class EvalRow(ResourceRow):
+    """The form of rows and the criteria of one of OpenAI's evals; its runs are evaluations."""
+
+    name: str
+    # As the request had them.
+    data_source_config: dict[str, Any]
+    testing_criteria: list[dict[str, Any]]
+
+
+evals = _resource("evals", EvalRow)
+
+
 class EvaluationRow(ResourceRow):
     """Answers of deployments to held-out examples; `answered` is the number of examples whose scores are stored."""
 
@@ -247,12 +259,16 @@ class EvaluationRow(ResourceRow):
     error: dict[str, Any] | None
     started_at: datetime | None
     completed_at: datetime | None
+    # The eval that it is a run of, and the run's own fields: its name, data source (no row, no prompt) and sampling.
+    eval_id: str | None
+    eval_run: dict[str, Any] | None
 
 
 evaluations = _resource(
     "evaluations",
     EvaluationRow,
     sa.Index("ix_evaluations_status", "status"),
+    sa.Index("ix_evaluations_eval_id", "eval_id"),
     sa.Index("ix_evaluations_client_id_dataset_sha256", "client_id", "dataset_sha256"),
 )
 

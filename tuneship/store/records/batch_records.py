@@ -16,6 +16,8 @@ from tuneship.store.database.tables import BatchFileRow, BatchRow, batch_files, 
 
 # Purposes of files: what a client has uploaded, what a batch has made of it, and parts of that while the batch runs.
 INPUT, OUTPUT = "batch", "batch_output"
+# Rows of an eval, which runs copy.
+EVAL_ROWS = "evals"
 ANSWERS_PART, ERRORS_PART = "answers_part", "errors_part"
 PARTS = (ANSWERS_PART, ERRORS_PART)
 RUNNING = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
