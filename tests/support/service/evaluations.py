@@ -57,7 +57,8 @@ def right(number: int) -> str:
 class PlayedAnswers:
     """Deployments whose models answer rightly but for some cases; the tuned model has an adapter."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, **deployed: Any) -> None:
+        """`deployed`: more fields of both deployments."""
         self.service = service
         # Cases in which the tuned and the base model are wrong.
         self.tuned_fails: Collection[int] = ()
@@ -67,8 +68,8 @@ class PlayedAnswers:
         service.engines.answer_to = self._answer_to  # pyright: ignore[reportAttributeAccessIssue]
         self.dataset = service.dataset(content=jsonl(*rows(400)))
         model = service.model()
-        self.baseline = service.deployment("base")
-        self.candidate = service.deployment("tuned", model_name=model)
+        self.baseline = service.deployment("base", **deployed)
+        self.candidate = service.deployment("tuned", model_name=model, **deployed)
 
     def moved_to(self, service: Service) -> "PlayedAnswers":
         """Let the models of another service on the same data answer alike; nothing was asked there yet."""

@@ -32,13 +32,14 @@ from tuneship.evaluation.scoring import Stored
 from tuneship.gates.evaluation.evaluation_report import report_of
 from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
 from tuneship.gates.evaluation.verdict import RULE_VERSION, judge
+from tuneship.service.access.hipaa import HIPAA
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota
-from tuneship.service.datasets.lookup import own_dataset
+from tuneship.service.datasets.lookup import own_dataset, refuse_unsafe
 from tuneship.service.deployments.lookup import own_deployment
 from tuneship.service.evaluations.evaluation_run import (
     EVALUATION,
@@ -53,7 +54,6 @@ from tuneship.store.database.rows import Page
 from tuneship.store.database.tables import DeploymentRow, EvaluationRow
 from tuneship.store.records import evaluation_records
 
-NO_SAFEGUARDS = {"audit_logging": False, "compliance_mode": "none"}
 # Two evaluations are comparable if these are the same.
 SAME = ("graders", "max_examples", "seed", "max_tokens")
 
@@ -80,6 +80,9 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
         baseline_model = earlier["candidate_model"]
     elif evaluation.baseline is not None:
         baseline_model = _serving(context, evaluation.baseline, "baseline")["model_name"]
+    facts = context.audit_facts
+    if facts.touches_hipaa:
+        refuse_unsafe(dataset, "dataset_id")
     # Reads the file: a slice that no line has must not be found out after hours.
     parts = context.parts
     reader = HeldOutReader(parts.database, parts.blobs, parts.keyring, parts.halted)
@@ -110,11 +113,12 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
             "baseline_model": baseline_model,
             "settings": settings.model_dump(mode="json", by_alias=True),
             "status": EvaluationStatus.QUEUED,
-            # Requests from a file that was not uploaded safely are not private.
-            "caller": kept_caller(
-                context, is_private=context.caller.is_private and dataset["came_safely"]
-            ),
-            "security_settings": NO_SAFEGUARDS,
+            "caller": kept_caller(context, is_private=context.caller.is_private),
+            # Of the deployments, and of the evaluation whose scores are used.
+            "security_settings": {
+                "audit_logging": facts.is_required,
+                "compliance_mode": HIPAA if facts.touches_hipaa else "none",
+            },
             "answered": 0,
             "report": {},
             "used_before": used_before,
@@ -122,7 +126,7 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
             "completion_tokens": 0,
         },
     )
-    context.audit_facts.created_id = row["id"]
+    facts.created_id = row["id"]
     return _shown(row)
 
 
