@@ -23,7 +23,7 @@ class Releases(Stage):
     """A stage whose baseline is the base model; a tuned model exists and is released by its name."""
 
     def set_up_alone(self) -> None:
-        self.played = PlayedAnswers(self.service)
+        self.played = PlayedAnswers(self.service).set_up()
         self.baseline = self.played.baseline
         self.model = self.service.call("GET", f"/v1/deployments/{self.played.candidate}").json()[
             "model_name"

@@ -16,7 +16,7 @@ class Terminal:
     """The command line of a user of a service with played answers."""
 
     def __init__(self, service: Service, folder: Path) -> None:
-        self.played = PlayedAnswers(service)
+        self.played = PlayedAnswers(service).set_up()
         self.file = folder / "held-out.jsonl"
         self.file.write_bytes(jsonl(*rows(400)))
         service.listen()

@@ -16,7 +16,7 @@ from tuneship.store.database import tables
 @pytest.fixture
 def played(service: Service) -> PlayedAnswers:
     service.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=25)
-    return PlayedAnswers(service)
+    return PlayedAnswers(service).set_up()
 
 
 def test_an_equal_candidate_passes_with_numbers(played: PlayedAnswers) -> None:
@@ -189,7 +189,7 @@ def test_a_deleted_baseline_fails_the_evaluation(played: PlayedAnswers) -> None:
 def test_a_restart_goes_on_behind_the_stored_scores(tmp_path: Path) -> None:
     with Service(tmp_path / "data") as first:
         first.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=2)
-        played = PlayedAnswers(first)
+        played = PlayedAnswers(first).set_up()
         played.base_fails = range(50)
         whole = played.ended(played.create(stop_early=False))
         undisturbed = played.results(whole["id"])
@@ -208,7 +208,7 @@ def test_a_restart_goes_on_behind_the_stored_scores(tmp_path: Path) -> None:
 def test_a_kill_after_the_last_look_asks_nothing_more(tmp_path: Path) -> None:
     with Service(tmp_path / "data") as first:
         first.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=25)
-        played = PlayedAnswers(first)
+        played = PlayedAnswers(first).set_up()
         played.tuned_fails = range(0, 400, 2)
         whole = played.ended(played.create())
         undisturbed = played.results(whole["id"])

@@ -16,7 +16,7 @@ def hospital(start: Callable[..., Service]) -> PlayedAnswers:
     """Two deployments in the mode, and a tenant who connects over TLS with a key of 90 days."""
     service = start(private_networks=("10.0.0.0/8",))
     service.come_over_tls()
-    return PlayedAnswers(service, **HIPAA)
+    return PlayedAnswers(service).set_up(**HIPAA)
 
 
 def operations(made: str) -> list[tuple[str, str]]:

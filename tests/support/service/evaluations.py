@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 from tests.support.service.in_process import CATALOGUE, Service, jsonl
 
@@ -57,8 +57,12 @@ def right(number: int) -> str:
 class PlayedAnswers:
     """Deployments whose models answer rightly but for some cases; the tuned model has an adapter."""
 
-    def __init__(self, service: Service, **deployed: Any) -> None:
-        """`deployed`: more fields of both deployments."""
+    dataset: str
+    baseline: str
+    candidate: str
+
+    def __init__(self, service: Service) -> None:
+        """Play the models of a service, which need not run yet."""
         self.service = service
         # Cases in which the tuned and the base model are wrong.
         self.tuned_fails: Collection[int] = ()
@@ -66,10 +70,14 @@ class PlayedAnswers:
         # Case numbers in the order in which they were asked, for each of the models.
         self.asked: list[tuple[bool, int]] = []
         service.engines.answer_to = self._answer_to  # pyright: ignore[reportAttributeAccessIssue]
-        self.dataset = service.dataset(content=jsonl(*rows(400)))
-        model = service.model()
-        self.baseline = service.deployment("base", **deployed)
-        self.candidate = service.deployment("tuned", model_name=model, **deployed)
+
+    def set_up(self, **deployed: Any) -> Self:
+        """Upload the examples and deploy both models; `deployed`: more fields of the deployments."""
+        self.dataset = self.service.dataset(content=jsonl(*rows(400)))
+        model = self.service.model()
+        self.baseline = self.service.deployment("base", **deployed)
+        self.candidate = self.service.deployment("tuned", model_name=model, **deployed)
+        return self
 
     def moved_to(self, service: Service) -> "PlayedAnswers":
         """Let the models of another service on the same data answer alike; nothing was asked there yet."""
