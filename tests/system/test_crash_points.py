@@ -166,7 +166,9 @@ def is_settled(service: Service) -> bool:
 
 
 @pytest.mark.parametrize("number", variants(PASSES))
-@pytest.mark.parametrize("point", [point for point in POINTS if point not in {*OBJECT_POINTS, *EVALUATION_POINTS}])
+@pytest.mark.parametrize(
+    "point", [point for point in POINTS if point not in {*OBJECT_POINTS, *EVALUATION_POINTS}]
+)
 def test_a_service_that_died_goes_on_and_every_promise_holds(
     crash: Crash, mailbox: Mailbox, point: str, number: int
 ) -> None:

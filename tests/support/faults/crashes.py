@@ -451,80 +451,90 @@ EVALUATION_POINTS = {
     ),
     "evaluation: inside the tx of the end": Point(
         grades,
-        lambda one: one.after(
-            evaluation_records, "move", _becomes(EvaluationStatus.COMPLETED)
-        ),
+        lambda one: one.after(evaluation_records, "move", _becomes(EvaluationStatus.COMPLETED)),
     ),
     "evaluation: after its end": Point(grades, lambda one: one.after(EvaluationRun, "_finish")),
 }
-POINTS = OBJECT_POINTS | EVALUATION_POINTS | {
-    "accept: before the key": Point(accepts, lambda one: one.before(idempotency, "begin")),
-    "accept: while the key is taken": Point(accepts, lambda one: one.after(idempotency, "begin")),
-    "accept: before tx": Point(accepts, lambda one: _handler(one, "create_job", "before")),
-    "accept: inside tx": Point(accepts, lambda one: _handler(one, "create_job", "after")),
-    "accept: before the commit": Point(accepts, lambda one: one.before(Context, "commit")),
-    "accept: after commit, before the answer": Point(
-        accepts, lambda one: one.after(Context, "commit")
-    ),
-    "upload: mid-file": Point(uploads, _written_in_half),
-    "upload: after rename, before the row": Point(
-        uploads, lambda one: one.after(LocalBlobs, "keep")
-    ),
-    "upload: after the row": Point(uploads, lambda one: _handler(one, "upload_dataset", "after")),
-    "upload: after commit, before the answer": Point(
-        uploads, lambda one: one.after(Context, "commit")
-    ),
-    "merge: mid-write": Point(merges, lambda one: one.after(dataset_merging, "_append")),
-    "claim: after commit": Point(
-        trains, lambda one: one.after(TrainingKeeper, "_claim", lambda job, *_: job is not None)
-    ),
-    "train: after spawn": Point(trains, lambda one: one.after(LocalTrainingLauncher, "_spawn")),
-    "train: mid-epoch": Point(trains, lambda _: None),
-    "train: mid-checkpoint tmp": Point(trains, lambda one: one.after(checkpoints, "write_sealed")),
-    "train: after checkpoint rename": Point(
-        trains, lambda one: one.after(checkpoints, "make_directory")
-    ),
-    "train: before finish CAS": Point(trains, lambda one: one.before(job_leases, "end")),
-    "train: after finish CAS": Point(
-        trains, lambda one: one.before(LocalTrainingLauncher, "clear")
-    ),
-    "model register": Point(trains, lambda one: one.after(rows, "insert", _is_model)),
-    "deployment: after the row": Point(deploys, lambda one: one.after(Context, "commit")),
-    "deployment: after spawn": Point(deploys, lambda one: one.after(PlayedEngines, "start")),
-    "deployment: before ready CAS": Point(
-        deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("running"))
-    ),
-    "deployment: deleting, after stop, before the row": Point(
-        deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("deleted"))
-    ),
-    "canary: inside swap": Point(shifts, lambda one: one.after(endpoint_records, "swap")),
-    "batch: after a commit of its client": Point(answers, lambda one: one.after(Context, "commit")),
-    "batch: after the check, before its row": Point(
-        answers,
-        lambda one: one.before(BatchStore, "change_state", _becomes(BatchStatus.IN_PROGRESS)),
-    ),
-    "batch: answers in a file, before they count": Point(
-        answers, lambda one: one.before(batch_records, "advance")
-    ),
-    "batch: inside the tx that counts answers": Point(
-        answers, lambda one: one.after(batch_records, "advance", _was_counted)
-    ),
-    "batch: after the commit of answers": Point(
-        answers, lambda one: one.after(BatchStore, "store")
-    ),
-    "batch: files made, before the end": Point(
-        answers, lambda one: one.before(batch_records, "move", _becomes(BatchStatus.COMPLETED))
-    ),
-    "batch: ended, before its parts are removed": Point(
-        answers, lambda one: one.before(LocalBlobs, "delete")
-    ),
-    "outbox: before send": Point(tells, lambda one: one.before(Sender, "send")),
-    "outbox: after send, before mark": Point(
-        tells, lambda one: one.before(webhook_records, "record_success")
-    ),
-    "audit: before commit": Point(accepts, lambda one: one.after(Chain, "add")),
-    "migration: mid": Point(opens, lambda one: one.after(alembic.op, "create_index")),
-}
+POINTS = (
+    OBJECT_POINTS
+    | EVALUATION_POINTS
+    | {
+        "accept: before the key": Point(accepts, lambda one: one.before(idempotency, "begin")),
+        "accept: while the key is taken": Point(
+            accepts, lambda one: one.after(idempotency, "begin")
+        ),
+        "accept: before tx": Point(accepts, lambda one: _handler(one, "create_job", "before")),
+        "accept: inside tx": Point(accepts, lambda one: _handler(one, "create_job", "after")),
+        "accept: before the commit": Point(accepts, lambda one: one.before(Context, "commit")),
+        "accept: after commit, before the answer": Point(
+            accepts, lambda one: one.after(Context, "commit")
+        ),
+        "upload: mid-file": Point(uploads, _written_in_half),
+        "upload: after rename, before the row": Point(
+            uploads, lambda one: one.after(LocalBlobs, "keep")
+        ),
+        "upload: after the row": Point(
+            uploads, lambda one: _handler(one, "upload_dataset", "after")
+        ),
+        "upload: after commit, before the answer": Point(
+            uploads, lambda one: one.after(Context, "commit")
+        ),
+        "merge: mid-write": Point(merges, lambda one: one.after(dataset_merging, "_append")),
+        "claim: after commit": Point(
+            trains, lambda one: one.after(TrainingKeeper, "_claim", lambda job, *_: job is not None)
+        ),
+        "train: after spawn": Point(trains, lambda one: one.after(LocalTrainingLauncher, "_spawn")),
+        "train: mid-epoch": Point(trains, lambda _: None),
+        "train: mid-checkpoint tmp": Point(
+            trains, lambda one: one.after(checkpoints, "write_sealed")
+        ),
+        "train: after checkpoint rename": Point(
+            trains, lambda one: one.after(checkpoints, "make_directory")
+        ),
+        "train: before finish CAS": Point(trains, lambda one: one.before(job_leases, "end")),
+        "train: after finish CAS": Point(
+            trains, lambda one: one.before(LocalTrainingLauncher, "clear")
+        ),
+        "model register": Point(trains, lambda one: one.after(rows, "insert", _is_model)),
+        "deployment: after the row": Point(deploys, lambda one: one.after(Context, "commit")),
+        "deployment: after spawn": Point(deploys, lambda one: one.after(PlayedEngines, "start")),
+        "deployment: before ready CAS": Point(
+            deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("running"))
+        ),
+        "deployment: deleting, after stop, before the row": Point(
+            deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("deleted"))
+        ),
+        "canary: inside swap": Point(shifts, lambda one: one.after(endpoint_records, "swap")),
+        "batch: after a commit of its client": Point(
+            answers, lambda one: one.after(Context, "commit")
+        ),
+        "batch: after the check, before its row": Point(
+            answers,
+            lambda one: one.before(BatchStore, "change_state", _becomes(BatchStatus.IN_PROGRESS)),
+        ),
+        "batch: answers in a file, before they count": Point(
+            answers, lambda one: one.before(batch_records, "advance")
+        ),
+        "batch: inside the tx that counts answers": Point(
+            answers, lambda one: one.after(batch_records, "advance", _was_counted)
+        ),
+        "batch: after the commit of answers": Point(
+            answers, lambda one: one.after(BatchStore, "store")
+        ),
+        "batch: files made, before the end": Point(
+            answers, lambda one: one.before(batch_records, "move", _becomes(BatchStatus.COMPLETED))
+        ),
+        "batch: ended, before its parts are removed": Point(
+            answers, lambda one: one.before(LocalBlobs, "delete")
+        ),
+        "outbox: before send": Point(tells, lambda one: one.before(Sender, "send")),
+        "outbox: after send, before mark": Point(
+            tells, lambda one: one.before(webhook_records, "record_success")
+        ),
+        "audit: before commit": Point(accepts, lambda one: one.after(Chain, "add")),
+        "migration: mid": Point(opens, lambda one: one.after(alembic.op, "create_index")),
+    }
+)
 
 
 def play(order: Order) -> None:
