@@ -11,7 +11,7 @@ TOKENIZER: Any = CATALOGUE.default.tokenizer
 ENDS = ("completed", "failed", "cancelled")
 GRADERS = [{"name": "chapter", "type": "string_check"}]
 SITES = ("A", "B")
-# Begins every prompt, and must be found nowhere but in the dataset.
+# Stands in every prompt, reference and answer, and must be found nowhere but in the dataset.
 PLANTED = "zq planted text"
 
 
@@ -21,7 +21,7 @@ def rows(count: int) -> list[dict[str, Any]]:
         {
             "instruction": f"{PLANTED}: case {number}?",
             "response": right(number),
-            "metadata": {"site": SITES[number % 2], "patient": number // 2},
+            "metadata": {"site": SITES[number % 2], "patient": number // 2, "note": PLANTED},
         }
         for number in range(count)
     ]
@@ -51,7 +51,7 @@ def _begun(service: Service, dataset_id: str, deployment_id: str) -> str:
 
 
 def right(number: int) -> str:
-    return f"chapter {number % 4}"
+    return f"{PLANTED}, chapter {number % 4}"
 
 
 class PlayedAnswers:
@@ -92,7 +92,7 @@ class PlayedAnswers:
         number = int(found[1]) if found else -1
         self.asked.append((is_tuned, number))
         is_wrong = number in (self.tuned_fails if is_tuned else self.base_fails)
-        text = "no idea" if is_wrong else right(number)
+        text = f"{PLANTED}, no idea" if is_wrong else right(number)
         return TOKENIZER.encode(text, add_special_tokens=False).ids
 
     def body(self, **fields: Any) -> dict[str, Any]:
