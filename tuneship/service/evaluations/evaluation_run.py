@@ -48,7 +48,7 @@ class EvaluationLost(Exception):
 
 @dataclass(eq=False)
 class _InputGone(Exception):
-    """What the evaluation reads was deleted."""
+    """The dataset or the stored scores of an evaluation were deleted."""
 
     code: str
     why: str
