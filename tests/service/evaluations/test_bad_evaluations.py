@@ -117,7 +117,9 @@ def test_a_label_of_another_form_is_refused_with_its_line(untouched: PlayedAnswe
     assert PLANTED not in answer.text
 
 
-def test_what_does_not_serve_or_is_gone_is_refused(untouched: PlayedAnswers) -> None:
+def test_a_deployment_that_does_not_serve_and_a_dataset_that_is_gone_are_refused(
+    untouched: PlayedAnswers,
+) -> None:
     service = untouched.service
     theirs = service.dataset("bob")
     assert refusal(untouched, dataset_id=theirs) == (404, "resource_not_found", "dataset_id")

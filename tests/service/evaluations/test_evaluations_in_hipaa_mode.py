@@ -74,9 +74,9 @@ def test_each_request_and_each_look_is_in_the_audit_trail(hospital: PlayedAnswer
     assert {"get_evaluation", "list_evaluation_results"} <= looks
     assert PLANTED not in str(found)
     events = service.call("GET", "/v1/events?limit=100").json()["events"]
-    (told,) = [one["data"] for one in events if one["type"] == "evaluation.completed"]
-    assert (told["verdict"], told["reason"], told["scored"]) == ("hold", "too_few_examples", 10)
-    assert "chapters" not in str(told)
+    (shown,) = [one["data"] for one in events if one["type"] == "evaluation.completed"]
+    assert (shown["verdict"], shown["reason"], shown["scored"]) == ("hold", "too_few_examples", 10)
+    assert "chapters" not in str(shown)
 
 
 def test_examples_that_came_over_plain_http_are_asked_of_no_such_model(
