@@ -278,8 +278,10 @@ class ReleaseEvaluation(EvaluationSettings):
         """The create request of the evaluation."""
         own = {"file", "dataset_id", "on_inconclusive"}
         settings = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=own)
-        about = {"name": name, "dataset_id": dataset_id, "candidate": candidate}
-        return EvaluationCreate.model_validate({**settings, **about, "baseline": baseline})
+        about: dict[str, Any] = {"name": name, "dataset_id": dataset_id, "candidate": candidate}
+        # A release has another default than the service.
+        about |= {"baseline": baseline, "max_tokens": self.max_tokens}
+        return EvaluationCreate.model_validate({**settings, **about})
 
 
 class Tracking(StrictModel):

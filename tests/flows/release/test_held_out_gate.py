@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from prefect import get_client
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release.result import ReleaseResult
@@ -14,9 +16,12 @@ from flows.shared.errors import BadInput
 from flows.tune_and_deploy import tune_and_deploy
 from tests.support.fakes.proxy import Exchange, refused
 from tests.support.service.evaluations import PLANTED, PlayedAnswers, rows
-from tests.support.service.in_process import jsonl
+from tests.support.service.in_process import Service, jsonl
 from tests.system.faults.stage import Stage
+from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.model_card import ModelCard
+from tuneship.settings import PipelineSettings
+from tuneship.store.database import tables
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
@@ -25,14 +30,15 @@ class Releases(Stage):
     """A stage whose baseline is the base model; a tuned model exists and is released by its name."""
 
     def set_up_alone(self) -> None:
-        self.played = PlayedAnswers(self.service)
+        self.played = PlayedAnswers(self.service).set_up()
         self.baseline = self.played.baseline
         self.model = self.service.call("GET", f"/v1/deployments/{self.played.candidate}").json()[
             "model_name"
         ]
         self._open({self.baseline: 100})
 
-    def release(self, folder: Path, **evaluation: Any) -> ReleaseResult:
+    def release(self, folder: Path, endpoint: str = "", **evaluation: Any) -> ReleaseResult:
+        """Release the tuned model at the stage's endpoint, or at a new one of this name."""
         file = folder / "held-out.jsonl"
         file.write_bytes(jsonl(*rows(400)))
         plan = self.plan(candidate_deployment_id="none").model_dump(exclude_unset=True)
@@ -41,7 +47,7 @@ class Releases(Stage):
         parameters = {
             "model_name": "m",
             "model": self.model,
-            "endpoint": {"id": self.endpoint},
+            "endpoint": {"name": endpoint} if endpoint else {"id": self.endpoint},
             "evaluation": wanted | {"slice_by": ["site"], "margin": 0.08} | evaluation,
             "canary": {name: value for name, value in plan.items() if name not in pair},
         }
@@ -59,7 +65,9 @@ def gate_of(result: ReleaseResult) -> dict[str, Any]:
     return next(one for one in result.training_gates if one["name"] == "T12 evaluation")
 
 
-def test_a_worse_model_is_rejected_before_any_traffic(stage: Releases, tmp_path: Path) -> None:
+def test_a_worse_model_is_rejected_before_any_traffic(
+    stage: Releases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stage.played.tuned_fails = range(0, 400, 2)
 
     result = stage.release(tmp_path)
@@ -95,7 +103,30 @@ def test_a_worse_model_is_rejected_before_any_traffic(stage: Releases, tmp_path:
     )
     assert result.evaluation.dataset_sha256
     shown = card_file.read_text() + card_file.with_suffix(".md").read_text()
-    assert PLANTED not in text + shown + json.dumps(result.model_dump(mode="json"))
+    with get_client(sync_client=True) as client:
+        artifacts = [
+            one for one in client.read_artifacts() if result.evaluation.sentence in str(one)
+        ]
+    assert artifacts
+    kept = [
+        text,
+        shown,
+        json.dumps(result.model_dump(mode="json")),
+        str(artifacts),
+        caplog.text,
+        *(file.read_text() for file in PipelineSettings().records.rglob("*.jsonl")),
+        *stage.service.log.texts,
+        *rows_of_all_tables(stage.service),
+    ]
+    assert [one for one in kept if PLANTED in one] == []
+
+
+def rows_of_all_tables(service: Service) -> list[str]:
+    """Events, deliveries and audit rows among them."""
+    with service.database.read() as connection:
+        return [
+            str(connection.execute(sa.select(one)).all()) for one in tables.METADATA.sorted_tables
+        ]
 
 
 def test_an_equal_model_is_promoted_with_its_numbers(stage: Releases, tmp_path: Path) -> None:
@@ -117,6 +148,26 @@ def test_examples_that_cannot_decide_hold_as_the_release_says(
     assert result.outcome == outcome
     assert gate_of(result)["state"] == "hold"
     assert any("too few" in note or "not decided" in note for note in result.notes)
+
+
+def test_a_first_release_is_compared_with_its_base_model(stage: Releases, tmp_path: Path) -> None:
+    stage.played.tuned_fails = range(0, 400, 2)
+
+    result = stage.release(tmp_path, endpoint="first")
+
+    assert (result.outcome, result.reason) == ("rejected", "evaluation")
+    assert result.evaluation is not None
+    made = stage.direct.evaluations.get(str(result.evaluation.evaluation_id))
+    assert (made.candidate, made.baseline) == (
+        *(result.candidate_deployment_id, result.baseline_deployment_id),
+    )
+    assert made.baseline_model == "tuneship-tiny"
+    # The default of a release, which is not that of the service.
+    assert made.settings.max_tokens == 64
+    left = {one.id for one in stage.direct.deployments.iterate(status=DeploymentStatus.RUNNING)}
+    assert left == {stage.baseline, stage.played.candidate}
+    names = {one.name for one in stage.direct.canary_endpoints.iterate()}
+    assert names == {"shop"}
 
 
 def test_a_server_without_evaluations_is_asked_by_the_pipeline(

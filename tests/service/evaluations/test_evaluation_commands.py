@@ -17,7 +17,7 @@ class Terminal:
     """The command line of a user of a service with played answers."""
 
     def __init__(self, service: Service, folder: Path) -> None:
-        self.played = PlayedAnswers(service)
+        self.played = PlayedAnswers(service).set_up()
         self.file = folder / "held-out.jsonl"
         self.file.write_bytes(jsonl(*rows(400)))
         service.listen()
@@ -73,9 +73,9 @@ def test_inspecting_asks_again_for_the_lost_lines_of_the_evaluated_file(
         "== line 8: loss",
     ]
     assert f"user: {PLANTED}: case 4?" in done.output
-    assert "reference: chapter 0" in done.output
-    assert "candidate: no idea" in done.output
-    assert "baseline: chapter 0" in done.output
+    assert f"reference: {PLANTED}, chapter 0" in done.output
+    assert f"candidate: {PLANTED}, no idea" in done.output
+    assert f"baseline: {PLANTED}, chapter 0" in done.output
     terminal.file.write_bytes(jsonl(*rows(399)))
     other = terminal.run("inspect", found["id"], str(terminal.file))
     assert other.exit_code == 1

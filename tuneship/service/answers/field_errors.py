@@ -28,6 +28,8 @@ FREE_KEYS = {"tags", "metadata"}
 IDS_NAMED = 10
 # Codes of fields and values that are known, and not supported here.
 NOT_SUPPORTED = {"unsupported_parameter", "unsupported_value"}
+# Kinds of problems of the contract's own validators that are codes, too.
+CODES = NOT_SUPPORTED | {"conflict", "out_of_range"}
 OUT_OF_RANGE = {
     "greater_than",
     "greater_than_equal",
@@ -83,7 +85,7 @@ def error_from_pydantic(error: ValidationError) -> ApiError:
         text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
         text = text.replace("must be a valid", "must be a")
         code = "wrong_type" if kind.endswith("_type") else "invalid_value"
-        if kind in NOT_SUPPORTED:
+        if kind in CODES:
             code = kind
         elif kind in OUT_OF_RANGE:
             code = "out_of_range"

@@ -52,8 +52,12 @@ class EvaluationLost(Exception):
     """Somebody else has changed the evaluation: whoever worked on it stops and looks at its row again."""
 
 
-class _BaselineGone(Exception):
-    """The evaluation whose scores stand for the baseline was deleted."""
+@dataclass(eq=False)
+class _InputGone(Exception):
+    """The dataset or the stored scores of an evaluation were deleted."""
+
+    code: str
+    why: str
 
 
 class _Decided(Exception):
@@ -108,9 +112,8 @@ class EvaluationRun:
         except DeploymentGone as gone:
             await self._threads.run(self._records.fail, self._row, "deployment_gone", gone.code)
             return
-        except _BaselineGone:
-            why = "the evaluation that stands for the baseline was deleted"
-            await self._threads.run(self._records.fail, self._row, "baseline_gone", why)
+        except _InputGone as gone:
+            await self._threads.run(self._records.fail, self._row, gone.code, gone.why)
             return
         await self._threads.run(self._finish)
 
@@ -126,12 +129,14 @@ class EvaluationRun:
                 stored = evaluation_records.results_of(connection, baseline)
                 self._known = {one["line"]: one for one in stored}
                 if not self._known:
-                    raise _BaselineGone
+                    why = "the evaluation that stands for the baseline was deleted"
+                    raise _InputGone("baseline_gone", why)
             self._tally = tally_of(
                 self._settings, evaluation_records.results_of(connection, row["id"])
             )
         if dataset is None:
-            raise EvaluationLost(row["id"])  # its owner has deleted it, and so ended the evaluation
+            # While the request that made the evaluation still read it; from then on that is refused.
+            raise _InputGone("dataset_gone", "the dataset was deleted")
         self._examples, _ = self._reader.read(dataset, self._settings)
         if row["leaked_lines"] is None:
             models = [name for name in (row["candidate_model"], row["baseline_model"]) if name]
@@ -217,10 +222,6 @@ class EvaluationRun:
     ) -> None:
         """Store scores with the numbers of the evaluation, in one transaction."""
         row, now = self._row, self._records.clock()
-        safeguards: dict[str, Any] = dict(row["security_settings"])
-        safeguards["audit_logging"] |= any(one.has_audit for one in answers)
-        if any(one.is_hipaa for one in answers):
-            safeguards["compliance_mode"] = "hipaa"
         found = judge(self._tally.counts, self._rules)
         with self._records.database.write(row["client_id"]) as connection:
             is_stored = evaluation_records.advance(
@@ -230,7 +231,6 @@ class EvaluationRun:
                 now,
                 report=report_of(self._tally, found, has_ended=False),
                 stopped_early=is_decided,
-                security_settings=safeguards,
                 prompt_tokens=row["prompt_tokens"] + sum(one.prompt_tokens for one in answers),
                 completion_tokens=row["completion_tokens"]
                 + sum(one.completion_tokens for one in answers),

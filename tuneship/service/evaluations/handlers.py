@@ -34,7 +34,7 @@ from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
-from tuneship.service.datasets.lookup import own_dataset
+from tuneship.service.datasets.lookup import own_dataset, refuse_unsafe
 from tuneship.service.evaluations.evaluation_run import (
     EVALUATION,
     announce_end,
@@ -74,6 +74,8 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
         baseline_model = earlier["candidate_model"]
     elif evaluation.baseline is not None:
         baseline_model = serving_deployment(context, evaluation.baseline, "baseline")["model_name"]
+    if context.audit_facts.touches_hipaa:
+        refuse_unsafe(dataset, "dataset_id")
     # Reads the file: a slice that no line has must not be found out after hours.
     parts = context.parts
     reader = HeldOutReader(parts.database, parts.blobs, parts.keyring, parts.halted)

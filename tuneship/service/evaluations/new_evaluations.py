@@ -3,6 +3,7 @@
 from tuneship.contract.deployments import GONE
 from tuneship.contract.errors import DeploymentError, ResourceNotFound
 from tuneship.contract.evaluations import OPEN, EvaluationSettings, EvaluationStatus
+from tuneship.service.access.hipaa import HIPAA
 from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
@@ -12,8 +13,6 @@ from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.rows import Row
 from tuneship.store.database.tables import DeploymentRow, EvaluationRow
 from tuneship.store.records import evaluation_records
-
-NO_SAFEGUARDS = {"audit_logging": False, "compliance_mode": "none"}
 
 
 def serving_deployment(context: Context, deployment_id: str, param: str) -> DeploymentRow:
@@ -35,7 +34,7 @@ def record_evaluation(
     most = context.parts.settings.maximum_active_evaluations
     is_open = tables.evaluations.c.status.in_(OPEN)
     check_quota(context, tables.evaluations, most, "evaluations that have not ended", is_open)
-    content = values["dataset_sha256"]
+    content, facts = values["dataset_sha256"], context.audit_facts
     row = rows.insert(
         connection,
         tables.evaluations,
@@ -51,7 +50,11 @@ def record_evaluation(
             "caller": kept_caller(
                 context, is_private=context.caller.is_private and dataset["came_safely"]
             ),
-            "security_settings": NO_SAFEGUARDS,
+            # Of the deployments, and of the evaluation whose scores are used.
+            "security_settings": {
+                "audit_logging": facts.is_required,
+                "compliance_mode": HIPAA if facts.touches_hipaa else "none",
+            },
             "answered": 0,
             "report": {},
             "used_before": evaluation_records.verdicts_on(connection, context.client_id, content),
@@ -60,5 +63,5 @@ def record_evaluation(
             **values,
         },
     )
-    context.audit_facts.created_id = row["id"]
+    facts.created_id = row["id"]
     return row

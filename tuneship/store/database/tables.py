@@ -241,7 +241,7 @@ class EvaluationRow(ResourceRow):
     status: Annotated[str, one_of(EvaluationStatus)]
     # Who made it: each of its requests is answered as if that caller had sent it.
     caller: dict[str, Any]
-    # Of everything that its requests have touched so far.
+    # Of its deployments, and of the evaluation whose scores are used.
     security_settings: dict[str, Any]
     # Null before the dataset was read: the number of selected examples, and the lines of those that have leaked.
     selected: int | None
