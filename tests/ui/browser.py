@@ -157,7 +157,7 @@ class Browser:
 
     @property
     def address(self) -> str:
-        """Where the browser is."""
+        """The address of the page."""
         return self._driver.current_url
 
     def before_every_page(self, script: str) -> None:
@@ -184,7 +184,7 @@ class Browser:
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def check_accessibility(self, axe: str, rules: Sequence[str]) -> list[str]:
-        """What axe finds on this page, each with the places; it is put in by the driver, past the page's policy."""
+        """The faults that axe finds on this page, with their places. The driver puts it in, past the page's policy."""
         self._driver.execute_script(f"{axe}; window.axe = axe;")
         done = "const done = arguments[arguments.length - 1];"
         run = f"axe.run({{runOnly: {[*rules]}}}).then(found => done(found.violations.map("
@@ -192,7 +192,7 @@ class Browser:
         return self._driver.execute_async_script(f"{done} {run}{shown}")
 
     def complaints(self) -> list[str]:
-        """What the browser has complained of since the last call."""
+        """The browser's warnings and errors since the last call."""
         return [one["message"] for one in self._driver.get_log("browser")]
 
     def keys_to(self, name: str) -> None:

@@ -121,7 +121,7 @@ def test_a_button_is_there_exactly_where_its_operation_would_answer(world: World
         assert status == (404 if has_button else 403)
 
 
-def test_whoever_only_looks_has_no_button_and_changes_nothing(world: World) -> None:
+def test_a_session_that_only_looks_has_no_button_and_changes_nothing(world: World) -> None:
     browser = signed_in(world.service, looks_only="yes")
     path = PAGES["job"].format(**world.ids)
     assert "/console/do/" not in browser.open(path).text
@@ -233,7 +233,7 @@ def test_files_of_pages_are_kept_for_ever_and_compressed(world: World) -> None:
     assert browser.open("/console/static/0/console.css").status_code == 303
 
 
-def test_what_is_of_others_is_as_it_was_published() -> None:
+def test_the_files_of_others_are_as_they_were_published() -> None:
     folder = Path(words.__file__).parent / "static" / "vendor"
     listed = json.loads((folder / "vendor.json").read_text())
     files = {one.name for one in folder.iterdir()} - {"vendor.json"}

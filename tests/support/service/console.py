@@ -64,7 +64,7 @@ def signed_in(
 
 
 class Markup(HTMLParser):
-    """What a page is made of: its tags with their attributes, and its visible text."""
+    """The parts of a page: its tags with their attributes, and its visible text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -62,8 +62,8 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a request to sign in came from, for its audit entry."""
+class SignInOrigin:
+    """The origin of a request to sign in, for its audit entry."""
 
     address: str
     request_id: str
@@ -110,34 +110,34 @@ class ConsoleSessions:
         # In the fragment, which browsers keep for themselves.
         return f"{service_url}/console/sign-in#{code}", expires_at
 
-    def sign_in_by_link(self, code: str, place: Place) -> str:
+    def sign_in_by_link(self, code: str, origin: SignInOrigin) -> str:
         """The cookie of a new session. Raises `AuthenticationError` for a code that is used up or expired."""
         digest, now = self._digest("link", code), self._clock()
         with self._database.write() as connection:
             link = session_records.take_link(connection, digest, now)
-            if link is None or (link["is_local"] and not place.is_local):
+            if link is None or (link["is_local"] and not origin.is_local):
                 # The code of a link that came to another machine is known there, so it is used up, too.
                 found = None
             else:
                 found = self._keys.principal_of(link["key_id"])
             if found is not None:
-                return self._begin(connection, found, ("", False), place)
+                return self._begin(connection, found, ("", False), origin)
         raise AuthenticationError("the link was used, has expired, or is for another machine")
 
     def sign_in_by_key(
-        self, key: str, client_id: str, person: tuple[str, bool], place: Place
+        self, key: str, client_id: str, person: tuple[str, bool], origin: SignInOrigin
     ) -> str:
         """The cookie of a new session. `person`: a name, and whether they only look. Raises `AuthenticationError`."""
         principal = self._keys.authenticate([f"Bearer {key}"], [client_id])
         with self._database.write(client_id) as connection:
-            return self._begin(connection, principal, person, place)
+            return self._begin(connection, principal, person, origin)
 
     def _begin(
         self,
         connection: sa.Connection,
         principal: Principal,
         person: tuple[str, bool],
-        place: Place,
+        origin: SignInOrigin,
     ) -> str:
         cookie, now = secrets.token_urlsafe(32), self._clock()
         session_records.add(
@@ -161,8 +161,8 @@ class ConsoleSessions:
                 action="sign_in",
                 resource_id=None,
                 status=200,
-                address=place.address,
-                request_id=place.request_id,
+                address=origin.address,
+                request_id=origin.request_id,
             ),
         )
         return cookie

@@ -28,7 +28,7 @@ Show = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True)
-class Page:
+class ConsolePage:
     """A page: its address, its place in the navigation, and the function that makes what it shows."""
 
     path: str
@@ -44,13 +44,13 @@ class Page:
     root: str
 
     async def view(self, client: Any, path: Mapping[str, str], query: Mapping[str, str]) -> Any:
-        """What the page shows. Raises `ApiError`, also for a query that is none of this page."""
+        """Return the content of the page. Raises `ApiError`, also for a query that is none of this page."""
         fields = validated(self.query, dict(query))
         named = {name: getattr(fields, name) for name in self.query.model_fields}
         return await self.show(client, **path, **named)
 
 
-_PAGES: list[Page] = []
+_PAGES: list[ConsolePage] = []
 
 
 def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callable[[Show], Show]:
@@ -73,13 +73,13 @@ def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callab
         pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", matched))
         template = show.__module__.rpartition(".")[2] + ".html"
         root = "/".join(path.split("/")[:3])
-        _PAGES.append(Page(path, at, name, template, show, pattern, query, root))
+        _PAGES.append(ConsolePage(path, at, name, template, show, pattern, query, root))
         return show
 
     return declare
 
 
-def all_pages() -> list[Page]:
+def all_pages() -> list[ConsolePage]:
     """Every page, those without parameters first."""
     if not _PAGES:
         for found in iter_modules(pages.__path__):
@@ -88,7 +88,7 @@ def all_pages() -> list[Page]:
     return _PAGES
 
 
-def page_at(path: str) -> tuple[Page, dict[str, str]]:
+def page_at(path: str) -> tuple[ConsolePage, dict[str, str]]:
     """The page at an address, and the parameters in it. Raises `ResourceNotFound`."""
     for one in all_pages():
         if (found := one.pattern.fullmatch(path)) is not None:

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.declaring.verbs import Asynchronous
-from tuneship.contract.errors import ApiError
 from tuneship.contract.resources import Api
 from tuneship.service.access.console_sessions import Session
 from tuneship.service.context.arguments import path_arguments, validated
@@ -89,8 +88,3 @@ async def _reading(
     query = validated(operation.query_model, values)
     fields = {name: getattr(query, name) for name in operation.query_model.model_fields}
     yield Arguments({**fields, **path, **body}, key)
-
-
-def refused_fields(error: ApiError) -> dict[str, str]:
-    """What an error says of each field, by the field's place."""
-    return {detail.field: detail.message for detail in error.details if detail.field}

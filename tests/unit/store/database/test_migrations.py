@@ -62,7 +62,7 @@ def row_of(table: sa.Table, number: int) -> dict[str, Any]:
 def value_of(column: "sa.Column[Any]", number: int) -> Any:
     kind = column.type
     values: dict[type, Any] = {
-        sa.JSON: {"k": number}, sa.Boolean: True, sa.DateTime: NOW, sa.LargeBinary: b"x",
+        sa.JSON: {"k": number}, sa.Boolean: True, sa.DateTime: NOW, sa.LargeBinary: bytes([number]),
         sa.Integer: number, sa.Float: 0.5,
     }  # fmt: skip
     found = next((value for cls, value in values.items() if isinstance(kind, cls)), None)

@@ -24,7 +24,7 @@ class DeploymentView:
 
 @page("/console/deployments/{deployment_id}")
 async def deployment(client: PageClient, deployment_id: DeploymentId) -> DeploymentView:
-    """What the session may not read is left out."""
+    """Leave out what the session may not read."""
     found = await client.deployments.get(deployment_id)
     metrics = log = None
     if client.may(get_deployment_metrics):

@@ -14,7 +14,7 @@ from tuneship.service.console.page_client import PageClient
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberView:
     """A deployment behind the endpoint; `deployment` and `metrics` where this session may read them."""
 
     id: str
@@ -35,7 +35,7 @@ class EndpointView:
     """An endpoint with its members, those with the most traffic first, and charts of the last hour."""
 
     endpoint: Endpoint | CanaryEndpoint
-    members: list[Member]
+    members: list[MemberView]
     charts: Mapping[str, Any] | None
 
     @property
@@ -64,7 +64,7 @@ async def endpoint(client: PageClient, endpoint_id: AnyEndpointId) -> EndpointVi
     else:
         shares = {found.deployment_id: 100}
     members = [
-        Member(
+        MemberView(
             one,
             share,
             one in fallback,
@@ -80,7 +80,7 @@ async def endpoint(client: PageClient, endpoint_id: AnyEndpointId) -> EndpointVi
     return EndpointView(found, members, _charts(members))
 
 
-def _charts(members: list[Member]) -> dict[str, Any] | None:
+def _charts(members: list[MemberView]) -> dict[str, Any] | None:
     """Failed requests in percent, and the latency that 95 % stay below, by minute and member."""
     measured = [one for one in members if one.metrics is not None]
     if not measured:

@@ -32,7 +32,7 @@ class EvaluationView:
         return max([*ends, 2 * self.evaluation.settings.margin])
 
     def at(self, difference: float) -> float:
-        """Where a difference lies in the picture, from 0 to 100."""
+        """The place of a difference in the picture, from 0 to 100."""
         return round(50 + 50 * difference / self.reach, 2)
 
 

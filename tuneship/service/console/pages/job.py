@@ -52,7 +52,7 @@ class JobView:
 
 @page("/console/jobs/{job_id}")
 async def job(client: PageClient, job_id: JobId) -> JobView:
-    """What the session may not read is left out."""
+    """Leave out what the session may not read."""
     found = await client.jobs.get(job_id)
     steps = measured = None
     if client.may(get_job_metrics):

@@ -13,7 +13,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class OverviewView:
-    """What this session may see; None where it lacks the scope."""
+    """The newest of each kind; None where the session lacks the scope."""
 
     canaries: list[CanaryEndpoint] | None
     endpoints: list[Endpoint] | None

@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tuneship.contract.errors import ApiError, ResourceNotFound
-from tuneship.service.console.rendering import Frame, error_page
+from tuneship.service.console.rendering import PageFrame, error_page
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import answer_asset, assets
 from tuneship.service.http.console.entry import LIVE, PREFIX, answer_headers, authenticate, html
@@ -60,7 +60,7 @@ def _error_answer(request: Request, error: ApiError, request_id: str) -> Respons
     path = request.scope["path"]
     if error.status != 401 or path == LIVE:
         session = getattr(request.state, "session", None)
-        frame = Frame(assets().folder, datetime.now(UTC), session)
+        frame = PageFrame(assets().folder, datetime.now(UTC), session)
         return html(request, error_page(error, request_id, frame), error.status)
     if request.headers.get("sec-fetch-site") == "cross-site" and not request.cookies:
         return HTMLResponse(AGAIN, headers={"Cache-Control": "no-store"})

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from tuneship.contract.errors import ApiError, AuthenticationError, RateLimitExceeded
-from tuneship.service.access.console_sessions import Place
-from tuneship.service.console.rendering import Frame, own_page
+from tuneship.service.access.console_sessions import SignInOrigin
+from tuneship.service.console.rendering import PageFrame, own_page
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import assets
 from tuneship.service.http.console.entry import (
@@ -41,7 +41,7 @@ class SignIn:
         return self._page(request, own_path(request.query_params.get("next", "")))
 
     def _page(self, request: Request, then: str, problem: ApiError | None = None) -> Response:
-        frame = Frame(assets().folder, self._boundary.parts.clock())
+        frame = PageFrame(assets().folder, self._boundary.parts.clock())
         text = own_page("sign-in.html", frame, then=then, problem=problem)
         return html(request, text, 200 if problem is None else problem.status)
 
@@ -51,17 +51,17 @@ class SignIn:
         check_origin(request)
         fields = await form_of(request)
         then, sessions = own_path(fields.get("next", "")), self._boundary.parts.sessions
-        place = Place(
+        origin = SignInOrigin(
             address_of(request), request.state.request_id, is_local(self._boundary, request)
         )
         if (code := fields.get("code", "").strip()) != "":
             # Somebody who copies a link copies all of it.
-            begin = partial(sessions.sign_in_by_link, code.rpartition("#")[2], place)
+            begin = partial(sessions.sign_in_by_link, code.rpartition("#")[2], origin)
         else:
             name = "".join(one for one in fields.get("name", "") if one.isprintable())
             person = name.strip()[:LONGEST_NAME], fields.get("looks_only") == "yes"
             key, client_id = fields.get("key", "").strip(), fields.get("client_id", "").strip()
-            begin = partial(sessions.sign_in_by_key, key, client_id, person, place)
+            begin = partial(sessions.sign_in_by_key, key, client_id, person, origin)
         limits = self._boundary.limits
         source = source_of(request.client.host if request.client else "")
         if (failures := limits.failures(source)).exceeded:

@@ -14,9 +14,9 @@ from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import InvalidRequestError, ResourceNotFound
 from tuneship.service.answers.field_errors import error_from_pydantic
 from tuneship.service.console.actions import ACTIONS, Action
-from tuneship.service.console.page import Page, page_at
+from tuneship.service.console.page import ConsolePage, page_at
 from tuneship.service.console.page_client import PageClient, Visit
-from tuneship.service.console.rendering import Frame, own_page, whole_page
+from tuneship.service.console.rendering import PageFrame, own_page, whole_page
 from tuneship.service.context.bindings import SERVED
 from tuneship.service.context.operation_calls import OperationCalls
 from tuneship.service.http.boundary import Boundary
@@ -51,9 +51,11 @@ class Visits:
             )
         )
 
-    def frame(self, request: Request, page: Page | None = None, address: str = "") -> Frame:
-        """What is around a page."""
-        return Frame(
+    def frame(
+        self, request: Request, page: ConsolePage | None = None, address: str = ""
+    ) -> PageFrame:
+        """The surroundings of a page."""
+        return PageFrame(
             assets().folder,
             self._boundary.parts.clock(),
             getattr(request.state, "session", None),
