@@ -203,7 +203,7 @@ def _training(members: Mapping[str, bytes], found: Findings) -> None:
 
 def _evaluation(members: Mapping[str, bytes], found: Findings) -> None:
     result = mapping_of(members[RESULT])
-    evaluation = result.get("evaluation")
+    evaluation: dict[str, Any] = result.get("evaluation") or {}
     record = pick(evaluation, "record")
     names = [gate["name"] for gate in result["training_gates"]]
     found.undecided += [SMOKE_GATE] * names.count(SMOKE_GATE)

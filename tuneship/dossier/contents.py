@@ -114,13 +114,13 @@ def _identity(members: Mapping[str, bytes]) -> dict[str, Any]:
     names = ("run_key", "outcome", "reason", "model", "champion_model", "job_id", "rollout_id")
     job = pick(json_of(members[TRAINING]), "job") if TRAINING in members else None
     made = [fact for fact in lines_of(members[RELEASE]) if fact.get("kind") == "job"]
-    trained = next((one for one in made if one.get("id") == result.get("job_id")), {})
+    trained = next((one for one in made if one.get("id") == result.get("job_id")), None)
     return {
         **{name: result.get(name) for name in names},
         "base_model": pick(job, "base_model"),
         "data": {
-            "training_dataset_id": trained.get("dataset_id"),
-            "training_sha256": trained.get("content"),
+            "training_dataset_id": pick(trained, "dataset_id"),
+            "training_sha256": pick(trained, "content"),
             "validation_dataset_id": pick(job, "validation_dataset_id"),
             "validation_sha256": pick(job, "content_sha256"),
             "held_out_sha256": pick(result, "evaluation", "dataset_sha256"),

@@ -59,7 +59,7 @@ def difference(ours: Any, theirs: Any) -> str | None:
                 return f"{_entry(number, one, other)}{found}"
         return None
     # As texts: NaN equals itself, 1 is not True.
-    same = type(ours) is type(theirs) and json.dumps(ours) == json.dumps(theirs)
+    same = type(ours) is type(theirs) and json.dumps(cast("Any", ours)) == json.dumps(theirs)
     return None if same else f": {_shown(ours)}, but {_shown(theirs)}"
 
 
