@@ -59,8 +59,8 @@ def difference(ours: Any, theirs: Any) -> str | None:
                 return f"{_entry(number, one, other)}{found}"
         return None
     # As texts: NaN equals itself, 1 is not True.
-    left, right = cast("Any", ours), cast("Any", theirs)
-    same = type(left) is type(right) and json.dumps(left) == json.dumps(right)
+    left = cast("Any", ours)
+    same = type(left) is type(theirs) and json.dumps(left) == json.dumps(theirs)
     return None if same else f": {_shown(ours)}, but {_shown(theirs)}"
 
 
