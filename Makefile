@@ -11,7 +11,7 @@ PYTHONDONTWRITEBYTECODE =
 PYTEST = pytest -q --dist loadfile --no-loadscope-reorder --durations=10 -n $(WORKERS)
 # Worker processes for two cores. With more, each starts servers of its own, and all wait for the processors.
 WORKERS = 4
-PURE = contract gates evaluation metrics traffic client
+PURE = cards contract gates evaluation metrics traffic client
 TESTS = tests
 SINCE = HEAD~1
 EVERY_CHANGE = (not slow and not soak) or essential

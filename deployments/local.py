@@ -30,7 +30,7 @@ from flows.script.local_processes import (
     prefect_variables,
     settings_at,
 )
-from tuneship.client import ApiError, TuneshipError
+from tuneship.client import ApiError, Client, TuneshipError
 from tuneship.host.durable import write_private
 from tuneship.settings import (
     ClientSettings,
@@ -271,6 +271,9 @@ class Local:
         if self._processes.running("service") is not None:
             say(f"service         {self._client().url}")
             say(f"credentials     {self._service.data_dir / 'credentials.json'}")
+            # A service that was started elsewhere may be of another version, or have no console.
+            with suppress(TuneshipError), Client(self._client()) as client:
+                say(f"console         {client.sign_in_links.create().url} (once, for 10 minutes)")
         if self._processes.running("prefect-server") is not None:
             say(f"Prefect         {self.prefect_url.removesuffix('/api')}")
             say(f"sign in         with the line in {self.auth_file}")

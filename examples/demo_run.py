@@ -97,6 +97,9 @@ def running(folder: Path) -> Generator[DemoRun]:
         embedded_service(data, environment_in(folder) | SERVICE_SETTINGS) as settings,
         beside_prefect(folder, settings) as run,
     ):
+        with Client(settings) as client:
+            link = client.sign_in_links.create().url
+        say(f"watch it in the browser (works once, for 10 minutes, on this machine): {link}")
         yield run
 
 

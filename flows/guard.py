@@ -1,4 +1,5 @@
-"""Ends what dead runs left: returns the traffic of abandoned rollouts, deletes the jobs and deployments of releases.
+"""Cleans up after dead runs: returns the traffic of abandoned rollouts, deletes jobs and deployments of abandoned
+releases.
 
 Then `flows/upkeep/watch.py` watches the promoted deployments; it reports those that became worse, and moves nothing.
 

@@ -25,8 +25,14 @@ from flows.release.clean_up import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
 from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
-from flows.release.held_out import evaluate
-from flows.release.release_run import ReleaseRun, begin, finish, result_when_stopped
+from flows.release.held_out import check_evaluation, evaluate
+from flows.release.release_run import (
+    ReleaseRun,
+    begin,
+    finish,
+    result_when_stopped,
+    write_card_after,
+)
 from flows.release.reports.assets import record_dataset, record_model
 from flows.release.reports.tracked import chosen_trackers
 from flows.release.result import ReleaseResult
@@ -50,7 +56,12 @@ def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
     with endpoint_lock(release.endpoint):
         run = begin(release)
         try:
-            return finish(run, _release(release, run))
+            try:
+                result = _release(release, run)
+            except BaseException as error:
+                write_card_after(run, error)
+                raise
+            return finish(run, result)
         finally:
             run.record.release()
 
@@ -72,6 +83,7 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
         if result := foresee(plan, get_run_logger()):
             return run.result_of_rollout(result)
 
+    check_evaluation(release)
     if result := _tune(release, run, champion):
         return result
 

@@ -45,7 +45,7 @@ CREATES: dict[str, Any] = {
 
 
 def once(run_key: str, step: str, content: Any, deadline_s: float = CALL_DEADLINE_S) -> Client:
-    """The client whose next create is made only once for this run, step and content."""
+    """A client whose next create happens only once for this run, step and content."""
     return api(deadline_s).with_options(idempotency_key=idempotency_key(run_key, step, content))
 
 
@@ -102,5 +102,5 @@ def made_before(listed: Iterable[Item], tags: Mapping[str, str]) -> list[Item]:
 
 
 def as_created(form: type[Created], whole: BaseModel) -> Created:
-    """An existing resource in the form in which its create answers."""
+    """An existing resource in the form of the answer to its create."""
     return form.model_validate(whole.model_dump(include=set(form.model_fields)))

@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tuneship.contract import datasets
 from tuneship.contract.datasets import (
+    CONTENT_TAG,
     DatasetCreated,
     DatasetMerge,
     Datasets,
@@ -20,7 +21,6 @@ from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.prefect.calls import RETRIES
 from tuneship.prefect.connection import UPLOAD_DEADLINE_S, api
 from tuneship.prefect.tasks import task_of, task_of_pages
-from tuneship.tracking.job_facts import CONTENT_TAG
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="validate-{path.name}")
@@ -50,7 +50,7 @@ get_dataset = task_of(datasets.get_dataset)
 
 @task(**CREATES, task_run_name="merge-{merge.name}")
 def merge_datasets(merge: DatasetMerge, run_key: str) -> DatasetCreated:
-    """Concatenate datasets in the given order, once for this run; what it merged before is found by its tags."""
+    """Concatenate datasets in the given order, once for this run; an earlier result is found by its tags."""
     create = (run_key, "merge", merge.dataset_ids)
     tags = marks(*create)
     for made in made_before(api().datasets.iterate(limit=100, tags=tags), tags):

@@ -23,4 +23,5 @@ def create_evaluation(evaluation: EvaluationCreate, run_key: str) -> Evaluation:
 
 
 get_evaluation = task_of(evaluations.get_evaluation)
+list_evaluations = task_of(evaluations.list_evaluations)
 list_evaluation_results = task_of_pages(Evaluations.iterate_results)

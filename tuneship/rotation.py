@@ -17,7 +17,7 @@ BORDER = "original_max_position_embeddings"
 
 
 class DifferentBorders(ValueError):
-    """The layers of a model change their factors at different lengths, which is not computed here."""
+    """The layers of a model change their rotary factors at different text lengths, which is not supported."""
 
     def __init__(self) -> None:
         """The message names the setting to make consistent."""

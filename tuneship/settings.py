@@ -91,11 +91,6 @@ class AddressSettings(_Settings):
         default=None,
         description="Open connections at the same time; default: what the limit of open files allows, 4096 at most.",
     )
-    maximum_connections_per_address: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="Open connections from one address, or IPv6 network of 64 bits, that is no declared proxy; "
-        "default: half of all.",
-    )
     private_networks: Networks = Field(
         default=(IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")),
         description="Who reaches deployments with `private_endpoints`.",
@@ -177,7 +172,7 @@ class DatabaseSettings(_Settings):
 
     @property
     def listen_url(self) -> str | None:
-        """The URL of the database past a pooler; None without one."""
+        """The URL of the database that bypasses a pooler; None without one."""
         url = self.database_listen_url
         return url.get_secret_value() if url else None
 
@@ -195,7 +190,7 @@ class DatabaseSettings(_Settings):
 
 
 class CatalogueSettings(_Settings):
-    """The models and machines that are offered besides the shipped ones."""
+    """The offered models and machines, in addition to the shipped ones."""
 
     model_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further base models."
@@ -230,6 +225,23 @@ class ApiSettings(_Settings):
         description="Let models that were trained in hipaa mode be exported, by the API and the command.",
     )
     allow_fault_injection: bool = False
+
+
+class ConsoleSettings(_Settings):
+    """The pages for people, below `/console`."""
+
+    console: bool = Field(default=True, description="Offer the console below `/console`.")
+    console_idle_minutes: Annotated[int, Field(ge=1, le=60)] = Field(
+        default=15, description="Minutes without any use after which a person is signed out."
+    )
+    console_hours: Annotated[int, Field(ge=1, le=24)] = Field(
+        default=12, description="Hours after which a person has to sign in again."
+    )
+    console_plaintext: bool = Field(
+        default=False,
+        description="Let people sign in over plain HTTP from other machines: for a trial behind a balancer that speaks "
+        "no TLS.",
+    )
 
 
 class LimitSettings(_Settings):
@@ -418,6 +430,7 @@ class ServiceSettings(
     DatabaseSettings,
     CatalogueSettings,
     ApiSettings,
+    ConsoleSettings,
     LimitSettings,
     WebhookSettings,
     TrainingSettings,
@@ -425,7 +438,7 @@ class ServiceSettings(
     AgentSettings,
     TracingSettings,
 ):
-    """The settings of `tuneship serve`: those of all groups, and of a cluster, whose members share most of them."""
+    """The settings of `tuneship serve`: all groups, and those of a cluster, most of which its members share."""
 
     cluster: str | None = Field(
         default=None,
@@ -467,7 +480,7 @@ class ServiceSettings(
 
 
 class ClientSettings(_Settings):
-    """The settings by which the client reaches a service."""
+    """The client's settings for reaching a service."""
 
     url: str = ""
     api_key: SecretStr = SecretStr("")
@@ -528,7 +541,7 @@ class TrackingSettings(_Settings):
 
 
 class LocalSettings(_Settings):
-    """The settings of the processes that `make up` starts on one machine beside the service."""
+    """The settings of the processes that `make up` starts on one machine, in addition to the service."""
 
     run_dir: Path = Field(default=HOME / "run", description="Process ids and logs of what runs.")
     prefect_dir: Path = Field(
@@ -559,7 +572,7 @@ def variables_in(error: ValidationError) -> str:
 
 
 def service_variables(settings: ClientSettings) -> dict[str, str]:
-    """The environment variables by which another process reaches a service."""
+    """The environment variables with which another process reaches a service."""
     variables = {
         "TUNESHIP_URL": settings.url,
         "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
@@ -571,7 +584,7 @@ def service_variables(settings: ClientSettings) -> dict[str, str]:
 
 
 def use_service(settings: ClientSettings) -> None:
-    """Name a service in this process's environment, for a flow that runs in it."""
+    """Set a service in this process's environment, for a flow that runs in it."""
     os.environ.update(service_variables(settings))
 
 

@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from flows.forms.model_card_form import CardStatements
 from tuneship.contract.common import (
     ONE_LINE,
     ComplianceMode,
@@ -69,7 +70,7 @@ def beside_parameters(file: str, info: ValidationInfo) -> str:
 
 
 def folder_beside_parameters(folder: str, info: ValidationInfo) -> str:
-    """Resolve the path of a folder, which need not exist, as `beside_parameters` does."""
+    """Resolve the path of a folder, which may be missing, like `beside_parameters`."""
     context: dict[str, Any] = info.context or {}
     return str(Path(context.get(DIRECTORY, "")) / Path(folder).expanduser())
 
@@ -218,7 +219,7 @@ class EndpointChoice(StrictModel):
 
 
 class ReleaseEvaluation(EvaluationSettings):
-    """Held-out examples that both models answer before any traffic moves, and what the new model must show.
+    """Held-out examples that both models answer before any traffic moves, and the result that the new model must reach.
 
     Without graders, exact matches on validation rows are reported and decide nothing.
     """
@@ -262,7 +263,7 @@ class ReleaseEvaluation(EvaluationSettings):
 
     @property
     def exact_match_rows(self) -> int:
-        """Validation rows on which exact matches are counted where no grader decides."""
+        """The number of validation rows for counting exact matches when no grader decides."""
         if self.graders:
             return 0
         is_chosen = "max_examples" in self.model_fields_set
@@ -277,8 +278,10 @@ class ReleaseEvaluation(EvaluationSettings):
         """The create request of the evaluation."""
         own = {"file", "dataset_id", "on_inconclusive"}
         settings = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=own)
-        about = {"name": name, "dataset_id": dataset_id, "candidate": candidate}
-        return EvaluationCreate.model_validate({**settings, **about, "baseline": baseline})
+        about: dict[str, Any] = {"name": name, "dataset_id": dataset_id, "candidate": candidate}
+        # A release has another default than the service.
+        about |= {"baseline": baseline, "max_tokens": self.max_tokens}
+        return EvaluationCreate.model_validate({**settings, **about})
 
 
 class Tracking(StrictModel):
@@ -308,7 +311,7 @@ class Tracking(StrictModel):
 
     @property
     def settings(self) -> TrackingSettings:
-        """The settings of this release: those of the process, and what it chooses itself."""
+        """The settings of this release: those of the process, overridden by its own choices."""
         return TrackingSettings.model_validate(
             TrackingSettings().model_dump() | self.model_dump(exclude_none=True)
         )
@@ -336,6 +339,7 @@ class ReleaseParameters(StrictModel):
         "evaluation": "Whether its answers are right: evaluation",
         "security_settings": "Safeguards: security_settings",
         "tracking": "Where it is written too: tracking",
+        "model_card": "What people must know: model_card",
     }
 
     model_config = ConfigDict(
@@ -346,7 +350,7 @@ class ReleaseParameters(StrictModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema from which Prefect's UI makes the form; files and saved deployments are validated as before."""
+        """The schema for the form in Prefect's UI; files and saved deployments are validated as before."""
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema)["properties"]
         fields["data"].pop("default", None)  # with a default of null it would not show what to say
@@ -404,6 +408,10 @@ class ReleaseParameters(StrictModel):
     tracking: Tracking = Field(
         default_factory=Tracking,
         description="MLflow, TensorBoard and Weights & Biases: where the release is written besides its report.",
+    )
+    model_card: CardStatements = Field(
+        default_factory=CardStatements,
+        description="What only people can say about the model, for its model card.",
     )
     run_key: str | None = Field(
         default=None,
@@ -468,14 +476,15 @@ class ReleaseParameters(StrictModel):
 
     @property
     def validation_file(self) -> Path | None:
-        """The file of the validation rows, where there is one."""
+        """The file of the validation rows, if there is one."""
         file = self.data.validation_file if self.data else None
         return Path(file) if file else None
 
     def digest(self) -> str:
         """SHA-256 of all parameters that are not their default and that change the release itself."""
         # Without defaults, so that a field of a later version does not make another release of the same file.
-        text = self.model_dump_json(exclude={"run_key", "force", "tracking"}, exclude_defaults=True)
+        beside = {"run_key", "force", "tracking", "model_card"}
+        text = self.model_dump_json(exclude=beside, exclude_defaults=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def job(

@@ -15,9 +15,9 @@ from tasks.sample_answers import answer_prompts
 from tuneship.contract.evaluations import GraderReport, SliceReport
 from tuneship.contract.lines.dataset_lines import ExampleProblem
 from tuneship.evaluation.graders import GivenAnswer
-from tuneship.evaluation.items import EvaluationItem, numbered, read_item
+from tuneship.evaluation.items import EvaluationItem, MetadataRefused, numbered, read_item
 from tuneship.evaluation.scoring import (
-    Answer,
+    Answers,
     HeldOutExample,
     NoAnswer,
     Scoring,
@@ -25,7 +25,6 @@ from tuneship.evaluation.scoring import (
     held_out_examples,
 )
 from tuneship.evaluation.selection import select
-from tuneship.evaluation.slices import SliceRefused
 from tuneship.gates.evaluation.evaluation_report import report_of
 from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
 from tuneship.gates.evaluation.verdict import LOOK_EXAMPLES, judge, look, record_of
@@ -47,7 +46,8 @@ def evaluate_here(
     """
     if file is None:
         raise BadInput("evaluation.dataset_id: the service offers no evaluations; name a file")
-    examples = read_examples(Path(file), wanted)
+    refuse_likelihoods(wanted)
+    examples = read_examples(Path(file), wanted, MOST_EXAMPLES, of_one_question=True)
     rules = rules_of(wanted, has_baseline=True)
     scoring, tally = Scoring(wanted), tally_of(wanted, ())
     found, stored = None, list[Stored]()
@@ -78,8 +78,20 @@ def evaluate_here(
     )
 
 
-def read_examples(file: Path, wanted: ReleaseEvaluation) -> Sequence[HeldOutExample]:
-    """The selected examples with one question and one answer. Raises `BadInput` for an unknown slice or cluster."""
+def refuse_likelihoods(wanted: ReleaseEvaluation) -> None:
+    """Raise `BadInput` for a grader that needs log probabilities of tokens as training makes them."""
+    for number, grader in enumerate(wanted.graders):
+        if grader.type in ("choice", "loss"):
+            text = "which the service does not offer, since the pipeline knows no tokens"
+            raise BadInput(
+                f"evaluation.graders[{number}].type: {grader.type} needs evaluations, {text}"
+            )
+
+
+def read_examples(
+    file: Path, wanted: ReleaseEvaluation, most: int, *, of_one_question: bool = False
+) -> Sequence[HeldOutExample]:
+    """The selected examples, `most` of them. Raises `BadInput` for metadata that do not fit."""
     dataset_format = format_of_file(file)
     read: list[tuple[int, EvaluationItem]] = []
     with file.open("rb") as stream:
@@ -88,18 +100,18 @@ def read_examples(file: Path, wanted: ReleaseEvaluation) -> Sequence[HeldOutExam
                 item = read_item(line, dataset_format)
             except ExampleProblem:
                 continue  # the service's verdict on the file counts, and it came first
-            if [turn["role"] for turn in item.prompt] == ["user"] and not item.calls:
+            is_simple = [turn["role"] for turn in item.prompt] == ["user"] and not item.calls
+            if is_simple or not of_one_question:
                 read.append((number, item))
-    chosen = [
-        read[n] for n in select(len(read), min(wanted.max_examples, MOST_EXAMPLES), wanted.seed)
-    ]
+    chosen = [read[n] for n in select(len(read), min(wanted.max_examples, most), wanted.seed)]
     try:
         return held_out_examples(chosen, wanted)
-    except SliceRefused as error:
-        raise BadInput(f"evaluation.{error.field} {error.message}") from None
+    except MetadataRefused as error:
+        line = "" if error.example is None else f" ({file.name}, line {chosen[error.example][0]})"
+        raise BadInput(f"evaluation.{error.field} {error.message}{line}") from None
 
 
-def _given(answer: SmokeAnswer) -> Answer:
+def _given(answer: SmokeAnswer) -> Answers:
     if answer.status == 200:
-        return GivenAnswer(answer.completion)
-    return NoAnswer("no_answer", answer.status)
+        return {None: GivenAnswer(answer.completion)}
+    return {None: NoAnswer("no_answer", answer.status)}

@@ -13,11 +13,11 @@ from tasks.deployments import get_deployment
 from tasks.endpoints import NO_SUCH_ROUTE, get_canary_endpoint, list_canary_endpoints
 from tasks.jobs import get_job, get_job_metrics
 from tuneship.client import ApiError
+from tuneship.contract.datasets import CONTENT_TAG
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.jobs import Job
 from tuneship.contract.models import job_of_model
 from tuneship.gates.training.training_gates import ValidationMeasure, lowest_loss
-from tuneship.tracking.job_facts import CONTENT_TAG
 
 BASELINE_NEEDED = (
     "endpoint.baseline_deployment_id: this server cannot list endpoints, so say what serves now"

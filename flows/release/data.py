@@ -21,10 +21,9 @@ from tasks.datasets import (
     upload_dataset,
     validate_dataset,
 )
-from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload
+from tuneship.contract.datasets import CONTENT_TAG, DatasetMerge, DatasetStatus, DatasetUpload
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.prefect.waits import wait_for_dataset
-from tuneship.tracking.job_facts import CONTENT_TAG
 
 # Datasets that one merge of the service takes at most.
 MAX_DATASETS_PER_MERGE = 100

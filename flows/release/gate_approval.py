@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from prefect import get_run_logger
 
 from flows.shared.approval import ApprovalQuestion, ApprovalReply, answer_to, ask, withdraw
-from flows.shared.markdown import code, table
 from flows.shared.signals import uninterrupted
+from tuneship.cards.markdown import code, table
 from tuneship.gates.gate_result import GateResult
-from tuneship.gates.reports.tables import Table
 
 POLL_SECONDS = 2.0
 
@@ -46,4 +45,4 @@ def question_text(gates: Sequence[GateResult], model: str) -> str:
     """The text above the form."""
     title = f"## Deploy {code(model)} although gates hold?"
     why = [[gate.name, gate.note or "holds"] for gate in gates]
-    return f"{title}\n\n{table(Table(('gate', 'why'), why))}"
+    return f"{title}\n\n{table(('gate', 'why'), why)}"

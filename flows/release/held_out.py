@@ -11,11 +11,11 @@ from pathlib import Path
 from prefect import get_run_logger
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.bare_evaluation import evaluate_here
+from flows.release.bare_evaluation import evaluate_here, read_examples, refuse_likelihoods
 from flows.release.data import uploaded_dataset
 from flows.release.local_files import content_sha256, format_of_file
 from flows.release.result import LOSSES_SHOWN, EvaluationFindings
-from tasks.evaluations import create_evaluation, list_evaluation_results
+from tasks.evaluations import create_evaluation, list_evaluation_results, list_evaluations
 from tuneship.client import ApiError
 from tuneship.contract.evaluations import EvaluationStatus
 from tuneship.evaluation.scoring import DeploymentGone
@@ -39,6 +39,31 @@ class HeldOutGate:
     notes: tuple[str, ...] = ()
 
 
+def check_evaluation(release: ReleaseParameters) -> None:
+    """Refuse what would end the evaluation, before hours of training. Raises `BadInput`."""
+    wanted = release.evaluation
+    if not wanted.decides:
+        return
+    file, _ = _source(release)
+    if file:
+        read_examples(Path(file), wanted, wanted.max_examples)
+    if any(one.type in ("choice", "loss") for one in wanted.graders):
+        try:
+            list_evaluations(limit=1)
+        except ApiError as error:
+            if error.status not in NOT_OFFERED:
+                raise
+            refuse_likelihoods(wanted)
+
+
+def _source(release: ReleaseParameters) -> tuple[str | None, str | None]:
+    """The file or the dataset of the held-out examples."""
+    wanted, data = release.evaluation, release.data
+    if wanted.file or wanted.dataset_id or data is None:
+        return wanted.file, wanted.dataset_id
+    return data.validation_file, data.validation_dataset_id
+
+
 def evaluate(
     baseline_id: str, candidate_id: str, release: ReleaseParameters, run_key: str
 ) -> HeldOutGate | None:
@@ -46,11 +71,8 @@ def evaluate(
     wanted = release.evaluation
     if not wanted.decides:
         return None
-    notes: list[str] = []
-    file, dataset_id = wanted.file, wanted.dataset_id
-    if not file and not dataset_id and release.data is not None:
-        file, dataset_id = release.data.validation_file, release.data.validation_dataset_id
-        notes.append(ON_VALIDATION)
+    file, dataset_id = _source(release)
+    notes = [] if wanted.file or wanted.dataset_id else [ON_VALIDATION]
     if file:
         path = Path(file)
         dataset_id = uploaded_dataset(path, content_sha256(path), format_of_file(path), run_key)
@@ -64,6 +86,7 @@ def evaluate(
         get_run_logger().warning("the service offers no evaluations: the pipeline asks itself")
         try:
             verdict, findings = evaluate_here(baseline_id, candidate_id, wanted, file)
+            findings.dataset_id = order.dataset_id
         except DeploymentGone as gone:
             return HeldOutGate(_unfinished(f"a deployment refuses all requests: {gone.code}"), None)
         gate = _gate(verdict, findings, order.margin)
@@ -77,12 +100,17 @@ def evaluate(
     losses = list_evaluation_results(made.id, outcome="loss")
     findings = EvaluationFindings(
         evaluation_id=made.id,
+        dataset_id=found.dataset_id,
+        dataset_sha256=found.dataset_sha256,
+        rule_version=found.rule_version,
+        examples=found.examples,
+        leaks_checked=found.leaks_checked,
+        used_before=found.used_before,
         sentence=found.sentence or "",
         graders=found.graders,
         slices=found.slices,
         lost_lines=sorted(one.line for one in losses)[:LOSSES_SHOWN],
         record=found.record,
-        dataset_sha256=found.dataset_sha256,
     )
     return HeldOutGate(_gate(found.verdict, findings, order.margin), findings, tuple(notes))
 

@@ -16,8 +16,8 @@ from flows.release.record_file import ReleaseRecords
 from tasks.datasets import get_dataset
 from tasks.jobs import get_job
 from tuneship.client import ApiError
+from tuneship.contract.datasets import CONTENT_TAG
 from tuneship.prefect.connection import service_name
-from tuneship.tracking.job_facts import CONTENT_TAG
 
 
 @dataclass(frozen=True)

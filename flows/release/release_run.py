@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -29,15 +30,18 @@ from flows.release.record_file import (
     ReleaseRecords,
 )
 from flows.release.reports.assets import record_deployment
+from flows.release.reports.card import CARD_FILE, write_card
 from flows.release.reports.report import write_report
 from flows.release.reports.tracked import chosen_trackers, track_release
 from flows.release.result import Accuracy, Contender, ReleaseResult
 from flows.rollout.record_file import records_in_use
-from flows.rollout.result import RolloutResult, result_of
+from flows.rollout.result import RollbackIncomplete, RolloutResult, result_of
 from flows.shared.errors import BadInput
 from flows.shared.links import show_link
+from flows.shared.signals import uninterrupted
 from tasks.deployments import create_deployment
 from tuneship.contract.jobs import Job
+from tuneship.contract.model_card import CardQuestion
 from tuneship.dossier.components import COMPONENTS, components_running
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
@@ -172,7 +176,16 @@ class ReleaseRun:
         limit = self.release.canary.approval_timeout_seconds
         answer = ask_about(held, self.model, self.key, limit)
         said = f"{answer.decision} by {answer.approver}" if answer.approver else answer.decision
-        self.record.add("held_gates", datetime.now(UTC), said=said, comment=answer.comment)
+        now = datetime.now(UTC)
+        self.record.add("held_gates", now, said=said, comment=answer.comment)
+        question = CardQuestion(
+            about=[gate.name for gate in held],
+            decision=answer.decision,
+            approver=answer.approver,
+            comment=answer.comment,
+            at=now,
+        )
+        self.known["questions"] = [*self.known.get("questions", []), question]
         if answer.decision != "promote":
             return said
         self.notes.append(f"gates that hold, a person decided: {said}")
@@ -293,7 +306,7 @@ def begin(release: ReleaseParameters) -> ReleaseRun:
 
 
 def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
-    """Delete the deployments of an unsuccessful release, end the record, write the report and the trackers."""
+    """Delete the deployments of an unsuccessful release, end the record, write report, model card and trackers."""
     log = get_run_logger()
     if result.outcome in UNSUCCESSFUL:
         # Before the end is recorded: what a kill leaves over here, the next run or the guard still finds.
@@ -304,18 +317,49 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     ended = {"outcome": result.outcome, "reason": result.reason}
     run.record.add_if_possible("ended", datetime.now(UTC), **ended)
     result.notes += run.record.unwritten
-    folder = PipelineSettings().reports.expanduser() / run.record.path.stem
     try:
+        folder = report_folder(run.record)
         result.report = str(write_report(result, run.release, folder))
         write_private(folder / COMPONENTS, json.dumps(components_running(), indent=2) + "\n")
     except Exception as error:  # the release has ended, and no report may change that
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")
+    write_card_of(run, result)
     log.info("%s; report: %s", result.headline, result.report or "none")
     record_deployment(result)
     # Last: the traffic and the record are settled, whatever a tracker does.
     track_release(chosen_trackers(run.release.tracking), result)
     return result
+
+
+def report_folder(record: ReleaseRecord) -> Path:
+    """The folder of a run's report, its pictures and its model card."""
+    return PipelineSettings().reports.expanduser() / record.path.stem
+
+
+def write_card_of(run: ReleaseRun, result: ReleaseResult) -> None:
+    """Write the model card of a run, and its digest into the record. Never raises."""
+    try:
+        file, digest = write_card(result, run.release, report_folder(run.record))
+    except Exception as error:  # noqa: BLE001 - the release has ended, and no card may change that
+        # Without the error's text, which may quote a statement.
+        get_run_logger().warning("the model card was not written (%s)", type(error).__name__)
+        result.notes.append(f"the model card could not be written ({type(error).__name__})")
+        return
+    result.model_card = str(file)
+    run.record.add_if_possible("model_card", datetime.now(UTC), sha256=digest)
+    get_run_logger().info("model card: %s", file)
+
+
+def write_card_after(run: ReleaseRun, error: BaseException) -> None:
+    """Write the model card of a run that an error or a stop ended, with what is known so far. Never raises."""
+    if isinstance(error, RollbackIncomplete) and isinstance(error.result, RolloutResult):
+        rollout = error.result
+    else:
+        reason = "failed" if isinstance(error, Exception) else "cancelled"
+        rollout = RolloutResult(outcome="aborted", reason=reason)
+    with uninterrupted():
+        write_card_of(run, run.result_of_rollout(rollout))
 
 
 def result_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
@@ -330,8 +374,10 @@ def result_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
             if not file.is_open:
                 rollout = result_of(file.record, [])
     candidate = record.made("candidate")
+    card = report_folder(record) / CARD_FILE
     return ReleaseResult(
         **rollout.model_dump(),
+        model_card=str(card) if card.is_file() else None,
         run_key=record.run_key,
         record=str(record.path),
         job_id=record.made("job"),

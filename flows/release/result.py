@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from flows.rollout.result import RolloutResult
-from tuneship.contract.evaluations import GraderReport, SliceReport
+from tuneship.contract.evaluations import ExampleCounts, GraderReport, SliceReport
+from tuneship.contract.model_card import CardQuestion
 from tuneship.tracking.tracked_run import TrackingReport
 
 # Line numbers of lost examples that a report lists.
@@ -27,6 +28,13 @@ class EvaluationFindings(BaseModel):
     """The answers of both deployments to held-out examples, in counts."""
 
     evaluation_id: str | None = Field(description="Null where the pipeline asked the deployments.")
+    dataset_id: str | None = None
+    rule_version: str | None = None
+    examples: ExampleCounts | None = None
+    leaks_checked: bool = Field(
+        default=False, description="Whether examples were looked for in the training data."
+    )
+    used_before: int | None = Field(default=None, description="Earlier verdicts on the same set.")
     sentence: str
     graders: list[GraderReport]
     slices: list[SliceReport]
@@ -78,7 +86,14 @@ class ReleaseResult(RolloutResult):
     candidate_deleted: bool = False
     accuracy: Accuracy | None = None
     evaluation: EvaluationFindings | None = None
+    questions: list[CardQuestion] = Field(
+        default_factory=list[CardQuestion],
+        description="What people decided about gates that held before any traffic.",
+    )
     report: str | None = Field(default=None, description="The Markdown report.")
+    model_card: str | None = Field(
+        default=None, description="The model card as JSON; beside it the same as Markdown."
+    )
     tracking: list[TrackingReport] = Field(
         default_factory=list[TrackingReport],
         description="Each tracker of the release: where it wrote, or what kept it from that.",

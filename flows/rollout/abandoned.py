@@ -78,7 +78,7 @@ def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str
 
 
 def _finish(file: RecordFile, watch: GuardView) -> tuple[AbandonedRollout, list[str]] | None:
-    """End the rollout; None where it is alive, paused in time, or over. Notes say what its record lacks.
+    """End the rollout; None if it is alive, paused in time, or over. Notes name the gaps in its record.
 
     A rollout that is `rollback_incomplete` stays open for the next guard.
     """

@@ -63,7 +63,7 @@ def roll_back(
 
 
 def stop(split: RolloutSplit, reason: str) -> Ended:
-    """Give up a rollout whose baseline is gone: the split stays, and no lease may return the traffic any more."""
+    """Give up a rollout without a baseline: the split stays, and no lease may return the traffic any more."""
     split.log.critical("stopped without a rollback: %s", reason)
     try:
         split.end_lease()
@@ -73,7 +73,7 @@ def stop(split: RolloutSplit, reason: str) -> Ended:
 
 
 def lost(split: RolloutSplit, reason: str) -> Ended:
-    """End a rollout whose split somebody else set, or the service returned by the lease; the split is not touched."""
+    """End a rollout whose split was replaced by somebody else or by the lapsed lease; do not touch the split."""
     record = split.file.record
     if reason == "lease_expired":
         split.file.append_if_possible(SplitIntended(0, "lease_expired"))

@@ -1,4 +1,4 @@
-"""Checks a plan before the first shift against today's traffic: the forecast, the warnings, or a refusal.
+"""Forecasts a plan with today's traffic before the first shift, and warns about it or refuses it.
 
 They are sentences for people; the rollout's page, its report and its result take them from the record.
 Knows no service: `opening.py` brings the baseline's metrics.
@@ -50,7 +50,7 @@ class EndpointTraffic:
 
 @dataclass(frozen=True)
 class Expected:
-    """The plan, the forecast and the warnings with which a rollout begins."""
+    """The plan, the forecast and the warnings at the start of a rollout."""
 
     # With the steps that it will take.
     plan: CanaryPlan
@@ -93,7 +93,7 @@ def expect(
 
 
 def with_steps(plan: CanaryPlan, today: Today | None) -> CanaryPlan:
-    """Replace `steps: auto` by the steps that the traffic allows; the usual ones where the traffic is unknown."""
+    """Replace `steps: auto` by steps that fit the traffic; the usual ones if the traffic is unknown."""
     if plan.steps != "auto":
         return plan
     if today is None:
@@ -172,7 +172,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _coarse(plan: CanaryPlan, before: Before) -> str:
-    """Say what remains unknown with a server that publishes no finer counts of times and lengths."""
+    """Describe the limits of a server that publishes no detailed counts of times and lengths."""
     slow = plan.latency_gates.slow if plan.latency_gates else None
     hour = last_hour(before.series.buckets) if before.series else []
     if slow is None or before.series is None or not hour or all(arm.cells for arm in hour):
@@ -187,7 +187,7 @@ def _coarse(plan: CanaryPlan, before: Before) -> str:
 
 
 def _outrun_timeout(plan: CanaryPlan, before: Before) -> tuple[str, bool]:
-    """Warn if a step can end before the server times out a hanging request; True if the plan must be refused for it.
+    """Warn if a step can end before a hanging request times out; True if the plan must be refused for it.
 
     The text is empty where no step is that short.
     """

@@ -82,12 +82,12 @@ def read_state(deployment_id: str) -> DeploymentState:
 
 
 def began(record: RolloutRecord) -> datetime | None:
-    """The service's time at which the candidate got its first traffic."""
+    """The service's time of the candidate's first traffic."""
     return next((mark.at for mark in record.step_marks().values()), None)
 
 
 def _read_from(split: RolloutSplit) -> datetime | None:
-    """Ten buckets before the start: what the baseline served then says how slow the first answers may be.
+    """Ten buckets before the start: they show how slow the baseline's answers may be at first.
 
     Later from the newest bucket that a look has counted.
     """

@@ -9,7 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from flows.rollout.result import RolloutResult
 from flows.rollout.split import Log, RolloutSplit
-from flows.shared.markdown import code, plain, table
+from tuneship.cards.markdown import code, sentence, table
 from tuneship.gates.record import Look, RolloutRecord, Verdict
 from tuneship.gates.reports.tables import gate_table, look_table, share, threshold_table
 from tuneship.gates.reports.words import (
@@ -75,7 +75,7 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
         f"{pair}, steps {plan['steps']}, bake at {bake} %",
     ]
     if result and result.notes:
-        sections.append("\n".join(f"- {plain(note)}" for note in result.notes))
+        sections.append("\n".join(f"- {sentence(note)}" for note in result.notes))
     warnings = [f"warning: {text}" for text in begun.warnings]
     if sentences := [*forecast_in_words(begun), *warnings]:
         sections += ["## Forecast", listed(sentences)]
@@ -84,13 +84,13 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
     if looks:
         gates = compared.gates if (compared := record.last_comparison) else ()
         sections += ["## Gates at the last comparison", listed(gates_in_words(gates))]
-        sections += [listed(look_in_words(looks[-1])), table(gate_table(gates))]
+        sections += [listed(look_in_words(looks[-1])), table(*gate_table(gates))]
         if looks[-1].thresholds:
-            sections += ["## Plain thresholds", table(threshold_table(looks[-1].thresholds))]
-        sections += ["## Looks", table(look_table(looks))]
+            sections += ["## Plain thresholds", table(*threshold_table(looks[-1].thresholds))]
+        sections += ["## Looks", table(*look_table(looks))]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def listed(sentences: Sequence[str]) -> str:
     """Make a Markdown list of sentences written here, which need no escaping."""
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+    return "\n".join(f"- {one}" for one in sentences)

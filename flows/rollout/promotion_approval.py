@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from flows.rollout.record_file import RecordFile
 from flows.rollout.split import RolloutSplit, service_time
 from flows.shared.approval import SERVER_FAILURES, ApprovalQuestion, answer_to, ask, withdraw
-from flows.shared.markdown import code, table
+from tuneship.cards.markdown import code, table
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, RolloutRecord
 from tuneship.gates.reports.tables import evidence_table
@@ -41,13 +41,13 @@ def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
     text = [
         f"## Give {candidate} all traffic of {code(record.begun.endpoint_id)}?",
         f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}. {bake}",
-        table(evidence_table(record.looks[-1].gates)) if record.looks else "",
+        table(*evidence_table(record.looks[-1].gates)) if record.looks else "",
     ]
     return "\n\n".join(text)
 
 
 def record_answer(split: RolloutSplit) -> None:
-    """Record the answer once it is there. An approval that was not used in time counts as a timeout."""
+    """Record the answer once it has come. An approval that was not used in time counts as a timeout."""
     record = split.file.record
     if record.phase is not Phase.WAIT:
         return

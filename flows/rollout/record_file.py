@@ -52,7 +52,7 @@ class RecordFile:
         self.record = self.record.plus(*facts)
 
     def append_if_possible(self, *facts: Fact) -> None:
-        """Add facts that are true even if the disk does not take them, such as those of a rollback.
+        """Add facts that are true even if the disk refuses them, such as those of a rollback.
 
         The next append tries them again.
         """
@@ -164,7 +164,7 @@ class RecordFolder:
 
     @contextmanager
     def lock(self, plan: CanaryPlan) -> Generator[bool]:
-        """Lock the endpoint for this process; False where another live run on this host has it.
+        """Lock the endpoint for this process; False if another live run on this host holds the lock.
 
         One plan may name the endpoint by its id, another by its name, so both are locked as far as they are known.
         """
@@ -197,7 +197,7 @@ def records_in_use() -> RecordFolder:
 
 
 def read_record(path: Path) -> RecordFile | Damaged:
-    """Read the record in a file, or say what is wrong with it."""
+    """Read the record in a file, or say why it cannot be read."""
     try:
         file = RecordFile(path)
         if not file.record.facts or CanaryPlan.model_validate(file.record.begun.plan):

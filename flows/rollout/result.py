@@ -3,6 +3,7 @@
 It is made from the record alone, so that a stopped run can still report what it did. Next: `flows/shift_traffic.py`.
 """
 
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -43,6 +44,9 @@ class RolloutResult(BaseModel):
     )
     approval: dict[str, str] | None = Field(
         default=None, description="What a person decided: decision, approver, comment."
+    )
+    approval_asked_at: datetime | None = Field(
+        default=None, description="When that person was asked, by the service's clock."
     )
     rollout_id: str | None = None
     notes: list[str] = Field(

@@ -83,7 +83,7 @@ def abort(split: RolloutSplit, reason: str) -> Ended | None:
 
 
 def end_stopped(split: RolloutSplit, reason: str) -> Ended:
-    """End a rollout whose driver stopped: promote it when its bake was passed, else return its traffic."""
+    """End a rollout whose driver stopped: promote it if it passed its bake, else return its traffic."""
     if is_baked(split.file.record):
         try:
             return promote(split)

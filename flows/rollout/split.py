@@ -1,4 +1,5 @@
-"""The split of one rollout: shifts it, renews its lease, returns the traffic, and takes no missing answer for success.
+"""The split of one rollout: shifts it, renews its lease, returns the traffic, and never assumes success without an
+answer.
 
 The intention is recorded before a PATCH, the split after it was read back; only a rollback goes on without a record.
 `If-Match` lets one writer win; a process that finds a split of somebody else stops without touching it. Knows no gate.
@@ -91,7 +92,7 @@ def last_intended(record: RolloutRecord) -> int | None:
 
 @dataclass
 class RolloutSplit:
-    """One rollout's hold on its endpoint. `version` is None on a server without versions, leases and reading back."""
+    """One rollout's claim to its endpoint. `version` is None on a server without versions, leases and reading back."""
 
     plan: CanaryPlan
     file: RecordFile
@@ -178,21 +179,23 @@ class RolloutSplit:
         raise NotConfirmed("the end of the lease is not confirmed")
 
     def leave_alone(self) -> None:
-        """Take the baseline out of a split in which the candidate has all traffic."""
+        """Remove the baseline from a split that gives the candidate all traffic."""
         alone = {self.plan.candidate_deployment_id: 100}
         self.version = self.calls.update(
             self.endpoint_id, alone, 100, self.version, None, None
         ).version
 
     def verify(self) -> CanaryEndpoint:
-        """Read the split back; to a bare server it is sent again, because that answers with it. Raises `SplitLost`."""
+        """Read the split back; a bare server gets it again instead, because its answer holds the split. Raises
+        `SplitLost`.
+        """
         weight = self.file.record.weight
         seen = self.calls.get(self.endpoint_id) if self.is_extended else self._send(weight, None)
         self._check_ours(seen)
         return seen
 
     def confirm(self, weight: int) -> None:
-        """Record that the split was read back, which is true even if the disk does not take it."""
+        """Record that the split was read back, a fact that is true even if the disk refuses it."""
         times = (service_time(self.file.record), self.known_time)
         at = max((one for one in times if one is not None), default=None)
         self.file.append_if_possible(SplitConfirmed(weight, at, self.version))

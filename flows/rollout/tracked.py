@@ -64,7 +64,7 @@ def last_states(result: RolloutResult) -> dict[str, str]:
 
 
 def last_shares(result: RolloutResult) -> Iterator[tuple[str, float]]:
-    """The numbers of each gate at that comparison, by names such as `gate/error_rate/candidate_share`."""
+    """The numbers of each gate at the last comparison, by names such as `gate/error_rate/candidate_share`."""
     for name, gate in _last_gates(result).items():
         for what in SHARES:
             if what in gate and math.isfinite(gate[what]):

@@ -76,12 +76,12 @@ class AnswerCounts:
             self._seen.update((deployment_id, kind) for kind in ("requests", "failed"))
 
     def broke_off(self, deployment_id: str | None) -> None:
-        """Count a request whose answer broke off; None: before the head named a deployment."""
+        """Count a request whose answer broke off; None: before its head named a deployment."""
         with self._lock:
             self._seen[deployment_id or "", "abandoned"] += 1
 
     def take(self, baseline: str, candidate: str) -> Probed:
-        """Take the counts since the last call, as a fact for the record."""
+        """Return the counts since the last call, as a fact for the record."""
         with self._lock:
             seen, self._seen = self._seen, Counter()
         return Probed(

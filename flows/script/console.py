@@ -41,7 +41,7 @@ class _Console(Console):
 
 
 class Screen:
-    """Lines and bars on standard error. Output that cannot be written is lost: no run depends on it."""
+    """Lines and bars on standard error. Errors of writing are ignored: no run depends on the output."""
 
     def __init__(self) -> None:
         """Prepare the screen; nothing is drawn yet."""
@@ -101,7 +101,7 @@ class Screen:
 
 
 class _RunLogs(logging.Handler):
-    """Shows what flows and tasks log, and nothing that Prefect's engine logs about itself."""
+    """Shows the logs of flows and tasks, without those of Prefect's engine about itself."""
 
     def __init__(self, screen: Screen) -> None:
         """Write to this screen."""

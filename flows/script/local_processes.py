@@ -51,7 +51,7 @@ REFUSED_BY_PREFECT = (
 
 
 def is_refused(failure: BaseException) -> bool:
-    """Whether a Prefect server refused the caller's string, or asked for one."""
+    """Whether a Prefect server refused the caller's password, or asked for one."""
     unauthorized = httpx.codes.UNAUTHORIZED.value
     return (
         isinstance(failure, PrefectHTTPStatusError) and failure.response.status_code == unauthorized
@@ -64,7 +64,7 @@ def new_auth_string() -> str:
 
 
 def closed_server(url: str, auth_string: str) -> dict[str, str]:
-    """Settings of a Prefect server whose API, at `url`, answers only callers that have this string."""
+    """Settings of a Prefect server whose API, at `url`, answers only callers with this password."""
     page = url.removesuffix("/api")
     return PREFECT_SERVER | {
         "PREFECT_SERVER_API_AUTH_STRING": auth_string,
@@ -76,7 +76,7 @@ def closed_server(url: str, auth_string: str) -> dict[str, str]:
 
 
 def prefect_variables(url: str, auth_string: str) -> dict[str, str]:
-    """The environment variables by which another process reaches such a server."""
+    """The environment variables with which another process reaches such a server."""
     return {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": auth_string}
 
 
@@ -166,7 +166,7 @@ def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:
 
 
 def settings_at(url: str, data_dir: Path) -> ClientSettings:
-    """The settings by which a client reaches the service of a data directory at this address."""
+    """The client settings for the service of a data directory at this address."""
     credentials = ClientSettings.from_credentials(data_dir / "credentials.json")
     return credentials.model_copy(update={"url": url})
 
@@ -205,7 +205,7 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[dict[
 
 @contextmanager
 def _terminated_at_exit(process: "subprocess.Popen[Any]") -> Generator[None]:
-    """Send SIGTERM at the end, and SIGKILL when that takes too long; a second Ctrl-C does not interrupt it."""
+    """Send SIGTERM at the end, and SIGKILL if that takes too long; a second Ctrl-C does not interrupt this."""
     try:
         yield
     finally:

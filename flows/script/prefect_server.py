@@ -25,7 +25,7 @@ def for_this_machine() -> TrustedHostMiddleware:
 
 
 def main() -> None:
-    """Serve on the socket whose number is the one argument."""
+    """Serve on the socket with the number of the only argument."""
     threading.Thread(target=_stop_with_the_script, daemon=True).start()
     uvicorn.run(
         for_this_machine,

@@ -69,7 +69,7 @@ class ApprovalQuestion:
 
 @dataclass(frozen=True)
 class ApprovalReply:
-    """A person's answer, or the time-out without one."""
+    """A person's answer, or a time-out without one."""
 
     decision: Decision
     approver: str = ""
@@ -78,7 +78,7 @@ class ApprovalReply:
 
 @flow(name="approval")
 def approval(question: str) -> None:
-    """Hold the question: a person resumes this run, and no code runs in it."""
+    """Represent the question as a paused run: a person resumes it, and it runs no code."""
 
 
 def mark_as_own_server(server: str) -> None:
@@ -124,7 +124,7 @@ def ask(question: ApprovalQuestion) -> tuple[str, datetime]:
 
 
 def answer_to(run_id: str, until: datetime, now: datetime) -> ApprovalReply | None:
-    """Read the answer; None while there is none. After the deadline it is "timeout"; an outage is no answer."""
+    """Read the answer; None if there is none yet. After the deadline it is "timeout"; an outage is no answer."""
     try:
         with get_client(sync_client=True) as client:
             run = client.read_flow_run(UUID(run_id))
@@ -165,7 +165,9 @@ def withdraw(tag: str, why: str) -> None:
 
 
 def _open(client: SyncPrefectClient, tag: str, *states: StateType) -> list[FlowRun]:
-    """Find runs of this question: paused ones can be answered, pending ones lost their process before the form."""
+    """Find runs of this question: paused ones can be answered, pending ones lost their process before the form
+    appeared.
+    """
     among = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
     tagged = FlowRunFilterTags(all_=[tag])
     return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=among))

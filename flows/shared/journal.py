@@ -26,7 +26,7 @@ class NotWritten(OSError):
 
 
 class Journal:
-    """One append-only file. `lines` are those that were on the disk when it was read."""
+    """One append-only file. `lines`: its content when it was read."""
 
     def __init__(self, path: Path, link: Callable[[str, str], str] | None = None) -> None:
         """Read the file; one that does not exist has no lines. Raises OSError for one that cannot be read.
@@ -58,7 +58,9 @@ class Journal:
         return facts, damaged
 
     def append(self, *lines: str) -> None:
-        """Add lines, and return when the disk has them. Raises `NotWritten`; then the file is as it was before."""
+        """Add lines, and return when they are on the disk. Raises `NotWritten`, and leaves the file as it was
+        before.
+        """
         try:
             self._write([*self._waiting, *lines])
         except OSError as error:
@@ -119,7 +121,9 @@ class Journal:
 
 
 def _write_through(file: FileIO, text: bytes) -> None:
-    """Write all at once, so that no other process reads a part of it, and sync. Raises OSError for a full disk."""
+    """Write everything at once, so that no other process reads a part of it, and sync. Raises OSError for a full
+    disk.
+    """
     if file.write(text) != len(text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     flush_open(file)
@@ -132,7 +136,7 @@ def damage_of(path: Path, numbers: Sequence[int]) -> str:
 
 
 class FileLock:
-    """A lock of one process at a time; the end of that process releases it, however it ends."""
+    """A lock for one process at a time, released by any end of that process."""
 
     def __init__(self, path: Path) -> None:
         """Name the lock's file, which `take` creates."""
@@ -140,7 +144,7 @@ class FileLock:
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Take the lock; False where another process has it. True for a lock whose file cannot be created.
+        """Take the lock; False if another process holds it. True if the lock's file cannot be created.
 
         Raises OSError for a lock that exists and cannot be opened.
         """

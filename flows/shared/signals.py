@@ -1,4 +1,4 @@
-"""Signals of a run: the first one stops it, and none may interrupt the clean-up that follows.
+"""Signals of a run: the first one stops it; later ones do not interrupt the clean-up.
 
 Next: `flows/script/main.py` gives a stopped script its exit code.
 """
@@ -13,7 +13,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """A signal stopped the script. Like KeyboardInterrupt not an Exception, so that no handler takes it for one."""
+    """A signal stopped the script. Like KeyboardInterrupt it is no Exception, so that no handler catches it by
+    mistake.
+    """
 
     def __init__(self, signal_number: int) -> None:
         """Remember which signal it was."""

@@ -25,7 +25,7 @@ def track(
     release: TrackedRelease,
     other_jobs: Sequence[str] = (),
 ) -> list[TrackingReport]:
-    """Write the job with its release, and other jobs beside it. Returns a report for each tracker; never raises."""
+    """Write the job with its release, and other jobs with it. Returns a report for each tracker; never raises."""
     try:
         if job_id is None or not targets_of(settings):
             return []

@@ -1,4 +1,5 @@
-"""After the bake: compares what serves each endpoint with its own first day, and reports what has become worse.
+"""After the bake: compares each endpoint's serving deployment with its own first day, and reports what has become
+worse.
 
 An alarm is a line at WARNING, an event of the Prefect server and an artifact, once for each deployment and finding; it
 never moves traffic. `<records>/watch/` keeps when a deployment began, the metrics of its first day (the service deletes
@@ -23,9 +24,9 @@ from pydantic import BaseModel, Field
 from flows.rollout.abandoned import GuardView
 from flows.rollout.split import Log, describe
 from flows.shared.journal import FileLock, Journal, damage_of
-from flows.shared.markdown import code
 from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
+from tuneship.cards.markdown import code
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics.metrics_reader import Metrics
@@ -217,7 +218,9 @@ def _look(
 
 
 def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime | None:
-    """The beginning of its first day: its first traffic since it serves alone, else that of the last 24 hours."""
+    """The start of a deployment's first day: its first traffic since it serves alone, or the first within the last 24
+    hours.
+    """
     known = memory.last("began")
     if known is not None:
         return datetime.fromisoformat(known["at"])
@@ -244,7 +247,7 @@ def _ask(served: ServingDeployment, start: datetime, until: datetime) -> Deploym
 def _raise_alarms(
     alarms: Sequence[Alarm], readings: Sequence[WatchReading], memory: Memory, watch: GuardView
 ) -> None:
-    """Raise the alarms, then remember them: a process that dies in between raises them twice rather than never."""
+    """Raise the alarms, then remember them: if the process dies in between, they are raised twice rather than never."""
     for alarm in alarms:
         watch.log.warning(alarm.text)
         name = f"{service_name()}|{alarm.endpoint_id}|{alarm.deployment_id}|{alarm.finding}"
@@ -270,7 +273,7 @@ def _raise_alarms(
 
 @contextmanager
 def _even_without_server(log: Log) -> Generator[None]:
-    """Go on where the Prefect server is away: the line in the log is there."""
+    """Continue without the Prefect server, whose absence is in the log."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - what Prefect raises without its server is no single type

@@ -127,6 +127,8 @@ def test_ctrl_c_while_training_cancels_the_job(services: RunningServices, tmp_pa
     assert run.returncode == 130, said
     written = json.loads(result.read_text())
     assert (written["outcome"], written["reason"]) == ("aborted", "cancelled")
+    decided = json.loads(Path(written["model_card"]).read_text())["decisions"]
+    assert (decided["outcome"], decided["reason"]) == ("aborted", "cancelled")
     with Client(services.settings) as client:
         status = client.jobs.get(_jobs(records)[0]).status
     assert status in (JobStatus.CANCELLING, JobStatus.CANCELLED)

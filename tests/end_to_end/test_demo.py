@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.end_to_end.conftest import ROOT, SURROUNDINGS
@@ -41,8 +42,21 @@ def test_a_release_is_promoted_and_bad_data_behaviour_and_answers_are_stopped(
     assert (answers["reason"], answers["gate"]) == ("evaluation", "T12 evaluation")
     assert answers["candidate_deleted"]
     _check_weights(good["history"], good["candidate_deployment_id"])
+    schema = json.loads((ROOT / "docs" / "model_card.schema.json").read_text())
     for result in (good, data, behaviour, answers):
         assert Path(result["report"]).is_file()
+        card = json.loads(Path(result["model_card"]).read_text())
+        jsonschema.validate(card, schema)
+        assert card["decisions"]["outcome"] == result["outcome"]
+        assert [one["value"] for one in card["decisions"]["gates"]] == [
+            one["value"] for one in result["training_gates"]
+        ]
+    card = json.loads(Path(good["model_card"]).read_text())
+    assert card["model"]["base_licence"] == "apache-2.0"
+    named = {"name", "candidate", "baseline", "wins", "losses", "difference", "low", "high"}
+    assert {one: card["evaluation"]["graders"][0][one] for one in named} == {
+        one: grader[one] for one in named
+    }
     _replay(folder, [good, behaviour])
     until(lambda: not _left_running(folder))
 

@@ -20,16 +20,29 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.faults import invariants
-from tests.support.faults.crashes import BATCHED, HISTORY, OBJECT_POINTS, POINTS, Order, opens, send
+from tests.support.faults.crashes import (
+    BATCHED,
+    EVALUATED,
+    EVALUATION_POINTS,
+    HISTORY,
+    OBJECT_POINTS,
+    POINTS,
+    Order,
+    opens,
+    played_models,
+    send,
+)
 from tests.support.objects.object_invariants import check_objects
 from tests.support.objects.object_server import ObjectServer
 from tests.support.repeats import repeats, variants
+from tests.support.service.evaluations import PlayedAnswers
 from tests.support.service.in_process import Service
 from tests.support.service.processes import ROOT
+from tuneship.contract.evaluations import OPEN as OPEN_EVALUATION
 from tuneship.contract.openai.batches import OPEN
 from tuneship.contract.openai.ids import batch_file_of, own_id, shown_id
 from tuneship.service import serve
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row
 from tuneship.store.records.batch_records import INPUT
 from tuneship.training.checkpoints import Checkpoints
@@ -122,10 +135,13 @@ def _empty(url: str) -> None:
 
 
 @contextmanager
-def restarted(order: Order) -> Iterator[Service]:
-    """Start the service again as `tuneship serve` does; jobs train at once."""
+def restarted(
+    order: Order, prepare: Callable[[Service], object] = lambda _: None
+) -> Iterator[Service]:
+    """Start the service again as `tuneship serve` does, after `prepare`; jobs train at once."""
     service = Service(Path(order.folder), **order.settings)
     service.engines.trains_at_once = True
+    prepare(service)
     serve.recover(service.parts, None)
     with service:
         service.start_deliveries()
@@ -143,13 +159,16 @@ def is_settled(service: Service) -> bool:
                 tables.deployments.c.status.in_(["creating", "updating", "deleting"])
             )
             | sa.exists().where(tables.batches.c.status.in_(OPEN))
+            | sa.exists().where(tables.evaluations.c.status.in_(OPEN_EVALUATION))
             | sa.exists().where(tables.deliveries.c.status == "pending")
         )
         return connection.execute(busy).first() is None
 
 
 @pytest.mark.parametrize("number", variants(PASSES))
-@pytest.mark.parametrize("point", [point for point in POINTS if point not in OBJECT_POINTS])
+@pytest.mark.parametrize(
+    "point", [point for point in POINTS if point not in {*OBJECT_POINTS, *EVALUATION_POINTS}]
+)
 def test_a_service_that_died_goes_on_and_every_promise_holds(
     crash: Crash, mailbox: Mailbox, point: str, number: int
 ) -> None:
@@ -184,16 +203,69 @@ def test_after_a_death_rows_name_whole_objects_and_others_are_set_aside_after_a_
     with restarted(order) as service:
         answers = answered(history) | repeated(service, history, point)
         with service.database.read() as connection:
-            rows = {
+            kept = {
                 row["id"]
                 for table in (tables.datasets, tables.models)
                 for row in invariants.rows_of(connection, table)
             }
         deleted = {key.removeprefix("delete ") for key in answers if key.startswith("delete ")}
-        assert {one["id"] for one in answers.values()} - deleted <= rows
-        assert not rows & deleted
+        assert {one["id"] for one in answers.values()} - deleted <= kept
+        assert not kept & deleted
         assert check_objects(service) == (point in LEAVES_OBJECTS)
         assert service.dataset()
+
+
+# What an evaluation has found.
+FOUND = ("verdict", "reason", "stopped_early", "examples", "graders", "slices", "sentence")
+EVALUATION_CASES = [
+    pytest.param(
+        *(point, number),
+        marks=[pytest.mark.essential] if number == 3 and "inside" in point else [],
+    )
+    if number == numbers[0]
+    else pytest.param(*(point, number), marks=pytest.mark.soak)
+    for point in EVALUATION_POINTS
+    for numbers in [(3, 1, 2, 4) if "a part" in point else PASSES]
+    for number in numbers
+]
+
+
+@pytest.mark.parametrize(("point", "number"), EVALUATION_CASES)
+def test_an_evaluation_whose_service_died_ends_like_one_that_nothing_disturbed(
+    crash: Crash, mailbox: Mailbox, point: str, number: int
+) -> None:
+    order = crash(point, number)
+    models: list[PlayedAnswers] = []
+    with restarted(order, lambda service: models.append(played_models(service))) as service:
+        (played,) = models
+        service.until(lambda: is_settled(service))
+        with service.database.read() as connection:
+            invariants.check_audit(connection, service.parts.audit, {})
+            invariants.check_reported(connection, mailbox.ids)
+            recorded = invariants.events_by_resource(connection)
+            left = invariants.rows_of(connection, tables.evaluations)
+        played.dataset, played.candidate, played.baseline = (
+            left[0][name] for name in ("dataset_id", "candidate", "baseline")
+        )
+        for one in left:
+            assert [event["type"] for event in recorded[one["id"]]] == ["evaluation.completed"]
+            stop_early = EVALUATED[one["name"]]
+            undisturbed = played.ended(played.create(stop_early=stop_early, slice_by=["site"]))
+            assert played.results(one["id"]) == played.results(undisturbed["id"])
+            found = played.shown(one["id"])
+            assert [found[name] for name in FOUND] == [undisturbed[name] for name in FOUND]
+            assert found["stopped_early"] == stop_early
+            tokens = [tokens_of(service, each) for each in (one["id"], undisturbed["id"])]
+            assert tokens[0] == tokens[1]
+    assert not [line for line in service.log.texts if line.startswith("ERROR")]
+
+
+def tokens_of(service: Service, evaluation_id: str) -> tuple[int, int]:
+    """The tokens of the answers that an evaluation has scored."""
+    with service.database.read() as connection:
+        row = rows.fetch(connection, tables.evaluations, evaluation_id, client_id=None)
+    assert row is not None
+    return row["prompt_tokens"], row["completion_tokens"]
 
 
 def answered(history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

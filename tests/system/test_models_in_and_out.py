@@ -69,7 +69,11 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         own = {name.removeprefix("TUNESHIP_").lower(): text for name, text in named.items()}
         done = command(*wanted, **own)
         assert done.returncode == 0, done.stderr
-        assert {file.name for file in out.iterdir()} == {"README.md", "model.gguf"}
+        assert {file.name for file in out.iterdir()} == {
+            "README.md",
+            "model.gguf",
+            "model_card.json",
+        }
         card = (out / "README.md").read_text()
         assert "It was trained elsewhere and imported" in card
         assert 'license: "apache-2.0"' in card
@@ -77,14 +81,21 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         assert [name for name in scratch if name.startswith((".exporting", ".importing"))] == []
 
         result = tmp_path / "result.json"
+        released = json.loads((out / "model_card.json").read_text())
         gate = {"name": "T5 overfit", "state": "pass", "value": 1.01, "limit": 1.05}
-        result.write_text(json.dumps({"training_gates": [gate], "decisions": []}))
+        decided = {"run_key": "k", "outcome": "promoted", "reason": "none", "gates": [gate]}
+        (tmp_path / "card.json").write_text(json.dumps(released | {"decisions": decided}))
+        result.write_text(json.dumps({"model_card": "card.json"}))
         plain = str(tmp_path / "plain")
         done = command("export", model, plain, "--release", str(adapter / ADAPTER_CONFIG), **place)
-        assert done.stderr.splitlines()[-1].endswith("is no result file of a release")
+        assert done.stderr.splitlines()[-1].endswith(
+            "is no result file of a release with a model card"
+        )
         done = command("export", model, plain, "--release", str(result), **place)
         assert done.returncode == 0, done.stderr
-        assert "| T5 overfit | pass |" in (tmp_path / "plain" / "README.md").read_text()
+        assert (
+            "| T5 overfit | pass | 1.01 | 1.05 |" in (tmp_path / "plain" / "README.md").read_text()
+        )
         again = read_adapter(tmp_path / "plain")
         ours = read_adapter(adapter)
         assert all((again[name].b == ours[name].b).all() for name in ours)

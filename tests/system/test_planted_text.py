@@ -38,7 +38,9 @@ TEXTS = (
     "query", "key", "content type", "wrong url",
     "address", "batch prompt", "custom id", "held-out prompt", "held-out reference", "metadata",
 )  # fmt: skip
-TAGGED = {f"database: {table}" for table in ("datasets", "jobs", "models", "deployments")}
+TAGGED = {
+    f"database: {table}" for table in ("datasets", "jobs", "models", "deployments", "evaluations")
+}
 # Places where a name may appear, apart from answers to its owner and the database file with its row.
 ALLOWED: Mapping[str, set[str]] = {
     "dataset name": {"database: datasets"},
@@ -49,13 +51,13 @@ ALLOWED: Mapping[str, set[str]] = {
     "endpoint name": {"database: endpoints"},
     "description": {"database: webhooks"},
     "grader's pattern": {"database: evaluations"},
+    "evaluation name": {"database: evaluations"},
     "webhook path": {"database: webhooks"},
     "idempotency key": {"database: idempotency"},
     # It is part of the model's id, so it may appear wherever an id may.
     "model name": (TAGGED - {"database: datasets"})
     | {
         "database: batches",
-        "database: evaluations",
         "database: events",
         "answers: events",
         "webhooks",
@@ -270,10 +272,11 @@ class Way:
             self.completions.append(text)
 
     def evaluate(self, deployments: list[str]) -> None:
-        """Have held-out examples answered and graded."""
+        """Have held-out examples answered and graded; both answers are texts to search for, too."""
         marks = self.marks
+        prompt = marks["held-out prompt"]
         line = {
-            "instruction": marks["held-out prompt"],
+            "instruction": prompt,
             "response": marks["held-out reference"],
             "metadata": {"ward": marks["metadata"], "site": "A"},
         }
@@ -283,12 +286,30 @@ class Way:
         graders = [
             {"name": "same", "type": "string_check"},
             {"name": "pattern", "type": "regex", "pattern": marks["grader's pattern"]},
+            {"name": "ward", "type": "string_check", "reference": "{{item.metadata.ward}}"},
         ]
-        order = {"name": "evaluation", "dataset_id": dataset, "graders": graders}
-        pair = {"candidate": deployments[0], "baseline": deployments[1], "slice_by": ["site"]}
-        made = self.ask("POST", "/v1/evaluations", 201, json=order | pair).json()["id"]
-        self.wait(f"/v1/evaluations/{made}", "completed")
-        self.ask("GET", f"/v1/evaluations/{made}/results")
+        order = {
+            "name": marks["evaluation name"],
+            "dataset_id": dataset,
+            "graders": graders,
+            "candidate": deployments[0],
+            "baseline": deployments[1],
+            "slice_by": ["site"],
+            "cluster_by": "ward",
+            "max_tokens": 48,
+            "tags": {marks["tag key"]: marks["tag value"]},
+        }
+        path = "/v1/evaluations"
+        made = self.ask("POST", path, 201, json=order).json()["id"]
+        self.wait(f"{path}/{made}", "completed")
+        self.ask("GET", f"{path}/{made}/results")
+        self.ask("GET", f"{path}/{made}/comparison/{made}")
+        greedy = {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
+        for one in deployments:
+            asked = {**greedy, "max_tokens": 48}
+            answer = self.ask("POST", f"/v1/deployments/{one}/generate", json=asked).json()
+            if len(answer["completion"]) > LONG:
+                self.completions.append(answer["completion"])
 
     def go_wrong(self, deployment: str) -> None:
         """Send bodies, addresses and headers that are refused, each with its own mark."""

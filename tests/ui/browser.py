@@ -7,7 +7,8 @@ So every method that changes a form ends with `settle` and then checks the field
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from selenium import webdriver
 from selenium.common.exceptions import (
     ElementClickInterceptedException,
     ElementNotInteractableException,
+    JavascriptException,
     NoSuchElementException,
     StaleElementReferenceException,
     TimeoutException,
@@ -22,6 +24,7 @@ from selenium.common.exceptions import (
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 
@@ -78,6 +81,7 @@ class Browser:
         options.binary_location = str(chromium)
         for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
             options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "WARNING"})
         service = Service(executable_path=str(driver), log_output=str(folder / "driver.log"))
         self._driver = webdriver.Chrome(options=options, service=service)
         self._driver.set_page_load_timeout(CALL_S)
@@ -150,6 +154,56 @@ class Browser:
     def dialogs(self) -> int:
         """The number of dialogs that this page would have opened."""
         return self._driver.execute_script("return top.dialogs")
+
+    @property
+    def address(self) -> str:
+        """Where the browser is."""
+        return self._driver.current_url
+
+    def before_every_page(self, script: str) -> None:
+        """Run a script at the beginning of every page from the next one on."""
+        self._driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression on this page."""
+        return self._driver.execute_script(f"return {expression}")
+
+    def attempt(self, script: str) -> None:
+        """Run a script that the page may refuse."""
+        with suppress(JavascriptException):
+            self._driver.execute_script(script)
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page a size in pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def prefer(self, scheme: str) -> None:
+        """Prefer `light` or `dark` pages."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def check_accessibility(self, axe: str, rules: Sequence[str]) -> list[str]:
+        """What axe finds on this page, each with the places; it is put in by the driver, past the page's policy."""
+        self._driver.execute_script(f"{axe}; window.axe = axe;")
+        done = "const done = arguments[arguments.length - 1];"
+        run = f"axe.run({{runOnly: {[*rules]}}}).then(found => done(found.violations.map("
+        shown = "one => one.id + ': ' + one.nodes.map(node => node.target.join(' ')).join(', '))))"
+        return self._driver.execute_async_script(f"{done} {run}{shown}")
+
+    def complaints(self) -> list[str]:
+        """What the browser has complained of since the last call."""
+        return [one["message"] for one in self._driver.get_log("browser")]
+
+    def keys_to(self, name: str) -> None:
+        """Move the focus to a button by the Tab key, and press it."""
+        for _ in range(200):
+            focused = self._driver.switch_to.active_element
+            if focused.text == name:
+                focused.send_keys(Keys.ENTER)
+                return
+            focused.send_keys(Keys.TAB)
+        raise AssertionError(f"no key leads to {name}")
 
     def wait_for_text(self, text: str) -> None:
         """Wait until the page shows this text."""

@@ -62,10 +62,10 @@ LOG = Path("/dev/stderr")
 
 
 class AgentConnections:
-    """The connections of services to the agent, none of which is left when the agent ends."""
+    """Keeps the services' connections to the agent, and closes all of them when the agent ends."""
 
     def __init__(self, relay: AgentRelay | AgentTraining) -> None:
-        """`relay` serves them."""
+        """Keep the relay that serves each connection."""
         self._relay = relay
         self._open: set[asyncio.StreamWriter] = set()
         self._ended = asyncio.Event()
@@ -84,7 +84,7 @@ class AgentConnections:
             self._ended.set()
 
     async def cut(self) -> None:
-        """Cut those that are still open, because their services do not answer."""
+        """Cut the connections that are still open, because their services do not answer."""
         self._is_over = True
         await self._wait_for_all(CLOSED_S)  # some have just been closed
         if self._open:
@@ -105,7 +105,9 @@ class NodeReplica:
     """The process of the replica on this node: started, checked and ended."""
 
     def __init__(self, files: Path, scratch: Path) -> None:
-        """`files`: of adapters, which the process may read. `scratch`: for what it may not reach."""
+        """`files`: folder of adapter files that the process may read. `scratch`: folder for files that it may not
+        read.
+        """
         self._files = files
         self._scratch = scratch
         self._threads = Threads("start of a replica", 1)
@@ -137,7 +139,7 @@ class NodeReplica:
     async def _start_vllm(
         self, base: Path, server: VllmServer
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Start vLLM's server, and answer for it. Raises `CannotServe` and `OSError`."""
+        """Start vLLM's server, and answer the service in its place. Raises `CannotServe` and `OSError`."""
         from tuneship.agents.link_server import LinkServer  # noqa: PLC0415 - loads httpx
         from tuneship.replicas.vllm import vllm_starter  # noqa: PLC0415
 
@@ -233,7 +235,7 @@ def own_folder() -> Path:
 
 
 async def until_over(relay: AgentRelay | AgentTraining, parent: int | None, alone_s: float) -> None:
-    """Send heartbeats until the agent is to end, its parent is gone, or no service was connected for too long."""
+    """Send heartbeats until the agent has to end, its parent has ended, or no service was connected for too long."""
     loop = asyncio.get_running_loop()
     connected_at = loop.time()
     while not relay.over.is_set() and parent in (None, os.getppid()):

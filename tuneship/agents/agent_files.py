@@ -9,7 +9,7 @@ from tuneship.host.thread_pools import Threads
 
 
 def sorted_files(folder: Path) -> list[Path]:
-    """The files of a folder by their names, without those of its folders. Raises `OSError`."""
+    """The files of a folder, sorted by name, without subfolders. Raises `OSError`."""
     return sorted(file for file in folder.iterdir() if file.is_file())
 
 
@@ -31,7 +31,7 @@ def read_piece(file: Path, offset: int) -> bytes:
 
 
 def write_piece(file: Path, offset: int, content: bytes) -> None:
-    """Write a piece to its place in a file that is there. Raises `OSError`."""
+    """Write bytes at their offset in an existing file. Raises `OSError`."""
     # Not at the end: a thread that goes on for a caller who was cancelled must not lengthen the file of the next one.
     with file.open("r+b") as opened:
         opened.seek(offset)

@@ -86,7 +86,8 @@ async def open_agent(
 async def connected(
     address: AgentAddress, access: AgentAccess, role: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
-    """Connect and say hello; return the streams, and the beginning of all ids. Raises `ReplicaRefused`, `ReplicaLost`.
+    """Connect and say hello; return the streams, and the prefix of all request ids. Raises `ReplicaRefused`,
+    `ReplicaLost`.
 
     It is refused where another program or version answers.
     """
@@ -137,7 +138,7 @@ async def answer_of(reader: asyncio.StreamReader, name: str, timing: AgentTiming
 
 
 class AgentWorker:
-    """Stands for the process, which ends with the agent when its link is closed. Obeys `Worker`."""
+    """The replica's process seen through its agent: it ends when the agent's link is closed. Implements `Worker`."""
 
     def __init__(self, pid: int) -> None:
         """`pid`: process id of the replica on its node."""
@@ -234,7 +235,7 @@ class AgentLink(SocketLink):
         super()._handle(frame)
 
     async def _watch(self) -> None:
-        """Give the agent up when nothing comes from it."""
+        """Treat the agent as lost when nothing arrives from it."""
         await self._silence.begun()
         if self._lost is None:
             silence_s = SILENT_HEARTBEATS * self._timing.heartbeat_s

@@ -1,4 +1,4 @@
-"""Messages between services and the agent of a replica, over TLS: those of `replica_client.py`, and these around them.
+"""Messages between services and the agent of a replica, over TLS: those of `replica_client.py`, and a few more.
 
 Like those, they are JSON objects, one a line. A service says `hello` (role, epoch, protocol) and learns with which
 prefix the ids of its requests must begin, or that it is `refused`. A `leader`, of whom the one with the highest epoch
@@ -51,7 +51,7 @@ class AgentAddress:
 
     @classmethod
     def said_in(cls, text: str) -> Self | None:
-        """The address in what an agent has printed; None while it has not printed it."""
+        """The address in an agent's output; None while the agent has not printed one."""
         found = _READY.search(text)
         return None if found is None else cls(found["host"], int(found["port"]), found["digest"])
 

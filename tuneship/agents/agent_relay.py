@@ -47,7 +47,7 @@ class ServiceConnection:
     def __init__(
         self, number: int, hello: Frame, writer: asyncio.StreamWriter, folder: Path
     ) -> None:
-        """`folder` will hold the files that it sends. Raises `KeyError` and `ValueError`."""
+        """`folder`: where received files are stored. Raises `KeyError` and `ValueError` for a bad message."""
         self.prefix = str(number)
         self.role, self.epoch = str(hello["role"]), int(hello["epoch"])
         if self.role not in (LEADER, GATEWAY):
@@ -217,7 +217,9 @@ class AgentRelay:
     def _is_answered(
         self, connection: ServiceConnection, operation: str, frame: Frame, line: bytes
     ) -> bool:
-        """Whether the replica need not be asked, by what is known of its adapters; and note what will change."""
+        """Whether the known state of its adapters answers the request without asking the replica; also notes what will
+        change.
+        """
         identifier, adapter = frame["id"], frame.get("adapter")
         if operation == "load":
             return self._is_loaded_anyway(identifier, str(frame["adapter"]), line)
@@ -237,7 +239,7 @@ class AgentRelay:
         return answer is not None
 
     def _is_loaded_anyway(self, identifier: str, adapter: str, line: bytes) -> bool:
-        """Whether the adapter is there, or another request is loading it, whose answer this one will get."""
+        """Whether the adapter is loaded already, or another request is loading it and will answer this one, too."""
         if adapter in self._loaded:
             self._answer(identifier, encoded({"id": identifier, "ok": True}))
             return True
@@ -266,14 +268,14 @@ class AgentRelay:
     # The replica.
 
     def _announce(self, connection: ServiceConnection) -> None:
-        """Answer a service with how the replica started, as soon as that is known."""
+        """Send a service the outcome of the replica's start, as soon as it is known."""
         if self._outcome is None:
             self._waiting.append(connection)
         else:
             connection.send(encoded(self._outcome))
 
     async def _run_replica(self, order: ServeOrder) -> None:
-        """Start the replica, announce how that went, and pass on what it sends until it and the agent end."""
+        """Start the replica, announce the outcome, and pass on its messages until the replica and the agent end."""
         try:
             outcome, reader = await self._started(order)
             self._outcome = outcome
@@ -302,7 +304,7 @@ class AgentRelay:
         return json.loads(first), reader
 
     def _pass_on(self, line: bytes) -> None:
-        """Pass a message of the replica on to the services whose requests it is about."""
+        """Pass a message of the replica on to the services whose requests it answers."""
         frame: Frame = json.loads(line)
         identifier = frame.get("id")
         if identifier is not None:
@@ -326,7 +328,7 @@ class AgentRelay:
                 connection.send(encoded(part))
 
     def _note_change(self, frame: Frame, identifier: str) -> None:
-        """Note which adapters the replica has after it has answered a request to load or unload one."""
+        """Update the list of loaded adapters after the replica has answered a request to load or unload one."""
         operation, adapter = self._changing.pop(identifier, ("", ""))
         others = self._also_loading.pop(identifier, [])
         is_refused = "error" in frame

@@ -1,4 +1,4 @@
-"""The replicas of one base model that the leader of a cluster has started on agents: this member attaches to them.
+"""The replicas of one base model on a cluster's agents: the leader starts them, and this member attaches to them.
 
 `follow` lists them; the group connects to each as one of several services. It passes on how many there are to be, and
 only the leader's word counts (`ReplicaOrders`).
@@ -57,7 +57,7 @@ class ReplicaOrders:
 
     @property
     def leads(self) -> bool:
-        """Whether this process decides now how many replicas there are."""
+        """Whether this process decides now on the number of replicas."""
         return self._leads()
 
     def want(self, base: Path, replicas: int) -> None:
@@ -93,7 +93,7 @@ class ReplicaOrders:
 
 @dataclass(frozen=True)
 class ReadyAgent:
-    """An agent whose replica all members may use."""
+    """An agent whose replica is ready for all members."""
 
     name: str
     # Of its replica.
@@ -105,14 +105,16 @@ class AgentReplica(Replica):
     """A replica that other services use, too, and that another process may lead."""
 
     def __init__(self, name: str, link: AgentLink, number: int) -> None:
-        """`name`: of its agent; `number`: the same for all services. Its end is that of the link: the agent goes on."""
+        """`name`: the agent's; `number`: the replica's, the same in all services. Closing the link does not end the
+        agent.
+        """
         super().__init__(link.worker, link, number)
         self.name = name
         self._link = link
 
     @property
     def busy(self) -> int:
-        """Requests in flight there, those of others by its last heartbeat."""
+        """Requests in flight at the replica; those of other services as of its last heartbeat."""
         return self._link.in_flight + self._link.others
 
     async def unload(self, adapter: str) -> None:
@@ -143,7 +145,7 @@ class AgentReplicas(ReplicaGroup):
     # Attaching.
 
     def follow(self, listed: Collection[ReadyAgent]) -> None:
-        """Attach to the replicas that are listed, as soon as they answer, and drain all others.
+        """Attach to the listed replicas as soon as they answer, and drain all others.
 
         Called again when the leader has news, also that it could not start one.
         """
@@ -189,7 +191,7 @@ class AgentReplicas(ReplicaGroup):
         self._spawn(self._watch(replica))
 
     def _forget(self, adapter: str) -> None:
-        """Load an adapter again before the next request for it: the leader has unloaded it."""
+        """Mark an adapter as unloaded by the leader, so that the next request for it loads it again."""
         for replica in self.live:
             replica.adapters.discard(adapter)
 
@@ -206,7 +208,7 @@ class AgentReplicas(ReplicaGroup):
         self._changed.set()
 
     def resize(self, wanted: int, widths: Mapping[str | None, int]) -> None:
-        """Set on how many replicas each model is served; how many there are is the leader's word."""
+        """Set the number of replicas that serve each model; the total number is decided by the leader."""
         self._widths = dict(widths)
         self._orders.want(self._base, wanted)
         self._remove_dead()
@@ -252,7 +254,7 @@ class AgentReplicas(ReplicaGroup):
             keeper.replace(replica.name)
 
     async def unload(self, adapter: str) -> None:
-        """Unload an adapter where this process leads; elsewhere only forget it. One in use stays."""
+        """Unload an adapter if this process leads, otherwise only forget it. An adapter in use stays loaded."""
         keeper = self._orders.keeper if self._orders.leads else None
         having = [replica for replica in self._attached() if replica.has(adapter)]
         await super().unload(adapter)

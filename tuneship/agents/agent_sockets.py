@@ -18,7 +18,7 @@ def encoded(frame: Mapping[str, Any]) -> bytes:
 
 
 def is_agent(connection: ssl.SSLObject, digest: str) -> bool:
-    """Whether the other end of a connection is the agent whose certificate has this SHA-256."""
+    """Whether the peer of a connection is the agent whose certificate has this SHA-256."""
     certificate = connection.getpeercert(binary_form=True)
     if certificate is None:
         return False

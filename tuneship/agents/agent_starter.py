@@ -62,7 +62,7 @@ class AgentOptions:
 
 
 class AgentStarter(ListeningAgents):
-    """Starts agents of replicas and ends them. Used by one leader, for one time of leading."""
+    """Starts and ends agents of replicas, during one term of one leader."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class AgentStarter(ListeningAgents):
         options: AgentOptions,
         clock: Callable[[], datetime],
     ) -> None:
-        """`installation`: begins the names of all its agents."""
+        """`installation`: prefix of the names of all its agents."""
         super().__init__(launcher, authority, f"{installation}-", clock, options.start_timeout_s)
         self._options = options
         self._threads = Threads("digest of a base model", 1)

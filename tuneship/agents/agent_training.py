@@ -171,7 +171,7 @@ class AgentTraining:
                 self._send(encoded({"renew": number}))
 
     def end(self) -> None:
-        """Kill the process; returns when it is gone."""
+        """Kill the process and wait until it has ended."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.end()
@@ -280,7 +280,7 @@ class AgentTraining:
         self.send_heartbeat()
 
     def _prepared(self, order: TrainOrder) -> TrainingSpec:
-        """Check what the node has, and write what the process reads. Raises `CannotServe`."""
+        """Check the node's files, and write the files that the process reads. Raises `CannotServe`."""
         base = Path(order.base)
         if self._fault is not None:
             raise CannotServe(self._fault)
@@ -310,7 +310,9 @@ class AgentTraining:
     # The process.
 
     def _renew(self, number: int) -> None:
-        """Extend the lease; with the first one the process gets its order. On the main thread, as a start must be."""
+        """Extend the lease; the first lease also hands the order to the process. Runs on the main thread, as a start
+        must.
+        """
         self._lease.renew(number)
         if self._spec is None or self._order is None or self._lease.until is None:
             return
@@ -323,7 +325,7 @@ class AgentTraining:
             self._is_unstartable = self._worker is None
 
     def _warm_up(self, base: Path, *, isolated: bool) -> None:
-        """Start a process that waits for its order. Runs on the main thread, as a start must."""
+        """Start a process that waits for its order. Runs on the main thread, as every start must."""
         if self._waiting is None and self._worker is None:
             try:
                 self._waiting = self._waiting_process(base, isolated=isolated)
@@ -331,7 +333,7 @@ class AgentTraining:
                 logger.warning("a training process cannot be started: %s", error.strerror)
 
     def _started(self, order: TrainOrder) -> Worker:
-        """Hand the order to the process that waits, or to a new one. Raises `OSError`."""
+        """Hand the order to the waiting process, or to a new one. Raises `OSError`."""
         base, isolated = Path(order.base), order.isolated
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.fits(base, isolated=isolated):
@@ -365,7 +367,7 @@ class AgentTraining:
     # Its files.
 
     async def _answer_with_news(self, frame: Frame, leader: asyncio.StreamWriter) -> None:
-        """Answer as soon as there is something that the leader does not know, or when it has waited long enough."""
+        """Answer as soon as there is news for the leader, or when it has waited long enough."""
         loop = asyncio.get_running_loop()
         latest = loop.time() + float(frame["wait_s"])
         while True:

@@ -133,7 +133,7 @@ class AgentTrainingLink:
             raise TrainingAgentLost("the agent does not become ready") from None
 
     async def news(self, offset: int, step: int, wait_s: float) -> AgentNews:
-        """Wait for lines behind the offset, a checkpoint after the step, or the end. Raises `TrainingAgentLost`."""
+        """Wait for lines after the offset, a checkpoint after the step, or the end. Raises `TrainingAgentLost`."""
         patience_s = wait_s + ANSWER_S
         answer = await self._call("news", patience_s, offset=offset, step=step, wait_s=wait_s)
         return AgentNews(answer["lines"], answer["exit_code"], answer["step"])
@@ -165,7 +165,9 @@ class AgentTrainingLink:
         await self._send({"op": "cancel"})
 
     async def stop(self) -> None:
-        """Have the process killed; returns when it is gone. Raises `TrainingAgentLost` where that is not known."""
+        """Have the process killed and wait until it has ended. Raises `TrainingAgentLost` when that cannot be
+        confirmed.
+        """
         try:
             async with asyncio.timeout(STOP_S):
                 await self._call("stop")
@@ -217,7 +219,7 @@ class AgentTrainingLink:
             self._lose()
 
     async def _watch(self) -> None:
-        """Give the connection up when nothing comes over it; the training may still run."""
+        """Treat the connection as lost when nothing arrives over it; the training may still run."""
         await self._silence.begun()
         if not self._is_lost:
             logger.warning("the agent of a training is silent")

@@ -1,4 +1,4 @@
-"""A digest of a base model's files, by which a node proves that it has the same model as the service."""
+"""A digest of a base model's files, with which a node proves that it has the same model as the service."""
 
 import hashlib
 from contextlib import suppress
@@ -39,7 +39,7 @@ class BaseDigests:
 
 
 def check_base(base: Path, digest: str) -> None:
-    """Make sure that the node has the base model with this digest. Raises `CannotServe`."""
+    """Check that the node has the base model with this digest. Raises `CannotServe`."""
     try:
         own = BaseDigests().of(base)
     except OSError as error:

@@ -29,7 +29,7 @@ BEGINNING, NO_END = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23,
 
 
 class AgentAuthority:
-    """Signs the certificates by which agents know the service."""
+    """Signs the certificates that identify the service to its agents."""
 
     def __init__(self, secret: bytes) -> None:
         """`secret`: 32 bytes, derived from the master key for `PURPOSE`."""

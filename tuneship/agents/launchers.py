@@ -1,4 +1,4 @@
-"""The protocol by which agents are started and ended, wherever they run. `local_agents.py` and `ray_jobs.py` obey it.
+"""The protocol for starting and ending agents anywhere; `local_agents.py` and `ray_jobs.py` implement it.
 
 A launcher places programs and nothing else: whether a replica lives is known from the connection to its agent.
 """
@@ -30,7 +30,7 @@ class AgentSize:
 
 @dataclass(frozen=True)
 class AgentState:
-    """A started program, as its launcher sees it."""
+    """The state of a started program, as its launcher reports it."""
 
     # The text that it has printed so far.
     said: str = ""
@@ -64,7 +64,7 @@ class Launcher(Protocol):
         ...
 
     async def begin(self, prefix: str, keep: Collection[str] = ()) -> None:
-        """Prepare the first start: end the agents with names that begin so, which an earlier service left behind.
+        """Prepare the first start: end agents that an earlier service left behind, found by this prefix of their names.
 
         Those in `keep` go on. Raises `CannotLaunch`, also where agents must not be started.
         """

@@ -26,10 +26,10 @@ Frame = dict[str, Any]
 
 
 class LinkServer:
-    """One connection, and the requests that have come over it and have not ended."""
+    """Serves one connection, and tracks its requests until they end."""
 
     def __init__(self, replica: Replica, writer: asyncio.StreamWriter) -> None:
-        """`replica`: asked for everything. `writer`: for the answers."""
+        """`replica`: answers all requests. `writer`: sends the answers."""
         self._replica = replica
         self._link = replica.link
         self._writer = writer

@@ -1,4 +1,4 @@
-"""Starts agents with a launcher, reads where they listen, and ends them, whatever they run.
+"""Starts agents with a launcher, reads the addresses on which they listen, and ends them, whatever they run.
 
 For replicas: `agent_starter.py`; for trainings: `training_agents.py`.
 """
@@ -29,7 +29,7 @@ ONLY_EPOCH = 1
 
 
 class ListeningAgents:
-    """Agents of one launcher that have names of their own. What they run is the matter of a subclass."""
+    """Agents of one launcher under a common name prefix; subclasses decide what the agents run."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ListeningAgents:
         clock: Callable[[], datetime],
         start_timeout_s: float,
     ) -> None:
-        """`prefix`: begins the names of all these agents, and of no others.
+        """`prefix`: all these agents' names begin with it, and no other agent's.
 
         `start_timeout_s`: time limit until an agent listens.
         """
@@ -92,7 +92,9 @@ class ListeningAgents:
         return AgentAccess(context, epoch, version("tuneship"))
 
     async def end(self, name: str) -> None:
-        """End an agent; one that its launcher cannot end now ends by itself, as its service is gone for it."""
+        """End an agent. If its launcher cannot do so now, the agent ends by itself, since its service no longer
+        connects.
+        """
         try:
             await self._launcher.end(name)
         except CannotLaunch as error:

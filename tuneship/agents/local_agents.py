@@ -1,4 +1,4 @@
-"""Agents as processes of this machine, which end with the service, or in a cluster outlive it."""
+"""Agents as processes of this machine. They end with the service; in a cluster they outlive it."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ READ_BYTES = 4096
 
 
 class _LocalAgent:
-    """A started agent, and the pipe on which it says where it listens."""
+    """A started agent, and the pipe on which it reports its address."""
 
     def __init__(self, worker: Worker, reader: int) -> None:
         self.worker = worker
@@ -21,14 +21,14 @@ class _LocalAgent:
         self._said = b""
 
     def said(self) -> str:
-        """The text that has arrived on the pipe."""
+        """The text that has arrived on the pipe so far."""
         with suppress(BlockingIOError):
             while part := os.read(self._reader, READ_BYTES):
                 self._said += part
         return self._said.decode(errors="replace")
 
     def end(self) -> None:
-        """Kill the process, which waits until it is gone."""
+        """Kill the process and wait until it has ended."""
         os.close(self._reader)
         self.worker.kill()
 
@@ -39,7 +39,7 @@ class LocalAgents:
     is_here = True
 
     def __init__(self, runtime: Runtime, log: Path, *, outlive_service: bool = False) -> None:
-        """`log`: file for the output of all agents and of their replicas."""
+        """`log`: file for the output of all agents and their replicas."""
         self._outlive_service = outlive_service
         self._runtime = runtime
         self._log = log
@@ -72,7 +72,7 @@ class LocalAgents:
             os.close(writer)
 
     async def state(self, name: str) -> AgentState:
-        """Read what the agent has said."""
+        """Read the agent's output."""
         agent = self._agents[name]
         has_ended = agent.worker.exit_code() is not None
         return AgentState(agent.said(), has_ended)
@@ -84,4 +84,6 @@ class LocalAgents:
             await self._threads.run(agent.end)
 
     async def begin(self, prefix: str, keep: Collection[str] = ()) -> None:
-        """Do nothing: agents of an earlier service have ended with it, or soon will, as nobody is connected."""
+        """Do nothing: agents of an earlier service have ended with it, or end soon, since no service is connected to
+        them.
+        """

@@ -26,7 +26,7 @@ REFUSES_STRANGERS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 @dataclass(frozen=True)
 class RayCluster:
-    """The dashboard of a cluster and what it takes to be let in."""
+    """The address of a cluster's dashboard, with its credentials."""
 
     url: str
     token: str = field(repr=False)
@@ -52,7 +52,7 @@ class RayJobs:
     is_here = False
 
     def __init__(self, clusters: Sequence[RayCluster], job: AgentJob) -> None:
-        """Agents start on the first cluster; on all of them, those of an earlier service are ended."""
+        """Start agents on the first cluster; end those of an earlier service on all clusters."""
         self._clusters = clusters
         self._job = job
         self._prefix = ""
@@ -70,7 +70,7 @@ class RayJobs:
     async def start(
         self, name: str, arguments: Sequence[str], size: AgentSize | None = None
     ) -> None:
-        """Submit a job, and delete the entries of those that have ended. Raises `CannotLaunch`."""
+        """Submit a job, and delete the entries of ended jobs. Raises `CannotLaunch`."""
         # Ray gets slow with many entries. They are not deleted as soon as a job has ended, as Ray would write the
         # entry once more when it notices the end itself.
         for ended, status in await self._own_jobs(self._clusters[0]):
@@ -108,7 +108,7 @@ class RayJobs:
         await self._stop(self._clusters[0], name)
 
     async def begin(self, prefix: str, keep: Collection[str] = ()) -> None:
-        """Check the first cluster; stop the other jobs with such names on all clusters. Raises `CannotLaunch`.
+        """Check the first cluster; stop the other jobs with this name prefix on all clusters. Raises `CannotLaunch`.
 
         Another cluster that does not answer hinders no start: agents there end by themselves when they are alone.
         """
@@ -142,7 +142,7 @@ class RayJobs:
         *,
         may_miss: bool = False,
     ) -> Any:
-        """Call the API and return its answer; None for what is not there, with `may_miss`. Raises `CannotLaunch`."""
+        """Call the API and return its answer; None for a 404 if `may_miss`. Raises `CannotLaunch`."""
         headers = {"Authorization": f"Bearer {cluster.token}"}
         answer = await _answer(cluster, method, path, headers, body)
         if answer.status_code == HTTPStatus.NOT_FOUND and may_miss:

@@ -1,4 +1,4 @@
-"""Starts the agents of trainings, each under a name of its own, and ends them."""
+"""Starts the agents of trainings, each under its own name, and ends them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,9 @@ class TrainingAgent:
 
 
 class TrainingAgents(ListeningAgents):
-    """Starts agents on a launcher of their own. Each obeys one leader, which started it: the next starts another."""
+    """Starts agents on a launcher of their own. Each belongs to the leader that started it; a new leader starts new
+    ones.
+    """
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class TrainingAgents(ListeningAgents):
         isolated: bool,
         start_timeout_s: float,
     ) -> None:
-        """`isolated`: whether a process that its node cannot isolate must not start."""
+        """`isolated`: whether a process must not start if its node cannot isolate it."""
         super().__init__(launcher, authority, prefix, clock, start_timeout_s)
         self.isolated = isolated
 
@@ -49,7 +51,7 @@ class TrainingAgents(ListeningAgents):
         return self._launcher.is_here
 
     async def start(self, size: AgentSize) -> TrainingAgent:
-        """Start an agent and wait until it listens. Leaves none behind when it raises `CannotLaunch`."""
+        """Start an agent and wait until it listens. Raises `CannotLaunch`, and then leaves no agent behind."""
         await self.begin()
         name, options = self.new_name(), ("--kind", TRAIN, "--alone-s", f"{ALONE_S:g}")
         try:

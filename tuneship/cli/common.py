@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def drop_unwritable_output() -> None:
-    """Let what standard output cannot take go nowhere: Python's own last flush would fail, too, and say so."""
+    """Discard output that cannot be written: otherwise Python's last flush would fail, too, and print an error."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -47,7 +47,7 @@ def completing(hint: Any) -> Callable[[str], Words]:
 
 @contextmanager
 def words_for_bash(environment: MutableMapping[str, str]) -> Generator[None]:
-    """Answer with what follows the last colon, as bash replaces no more of the word under the cursor."""
+    """Complete only the part after the last colon, because bash replaces no more of the word under the cursor."""
     kept = join_at_colons(environment)
     answer = io.StringIO()
     try:
@@ -60,7 +60,7 @@ def words_for_bash(environment: MutableMapping[str, str]) -> Generator[None]:
 
 
 def join_at_colons(environment: MutableMapping[str, str]) -> str:
-    """Make one word again of what bash has split at colons, which are in the ids of models.
+    """Rejoin words that bash has split at colons, which ids of models contain.
 
     Returns the beginning of the word under the cursor that bash keeps.
     """

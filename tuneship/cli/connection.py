@@ -1,4 +1,4 @@
-"""Which service a command talks to, and what is said when the call fails.
+"""Finds the service that a command calls, and reports failed calls in one line.
 
 The first place that names a service counts: the client's variables in the environment, `tuneship login`, the service
 on this machine (its data directory says where it listens, and holds a key for its owner).
@@ -35,12 +35,12 @@ COMPLETES_WITHIN_S = 1.5
 
 
 class NoService(Exception):
-    """No service is known, or what says where it is cannot be used."""
+    """No service is configured, or its configuration cannot be used."""
 
 
 @dataclass(frozen=True)
 class ChosenService:
-    """How a service is reached, and what named it."""
+    """The address and credentials of a service, and the place that named it."""
 
     settings: "ClientSettings"
     source: str
@@ -64,7 +64,7 @@ def settings_of_environment() -> tuple["ClientSettings", "PipelineSettings"]:
 
 
 def chosen_service() -> ChosenService:
-    """The service of the first place that names one. Raises `NoService`."""
+    """The service that the first configured place names. Raises `NoService`."""
     settings, pipeline = settings_of_environment()
     data_dir = pipeline.data_dir.expanduser()
     if settings.url:
@@ -104,7 +104,7 @@ def _fields_in(file: Path) -> dict[str, Any]:
 
 
 def _on_this_machine(data_dir: Path) -> "ClientSettings":
-    """The settings by which the owner reaches the service of a data directory. Raises `NoService`."""
+    """The owner's settings for the service of a data directory. Raises `NoService`."""
     from tuneship.settings import ClientSettings, written_url  # noqa: PLC0415 - starts slowly
 
     credentials = data_dir / "credentials.json"
@@ -157,7 +157,7 @@ def connected(chosen: ChosenService | None = None, **options: Any) -> Generator[
 
 @contextmanager
 def reported() -> Generator[None]:
-    """Say in one line what is wrong with a call, and end quietly with Ctrl-C and where nobody reads the output."""
+    """Report a failed call in one line; end quietly on Ctrl-C, and when nobody reads the output."""
     try:
         yield
         sys.stdout.flush()

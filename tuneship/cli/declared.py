@@ -1,4 +1,4 @@
-"""The commands that follow from the declared operations: a group for each resource, a command for each verb of it.
+"""The commands made from the declared operations: a group for each resource, a command for each of its verbs.
 
 Nothing is listed here by hand: a new operation with its verb (`tuneship/contract/`) is a new command.
 """
@@ -81,7 +81,7 @@ def command_name(name: str) -> str:
 
 
 def list_of(hint: Any) -> DeclaredVerb | None:
-    """The list in which the ids of this type are found, by the first path parameter of the operations beside it."""
+    """The list operation that finds ids of this type: that of the resource whose paths take such an id first."""
     for group in resources():
         verbs = verbs_of(group)
         for verb in verbs.values():

@@ -1,10 +1,10 @@
-"""The console script `tuneship`. It is installed with the client, whose library needs nothing of the command line."""
+"""The console script `tuneship`. The client installs it too, without the libraries of the command line."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command, or say what to install for it."""
+    """Run the command, or name the package to install for it."""
     try:
         from tuneship.cli.main import main as run  # noqa: PLC0415 - what may be missing
     except ModuleNotFoundError as error:

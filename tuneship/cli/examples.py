@@ -35,7 +35,7 @@ def command_line(
 
 
 def _field(model: type[BaseModel], name: str, value: Any) -> Iterator[str]:
-    """The option of a field, or one `--set` for each value inside of it."""
+    """The option of a field, or one `--set` for each nested value."""
     kind, flag = kind_of(wire_names(model)[name][1]), f"--{name.replace('_', '-')}"
     if kind is FieldKind.FLAG:
         yield flag if value else f"--no-{flag[2:]}"
@@ -56,7 +56,7 @@ def _field(model: type[BaseModel], name: str, value: Any) -> Iterator[str]:
 
 
 def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The values inside of a value by their paths, as `--set` takes them."""
+    """The nested values of a value by their paths, as `--set` takes them."""
     inner: dict[Any, Any] = {}
     if isinstance(value, dict):
         inner = value

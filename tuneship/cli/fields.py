@@ -1,4 +1,6 @@
-"""The fields of declared models on a command line: which have an option, and what a text means for them. Pure."""
+"""The fields of declared models on a command line: which of them have an option, and how a text is read as their value.
+Pure.
+"""
 
 import json
 from collections.abc import Sequence
@@ -89,7 +91,7 @@ def element_of(hint: Any) -> Any:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """The words that a field may hold, where the declaration lists them."""
+    """The allowed words of a field, if the declaration lists them."""
     found: list[str] = []
     for one in members(hint):
         if get_origin(one) is Literal:
@@ -178,7 +180,7 @@ def set_field(content: dict[str, Any], model: type[BaseModel], assignment: str) 
 
 
 def _place(inner: Any, part: str, fresh: Any, *, is_value: bool) -> Any:
-    """Set one part of a path to a value, or go into what is there, which is made where it is missing."""
+    """Set the value at one part of a path, or return what lies there; a missing container is created."""
     if isinstance(inner, dict):
         fields = cast("dict[str, Any]", inner)
         if is_value or not isinstance(fields.get(part), dict | list):
@@ -194,9 +196,12 @@ def _place(inner: Any, part: str, fresh: Any, *, is_value: bool) -> Any:
     return entries[int(part)]
 
 
-def described(field: FieldInfo) -> str:
-    """A field's description with its default, as the help shows it."""
-    text = field.description or ""
+def described(field: FieldInfo, hint: Any) -> str:
+    """The first paragraph of a field's description with its default, as the help shows it."""
+    # The description of an optional field may stand in its type.
+    inner = (one for one in get_args(without_null(hint))[1:] if isinstance(one, FieldInfo))
+    texts = (one.description for one in (field, *inner) if one.description)
+    text = next(texts, "").partition("\n\n")[0].removeprefix("Additive. ")
     if field.is_required():
         return f"{text} Needed.".strip()
     default = field.default

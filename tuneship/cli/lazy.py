@@ -1,4 +1,4 @@
-"""Groups whose commands are built when somebody names them, so that `tuneship --help` starts quickly."""
+"""Groups that build a command only when it is named, so that `tuneship --help` starts quickly."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -13,7 +13,7 @@ Builders = Mapping[str, Callable[[], Any]]
 
 
 def lazy_group(*finders: Callable[[], Builders]) -> type[TyperGroup]:
-    """A class for `typer.Typer(cls=...)`: a group with these commands, in this order, beside the registered ones.
+    """A class for `typer.Typer(cls=...)`: a group with these commands, in this order, after the registered ones.
 
     A command is looked for from the last finder to the first, so that those which load much stand in front.
     """
@@ -47,7 +47,7 @@ def lazy_group(*finders: Callable[[], Builders]) -> type[TyperGroup]:
 
 
 class UnquotingCommand(TyperCommand):
-    """A command whose complaint about too many words does not repeat them: they may be a patient's text."""
+    """A command that does not repeat surplus words in its error: they may be a patient's text."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of the command line."""

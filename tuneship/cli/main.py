@@ -1,4 +1,4 @@
-"""The command `tuneship`: the declared operations in groups, and what people do beside them.
+"""The command `tuneship`: groups of declared operations, and the hand-written commands beside them.
 
 Nothing is loaded before somebody names it. A module below has its commands in `app`; the groups of the API come from
 the declarations (`declared.py`), and a module's commands join the group of the API's resource.
@@ -23,6 +23,7 @@ ALONE = {
     "login": "login",
     "logout": "login",
     "whoami": "login",
+    "console": "console",
 }
 # Groups of commands for the service's own machine.
 OWN_GROUPS = ("keys",)
@@ -30,9 +31,9 @@ OWN_GROUPS = ("keys",)
 BESIDE = {
     "jobs": ("job_commands", "job_export"),
     "canary": ("canary",),
-    "models": ("models", "base_models"),
+    "models": ("models", "base_models", "model_cards"),
     "audit": ("audit",),
-    "evaluations": ("evaluation_commands",),
+    "evaluations": ("evaluation_commands", "evaluation_import"),
 }
 FLOWS, API, MACHINE, ACCOUNT = "Pipeline", "The API", "The service's machine", "Which service"
 
@@ -68,7 +69,7 @@ def _machine() -> Builders:
     }
     alone = {
         name: lambda name=name, module=module: _in_panel(
-            _single(module, name), ACCOUNT if module == "login" else MACHINE
+            _single(module, name), ACCOUNT if module in ("login", "console") else MACHINE
         )
         for name, module in ALONE.items()
     }

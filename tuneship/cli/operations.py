@@ -51,7 +51,7 @@ def declared_command(verb: DeclaredVerb) -> Any:
 
 
 def escaped(text: str) -> str:
-    """A text as the help shows it, which takes square brackets for markup."""
+    """A text with its square brackets escaped, since the help reads them as markup."""
     from rich.markup import escape  # noqa: PLC0415 - starts slowly
 
     return escape(text)
@@ -70,7 +70,7 @@ def with_signature(
 
 
 def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
-    """Carry out a declared command on what was given on the command line."""
+    """Run a declared command with the arguments of the command line."""
     with reported():
         options = request_options(given)
         arguments = arguments_of(verb.operation, given)
@@ -105,7 +105,7 @@ def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
 def _upload(
     client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], given: Mapping[str, Any]
 ) -> Any:
-    """Send the file under a bar, which is gone before anything is shown of the reply."""
+    """Send the file under a progress bar, which is removed before the reply is shown."""
     name = str(verb.operation.file_parameter)
     file: Path = given[name]
     is_lines = verb.operation.file_media is JSON_LINES

@@ -32,7 +32,7 @@ def is_terminal() -> bool:
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to standard output at once: whoever reads a pipe waits for it."""
+    """Write to standard output without buffering, because a reader of a pipe waits for it."""
     sys.stdout.write(text + end)
     sys.stdout.flush()
 
@@ -140,7 +140,7 @@ def _width(cells: list[list[str]], columns: Sequence[str], number: int) -> int:
 def _fitting(
     cells: list[list[str]], columns: Sequence[str], width: int
 ) -> tuple[list[int], list[str]]:
-    """The columns that fit beside each other, in their order, and the names of those that hold something and do not."""
+    """The columns that fit side by side, in their order, and the names of the filled ones that do not fit."""
     filled = [number for number in range(len(columns)) if any(row[number] for row in cells)]
 
     def rank(number: int) -> tuple[int, int]:
@@ -206,7 +206,7 @@ def _needs_a_line(value: Any) -> bool:
 
 
 def _arrays(flat: Row) -> dict[str, dict[str, list[Any]]]:
-    """Arrays that stand beside each other and are equally long: the steps of a job, the buckets of a series."""
+    """Parallel arrays of equal length: the steps of a job, the buckets of a series."""
     groups: dict[str, dict[str, list[Any]]] = {}
     for name, value in flat.items():
         if isinstance(value, list) and not any(isinstance(one, list) for one in value):

@@ -1,4 +1,4 @@
-"""Mappings of parameters that people write in YAML or JSON, and what is wrong with them in plain words.
+"""Reads mappings of parameters from YAML or JSON files, and explains their errors in plain words.
 
 The flows' scripts and the command line read their files by this, so that one mistake has one message.
 """
@@ -47,7 +47,7 @@ def mapping_in(text: str) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses repeated keys, of which YAML would silently take the last."""
+    """Refuses repeated keys, since YAML would silently take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
@@ -60,7 +60,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def problems_of(error: ValidationError, content: Any) -> list[str]:
-    """One line for each refused place; pydantic reports a union once for each of its members."""
+    """One line for each refused field; pydantic reports a union once for each of its members."""
     lines: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False, include_input=False):
         kind, location = problem["type"], problem["loc"]

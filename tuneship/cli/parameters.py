@@ -1,4 +1,4 @@
-"""The parameters of a command from the signature of its operation, and the operation's arguments from what was given.
+"""The parameters of a command, from its operation's signature; and the operation's arguments, from the command line.
 
 Ids of the path and a file are arguments, the query and the first level of a body are options; `--set` and `--params`
 reach every depth of a body.
@@ -80,7 +80,7 @@ def field_options(
         if name in leave_out or kind is FieldKind.DEEP:
             continue
         info: dict[str, Any] = {
-            "help": described(field), "show_default": False, "rich_help_panel": panel,
+            "help": described(field, hint), "show_default": False, "rich_help_panel": panel,
         }  # fmt: skip
         if kind is FieldKind.FLAG:
             option = typer.Option(f"{flag}/--no-{flag[2:]}", **info)
@@ -284,7 +284,7 @@ def _checked(validate: Callable[[], Any], content: Mapping[str, Any]) -> Any:
 
 
 def arguments_of(operation: Operation[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the operation but a file. Raises `BadField`, before anything is sent."""
+    """The arguments of the operation, except a file. Raises `BadField`, before anything is sent."""
     arguments: dict[str, Any] = {}
     for name in operation.path_parameters:
         # An empty id, or one of dots, would make the path of another operation.

@@ -29,7 +29,7 @@ def entry_line(entry: JobLogEntry | JobStep) -> str:
 
 
 def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool) -> str:
-    """A text as it is generated; returns the whole of it."""
+    """Show a text while it is generated; return the whole text."""
     whole, last = "", None
     for piece in pieces:
         if as_json:
@@ -53,7 +53,7 @@ def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool)
 
 
 def _show_end(generation: Generation) -> None:
-    """The calls, the other answers where there are several, and the number of tokens."""
+    """Show the calls, further answers if there are any, and the number of tokens."""
     _show_calls(generation.tool_calls)
     for other in (generation.choices or ())[1:]:
         write("\n" + _shown(other.completion))

@@ -45,7 +45,7 @@ def opened_folder(path: Path) -> Generator[BinaryIO]:
 
 @contextmanager
 def progress_bar(name: str) -> Generator[Callable[[int, int], None] | None]:
-    """A function that moves a bar on standard error; None where no terminal shows it."""
+    """A function that moves a bar on standard error; None if standard error is no terminal."""
     from rich.console import Console  # noqa: PLC0415 - starts slowly
     from rich.progress import (  # noqa: PLC0415
         BarColumn,

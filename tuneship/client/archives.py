@@ -78,7 +78,7 @@ def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> 
 
 @contextmanager
 def downloaded(target: Path) -> Generator[tuple[BinaryIO, Callable[[], None]]]:
-    """A file to write an archive to, and a call that makes the folder `target` of it. Raises `SourceError`.
+    """Yield a file for the archive, and a function that unpacks it into the folder `target`. Raises `SourceError`.
 
     The folder appears whole or not at all; a full disk or a broken archive leaves nothing.
     """

@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: the I/O of a call. All decisions are made by generators that do none.
+"""`Client` and `AsyncClient`: they do the I/O of a call; generators without I/O make all its decisions.
 
 A generator yields what to do next (send, read, pause) and receives what came of it: `core.py` for a call,
 `following.py` and `generation_stream.py` for streams. Each client carries out these steps in its own way of I/O.

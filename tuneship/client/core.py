@@ -102,7 +102,7 @@ def converse(
 
 
 def _answered(call: Call) -> Conversation[HttpAnswer]:
-    """Send the call, and wait while the service is still working on an earlier try of it.
+    """Send the call, and send it again while the service is still working on an earlier try.
 
     Giving up instead would make the caller start a new call, with a new key, of work that is being done already.
     """

@@ -1,4 +1,4 @@
-"""Following a job's stream without I/O: open it, read it, and open it again behind the last event when it breaks off.
+"""Follows a job's stream without I/O: opens it, reads it, and reopens it after the last event when it breaks off.
 
 Like the core in `core.py`, this is a generator: it yields steps and entries, and receives answers and blocks.
 """

@@ -1,4 +1,4 @@
-"""Rows of a dataset from what people have: CSV, Parquet, pandas frames, Hugging Face datasets, iterables of mappings.
+"""Rows of a dataset from common sources: CSV, Parquet, pandas frames, Hugging Face datasets, iterables of mappings.
 
 Each source has a function that yields its rows as JSON objects and holds a few of them at a time. A missing value (an
 empty cell of a CSV file, NaN, null) is left out of its row, and in tables out of the objects of a row, too. Errors name
@@ -38,7 +38,8 @@ class _Unfit(Exception):
 
 
 def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
-    """The rows of a source as the service reads them; `columns` maps fields to columns and leaves the others out.
+    """The rows of a source as the service reads them; `columns` maps fields to columns, and unmapped columns are left
+    out.
 
     A path ending in `.csv` or `.parquet` is read as such, any other path and any open file as JSON Lines. Raises
     `SourceError`, some of them only at the row that is at fault.
@@ -79,7 +80,7 @@ def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """Read `instruction=question,response=answer`; a part with a comma stands in double quotes, as in CSV."""
+    """Read `instruction=question,response=answer`; a column with a comma is put in double quotes, as in CSV."""
     try:
         parts = next(csv.reader([text], strict=True), list[str]())
     except csv.Error:
@@ -99,7 +100,7 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def is_json_lines(path: str | os.PathLike[str]) -> bool:
-    """Whether a file counts as JSON Lines, as its name does not say that it is something else."""
+    """Whether a file is read as JSON Lines: any file without another format's ending."""
     return Path(path).suffix.lower() not in READERS
 
 
@@ -177,7 +178,7 @@ def _from_mappings(source: Iterable[object], columns: Columns | None) -> Iterato
 def _from_objects(
     rows: Iterable[tuple[str, Mapping[str, Any]]], name: str, columns: Columns | None
 ) -> Iterator[Record]:
-    """The records of rows that each have names of their own, so that a column may be missing in some of them."""
+    """Records from rows with different keys: a column may be missing in some of them."""
     sought = set[str]() if columns is None else set(columns.values())
     for where, row in rows:
         sought.difference_update(row)
@@ -200,7 +201,10 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
     try:
         for cells in reader:
             where, start = f"{name}, line {start}", reader.line_num + 1
-            found = _without_padding(cells, width)
+            found = cells
+            # Spreadsheets add empty cells beyond the last column.
+            while len(found) > max(width, 1) and not found[-1].strip():
+                found = found[:-1]
             if places is None and reader.line_num == 1 and found in (["sep="], ["sep=,"]):
                 continue  # a word to Excel
             if places is None:
@@ -225,14 +229,6 @@ def _csv_fault(error: str) -> str:
     if "new-line" in error:
         return "has a carriage return that is neither in double quotes nor before a line feed"
     return "a double quote is missing or out of place"
-
-
-def _without_padding(cells: list[str], width: int) -> list[str]:
-    """The cells without the empty ones that spreadsheets add beyond the last column."""
-    most = max(width, 1)
-    while len(cells) > most and not cells[-1].strip():
-        cells = cells[:-1]
-    return cells
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
@@ -279,7 +275,7 @@ def _from_arrow(
 
 
 def _kind_of_arrow(given: Any) -> Any:
-    """`JSON_TEXT` for a type that is JSON, an object or a list of one for a type with parts, and None for any other."""
+    """How to read values of an Arrow type: `JSON_TEXT`, an object, a list of objects, or None for plain values."""
     if getattr(given, "extension_name", "") == "arrow.json":
         return JSON_TEXT
     if hasattr(given, "value_type"):
@@ -290,7 +286,9 @@ def _kind_of_arrow(given: Any) -> Any:
 
 
 def _kind_of_feature(given: Any) -> Any:
-    """`JSON_VALUE` for a Hugging Face feature that is JSON, which is read already; else as `_kind_of_arrow`."""
+    """How to read values of a Hugging Face feature: `JSON_VALUE` for parsed JSON, otherwise as `_kind_of_arrow`
+    says.
+    """
     if type(given).__name__ == "Json":
         return JSON_VALUE
     if isinstance(given, dict):
@@ -307,7 +305,7 @@ def _from_columns(
     batches: Iterable[Sequence[Iterable[object]]],
     kinds: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Record]:
-    """The records of a table of which each batch has one column for each field; `kinds` say where a column has JSON."""
+    """Records of a table, batch by batch, with one column for each field; `kinds` marks columns with JSON."""
     rows = (row for batch in batches for row in zip(*batch, strict=True))
     for number, row in enumerate(rows, 1):
         yield _record(f"{name}, row {number}", zip(fields, row, strict=True), kinds)
@@ -334,7 +332,9 @@ def _chosen(name: str, found: Sequence[object], columns: Columns | None) -> Colu
 
 
 def _check_extra(name: str, found: Sequence[object]) -> None:
-    """Refuse what the service would ignore: it may be a patient's name, and need not leave the caller's machine."""
+    """Refuse columns that the service would ignore: they may hold a patient's name, and should not leave the
+    machine.
+    """
     extra = [str(at) for at, column in enumerate(found, 1) if column not in FIELDS]
     if extra:
         places = ", ".join(extra[:5]) + (" and others" if extra[5:] else "")
@@ -351,7 +351,7 @@ def _check_extra(name: str, found: Sequence[object]) -> None:
 def _record(
     where: str, cells: Iterable[tuple[str, object]], kinds: Mapping[str, Any] | None = None
 ) -> Record:
-    """One row without its missing values, in types of JSON; `kinds` are those of a table's columns."""
+    """One row in JSON types, without its missing values; `kinds` are those of the table's columns."""
     record: Record = {}
     for field, cell in cells:
         try:
@@ -409,7 +409,7 @@ def _part(kind: Any, key: str) -> Any:
 
 
 def _plain(value: object) -> object:
-    """A value in the types of JSON, None if it is missing. Raises `_Unfit`."""
+    """Convert a value to JSON types; None if it is missing. Raises `_Unfit`."""
     if isinstance(value, str):
         try:
             value.encode()

@@ -1,8 +1,8 @@
-"""The file of an upload: what the caller has, as JSON Lines, and a report of how much of it has been sent."""
+"""Opens the file of an upload as JSON Lines, and reports how much of it has been sent."""
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ class WatchedFile:
     """Reads another file and calls `progress` after each block."""
 
     def __init__(self, file: BinaryIO, progress: Progress) -> None:
-        """Measure the file; it must be seekable, as a retry must be."""
+        """Measure the file, which must be seekable, because a retry sends it again."""
         self._file = file
         self._progress = progress
         place = file.tell()
@@ -73,7 +73,7 @@ def upload_file(
         elif columns is None and hasattr(given, "read") and not hasattr(given, "encoding"):
             file = given
         if file is not None and file.seekable():
-            yield file, _nothing
+            yield file, lambda: None
             return
         try:
             spool = TemporaryFile()  # noqa: SIM115 - closing it may fail
@@ -81,24 +81,21 @@ def upload_file(
             raise _full(error) from None
         stack.callback(discard, spool)
         # What comes through a pipe cannot be read a second time.
-        rows = _json_lines(source, columns) if file is None else iter(lambda: file.read(BLOCK), b"")
+        if file is not None:
+            rows = iter(lambda: file.read(BLOCK), b"")
+        else:
+            rows = (
+                json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+                for record in records(source, columns)
+            )
         yield spool, partial(_fill, rows, spool)
 
 
-def _nothing() -> None:
-    """Fill nothing."""
-
-
 def discard(spool: IO[bytes]) -> None:
-    """Close a file without a name, whatever becomes of what it holds."""
+    """Close an unnamed file. An error, such as a full disk, is ignored: it was reported before."""
     # A full disk fails once more here, and was reported before.
     with suppress(OSError):
         spool.close()
-
-
-def _json_lines(source: Source, columns: Columns | None) -> Iterator[bytes]:
-    for record in records(source, columns):
-        yield json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def _fill(lines: Iterable[bytes], spool: IO[bytes]) -> None:

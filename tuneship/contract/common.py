@@ -22,12 +22,24 @@ from tuneship.contract.declaring.notebook_table import html_table
 SERVICE = "service"
 
 
+EncryptionLevel = Annotated[
+    Literal["standard", "maximum"],
+    Field(
+        description="Every new file is sealed at both levels; `maximum` also refuses files that are not."
+    ),
+]
 ComplianceMode = Annotated[
     Literal["none", "hipaa"],
     Field(
         description="`hipaa` turns every other safeguard on; a setting that contradicts it is refused by name. "
         "What is in this mode answers to requests over TLS or from the service's own machine, with keys of at most "
-        "90 days."
+        "90 days.\n\n"
+        "422, with these codes in `details`: `contradiction`, a setting was sent that contradicts the mode; "
+        "`missing_prerequisite`, the installation, the key or the connection lacks something (one detail for each); "
+        "`lesser_mode`, a model that was trained in the mode would be deployed without it, which must be asked for "
+        "and is not inherited. 409 `dataset_error`: the dataset of a job was not uploaded under the same rules. Later "
+        "requests about the resource, or about the job's tuned model, are 400 over plain HTTP from another machine, "
+        "and 403 with a key that was made for more than 90 days."
     ),
 ]
 
@@ -75,7 +87,10 @@ class Reply(BaseModel):
 
 
 class LogCursor(Reply):
-    """`after` continues behind the last entry; it stays when there is nothing new, and is null without any entry."""
+    """`after` continues behind the last entry; it stays when there is nothing new, and is null without any entry.
+
+    Asking again with the last `after` follows the entries without end.
+    """
 
     after: str | None
 
@@ -113,6 +128,7 @@ WebhookId = Annotated[str, _of_kind("wh"), _shown("wh")]
 EventId = Annotated[str, _of_kind("evt"), _shown("evt")]
 BatchId = Annotated[str, _of_kind("batch"), _shown("batch")]
 EvaluationId = Annotated[str, _of_kind("evl"), _shown("evl")]
+EvalId = Annotated[str, _of_kind("eval"), _shown("eval")]
 DeploymentOrEvaluationId = Annotated[str, _of_kind("(?:dep|evl)"), _shown("(dep|evl)")]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,127}$")]
@@ -154,7 +170,10 @@ class Deleted(Reply):
 
 
 class Pagination(Reply):
-    """The envelope of offset-paged lists (§8); `next_offset` is null on the last page."""
+    """The envelope of offset-paged lists (§8); `next_offset` is null on the last page.
+
+    An offset beyond the end gives an empty page. A value out of range is refused (422), never replaced by another one.
+    """
 
     total: int
     limit: int

@@ -30,9 +30,16 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 
+# Tag of a dataset with the SHA-256 of its file. The pipeline sets it at the upload, so that one file is one dataset in
+# every release.
+CONTENT_TAG = "content_sha256"
+
 
 class DatasetStatus(StrEnum):
-    """A small file is processed before its upload is answered; a big one is first `processing`, then may fail."""
+    """A small file is `processed` before its upload is answered; a big one is first `processing`, then may be `failed`.
+
+    A small bad file is refused (422) and leaves no row, file or event behind.
+    """
 
     UPLOADED = "uploaded"
     PROCESSING = "processing"
@@ -57,7 +64,22 @@ def _without_nul(text: str) -> str:
 
 
 # Only uploads: a list may be filtered by any format that there is.
-UploadFormat = Annotated[DatasetFormat, BeforeValidator(_not_yet)]
+UploadFormat = Annotated[
+    DatasetFormat,
+    BeforeValidator(_not_yet),
+    Field(
+        description="How a line holds its example; other fields are ignored and counted in `suggestions`.\n\n"
+        "`instruction`: the texts `instruction` and `response`, not empty; optional texts `system` and `input`, an "
+        "optional object `metadata`. Also read, and named in `suggestions`: `prompt`/`completion`, "
+        "`question`/`answer`, `output`, `history`.\n\n"
+        "`conversation`: `messages`, a list of `{role, content}` with the roles `system` (first, or before a turn of "
+        "the user), `user`, `assistant` and `tool`; at least one turn of the user, and the last one by the assistant. "
+        "Only turns of the assistant are learnt, but for those with `weight` 0. `tools`, `tool_calls` and "
+        "`tool_call_id` are those of OpenAI's files; what is no such definition or call is refused (`invalid_tool`, "
+        "`invalid_tool_call`). ShareGPT's `conversations`, and turns in `prompt` and `completion`, are read, too.\n\n"
+        "Two layouts in one file are refused."
+    ),
+]
 Description = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
 
 
@@ -253,7 +275,10 @@ EXAMPLE_DATASET = {
     ),
 )
 def validate_dataset(form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
-    """Check a JSON Lines file without making a dataset of it (§4.2)."""
+    """Check a JSON Lines file without making a dataset of it (§4.2).
+
+    The report comes when the whole file has been read.
+    """
     raise NotImplementedError
 
 
@@ -278,8 +303,12 @@ def validate_dataset(form: DatasetValidate, file: BinaryIO) -> DatasetValidation
 def upload_dataset(form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     """Store a JSON Lines file as a dataset (§4.2). A file with a bad line is refused whole.
 
-    A big file (by default over 64 MiB) is answered as `processing` and checked afterwards: poll get until `processed`
-    or `failed`.
+    A big file (by default over 64 MiB) is answered as `processing`, with counts of 0, and checked afterwards: poll get
+    until `processed` or `failed`; `error` then has the first 1,000 bad lines.
+
+    A file may have 2 GiB, 5 million lines, and 8 MiB and 100,000 values a line, a field of the form 64 KiB. It must
+    bring 64 KiB a second, on average over every 30 seconds. What is stored and what is being sent count against the
+    quota of bytes.
     """
     raise NotImplementedError
 
@@ -348,7 +377,11 @@ def delete_dataset(dataset_id: DatasetId) -> Deleted:
     ),
 )
 def merge_datasets(merge: DatasetMerge) -> DatasetCreated:
-    """Concatenate datasets of one format into a new one (§4.2). Nothing is dropped; the sources may be deleted."""
+    """Concatenate datasets of one format into a new one (§4.2). Nothing is dropped; the sources may be deleted.
+
+    The datasets must be different ones. Examples that repeat an earlier one are kept and counted in
+    `duplicate_examples`.
+    """
     raise NotImplementedError
 
 

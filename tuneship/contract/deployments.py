@@ -15,6 +15,7 @@ from tuneship.contract.common import (
     ComplianceMode,
     CreateRequest,
     DeploymentId,
+    EncryptionLevel,
     Limit,
     LogLimit,
     ModelId,
@@ -51,7 +52,11 @@ Region = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class DeploymentStatus(StrEnum):
-    """The states of §3."""
+    """States of a deployment; a new one is `creating`, then `running` or `failed`.
+
+    `updating` is a change: the replicas that there are go on answering. `failed` has an `error`, and only an update or
+    a delete leaves it. `deleting` becomes `deleted`; such a deployment can be fetched for 24 hours, then it is 404.
+    """
 
     CREATING = "creating"
     RUNNING = "running"
@@ -70,6 +75,7 @@ MOVES: dict[DeploymentStatus, frozenset[DeploymentStatus]] = {
     DeploymentStatus.CREATING: _FROM_STARTING,
     DeploymentStatus.RUNNING: _FROM_RUNNING,
     DeploymentStatus.UPDATING: _FROM_STARTING,
+    # It is not started again by itself: a loop of tries would hide the reason.
     DeploymentStatus.FAILED: frozenset({DeploymentStatus.UPDATING, DeploymentStatus.DELETING}),
     DeploymentStatus.DELETING: frozenset({DeploymentStatus.DELETED}),
     DeploymentStatus.DELETED: frozenset(),
@@ -90,7 +96,7 @@ class ModelConfiguration(Request):
 
 
 class VpcConfig(CreateRequest):
-    """A VPC configuration. It is stored and returned, but has no effect on one's own machine, which has no VPC."""
+    """A VPC configuration. It is stored and returned, and protects nothing: the service's machine has no VPC."""
 
     subnet_ids: Annotated[list[ShortText], Field(max_length=64)] = Field(default_factory=list[str])
     security_group_ids: Annotated[list[ShortText], Field(max_length=64)] = Field(
@@ -101,12 +107,14 @@ class VpcConfig(CreateRequest):
 class DeploymentSecuritySettings(CreateRequest):
     """Safeguards. One that the installation cannot enforce is refused by name, never accepted and ignored.
 
-    A model that was trained in `compliance_mode: hipaa` is deployed in that mode only.
+    The refusal is a 422 whose detail has the code `not_enforced`; `GET /healthz` lists what is enforced.
+    `network_isolation` needs a kernel with the filters, and neither it nor `encryption_level: maximum` goes with a base
+    model that vLLM serves. A model that was trained in `compliance_mode: hipaa` is deployed in that mode only.
     """
 
     network_isolation: bool = False
     private_endpoints: bool = False
-    encryption_level: Literal["standard", "maximum"] = "standard"
+    encryption_level: EncryptionLevel = "standard"
     audit_logging: bool = False
     compliance_mode: ComplianceMode = "none"
 
@@ -121,22 +129,56 @@ def _by_either_name(schema: dict[str, Any]) -> None:
 
 
 class DeploymentCreate(CreateRequest):
-    """A deployment as a client asks for it; the model is `model_name`, or `model_id` in the short reference (§4.9).
-
-    Without `auto_scaling` there are `min_replicas` replicas. With it, their number follows the queue between the two
-    limits; with `min_replicas: 0` an idle deployment sleeps, and the next request wakes it and waits meanwhile.
-    """
+    """A deployment as a client asks for it; the model is `model_name`, or `model_id` in the short reference (§4.9)."""
 
     model_config = ConfigDict(json_schema_extra=_by_either_name)
 
-    model_name: ModelId
+    model_name: Annotated[
+        ModelId,
+        Field(
+            description="A tuned model or a base model; `model_id` is another name of the field.\n\n"
+            "Without either the request is 400; with both, of different models, 422."
+        ),
+    ]
     deployment_name: Name
-    compute_type: Literal["cpu", "gpu"] = "cpu"
-    instance_type: ShortText = "local"
-    min_replicas: Replicas = 1
+    compute_type: Annotated[
+        Literal["cpu", "gpu"],
+        Field(
+            description="`gpu` needs a machine with a GPU and a base model that vLLM serves; otherwise it is 409 "
+            "`instance_type_unavailable`."
+        ),
+    ] = "cpu"
+    instance_type: Annotated[
+        ShortText,
+        Field(
+            description="A name from `GET /v1/instance-types`.\n\n"
+            "Any other name, a type that this installation does not have, and one that is not offered in the region "
+            "are 409 `instance_type_unavailable`."
+        ),
+    ] = "local"
+    min_replicas: Annotated[
+        Replicas,
+        Field(
+            description="Replicas that always run. 0, with `auto_scaling` only: an idle deployment sleeps.\n\n"
+            "It is then `running` with `current_replicas` 0, and the next request wakes it and waits."
+        ),
+    ] = 1
     max_replicas: Replicas | None = None
-    auto_scaling: bool = False
-    region: ShortText = "local"
+    auto_scaling: Annotated[
+        bool,
+        Field(
+            description="Follow the load between `min_replicas` and `max_replicas`.\n\n"
+            "More replicas are started when a request has waited a second in the queue, as far as the machine can "
+            "hold them; one is ended when fewer would have been enough for five minutes. The operator may set other "
+            "times."
+        ),
+    ] = False
+    region: Annotated[
+        ShortText,
+        Field(
+            description="A region in which the type is offered; `local` unless the operator lists others."
+        ),
+    ] = "local"
     vpc_config: VpcConfig | None = None
     tags: Tags = Field(default_factory=dict)
     # Pydantic keeps the name `model_config` for itself.
@@ -178,7 +220,10 @@ CREATE_ONLY = (
 
 
 class DeploymentUpdate(Request):
-    """A merge patch (RFC 7396): fields that are not sent stay; null removes a tag or resets a `model_config` field."""
+    """A merge patch (RFC 7396): fields that are not sent stay; null removes a tag or resets a `model_config` field.
+
+    Fields that only a create may have are 422 by name; fields that no request has, and a body without any, are 400.
+    """
 
     deployment_name: Name | None = None
     min_replicas: Replicas | None = None
@@ -206,7 +251,7 @@ class DeploymentListItem(Reply):
     id: Annotated[str, Field(validation_alias=AliasChoices("id", "deployment_id"))]
     model_name: Annotated[str, Field(validation_alias=AliasChoices("model_name", "model_id"))]
     deployment_name: str
-    status: str
+    status: Annotated[str, Field(description="A `DeploymentStatus`.")]
     endpoint: str = ""
     created_at: Timestamp
     updated_at: Timestamp | None = None
@@ -303,7 +348,11 @@ class DeploymentDeleted(Reply):
     ),
 )
 def create_deployment(deployment: DeploymentCreate) -> DeploymentCreated:
-    """Serve a model (§4.4). The answer says `creating`; poll get until `running`."""
+    """Serve a model (§4.4). The answer says `creating`; poll get until `running`.
+
+    A deployment counts as `failed` after three starts without success, or when its model does not compute what its
+    training computed; `error` says why.
+    """
     raise NotImplementedError
 
 
@@ -350,7 +399,10 @@ def list_deployments(
     ),
 )
 def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> DeploymentUpdated:
-    """Change replicas, tags or generation defaults (§4.4); fields not sent keep their values."""
+    """Change name, replicas, tags or generation defaults (§4.4); fields not sent keep their values.
+
+    The model of a deployment never changes: serve the other one beside it, and shift the traffic of an endpoint.
+    """
     raise NotImplementedError
 
 
@@ -365,7 +417,13 @@ def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> 
     ),
 )
 def delete_deployment(deployment_id: DeploymentId, force: bool = False) -> DeploymentDeleted:
-    """Drain and remove a deployment (§4.4); refused while an endpoint sends it traffic, unless forced."""
+    """Drain and remove a deployment (§4.4); refused while an endpoint sends it traffic, unless forced.
+
+    Generations may finish within 30 seconds. What still runs then is ended with 409 `deployment_error`, in a stream as
+    its `error` event; later requests get the same. With `force=true` nothing is waited for, and the endpoints that send
+    it traffic become `inactive`; otherwise the 409 names them. A member of a canary endpoint at 0 % does not count.
+    Deleting it again is 200, whatever `If-Match` says.
+    """
     raise NotImplementedError
 
 
@@ -386,7 +444,11 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
     after: LogToken | None = None,
     cursor: LogToken | None = None,
 ) -> DeploymentLogs:
-    """Read a deployment's log (§4.5). `next_token` (or `after`, `cursor`) continues behind the last page."""
+    """Read a deployment's log (§4.5). `next_token` (or `after`, `cursor`) continues behind the last page.
+
+    It has changes of state, replicas that start and end, and generations that failed or were refused, by request id.
+    Successes are in the metrics only. A token belongs to its deployment, filter and order: with others it is 422.
+    """
     raise NotImplementedError
 
 

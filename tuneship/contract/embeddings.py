@@ -92,7 +92,10 @@ EXAMPLE = Example(
     example=EXAMPLE,
 )
 def embed(deployment_id: DeploymentId, request: Embed) -> Embeddings:
-    """Embed texts with one deployment (additive): with its base model and its adapter."""
+    """Embed texts with one deployment (additive): with its base model and its adapter.
+
+    It counts in the rate limit of generations, and in no metric as an empty answer.
+    """
     raise NotImplementedError
 
 

@@ -44,7 +44,11 @@ from tuneship.contract.generation import generate_by_endpoint
 
 
 class EndpointStatus(StrEnum):
-    """States of an endpoint. `inactive`: a member was deleted by force; the next valid update activates it again."""
+    """States of an endpoint. `inactive`: a member was deleted by force; the next valid update activates it again.
+
+    Generating through an inactive endpoint is 409, instead of an answer by the wrong model. `deleted` appears only in
+    the answer to delete.
+    """
 
     ACTIVE = "active"
     INACTIVE = "inactive"
@@ -92,7 +96,10 @@ class EndpointDeleted(Deleted):
 
 
 class Member(CreateRequest):
-    """One deployment's share of an endpoint's traffic, in whole percent."""
+    """One deployment's share of an endpoint's traffic, in whole percent.
+
+    The shares of a split sum to 100, and a share above 0 needs a deployment that serves.
+    """
 
     id: DeploymentId
     traffic_percentage: Annotated[int, Field(ge=0, le=100)]
@@ -116,7 +123,10 @@ Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValid
 
 
 class LeaseRequest(CreateRequest):
-    """Return to `fallback` unless the lease is renewed within `seconds`."""
+    """Return to `fallback` unless the lease is renewed within `seconds`.
+
+    The service does this by itself, so it needs no caller that is still alive.
+    """
 
     # A week at most: a pipeline that has died must not keep its split for ever.
     seconds: Annotated[int, Field(ge=1, le=604_800)]
@@ -124,7 +134,10 @@ class LeaseRequest(CreateRequest):
 
 
 class CanaryEndpointUpdate(CreateRequest):
-    """The whole new split. Without `lease`, a running lease ends and the split stays."""
+    """The whole new split. Without `lease`, a running lease ends and the split stays.
+
+    `rollout_id` and `large_keys` are part of the split: the next one replaces them.
+    """
 
     # Never a part of a split: two callers who each change one share could end at a sum of 110.
     deployments: Members
@@ -133,15 +146,18 @@ class CanaryEndpointUpdate(CreateRequest):
         RolloutId | None,
         Field(
             description="Additive. Goes into the draw of each routing key: the same id gives the same draw, another "
-            "one an independent draw."
+            "one an independent draw.\n\n"
+            "Give each rollout its own, so that it is not always the same callers who come to a candidate."
         ),
     ] = None
     large_keys: Annotated[
         LargeKeyHandling | None,
         Field(
-            description="Additive. While several deployments have traffic, a routing key with more than 2 % of the "
-            "endpoint's requests of the last ten minutes (of at least 500) is drawn by request, as requests without a "
-            "key are. `keep`: it stays at one deployment."
+            description="Additive. `spread`, the default: large routing keys are drawn by request, as requests "
+            "without a key are. `keep`: they stay at one deployment.\n\n"
+            "A key is large with more than 2 % of the endpoint's requests of the last ten minutes, of at least 500, "
+            "while several deployments have traffic. This is decided each minute, by each member of a cluster for its "
+            "own requests."
         ),
     ] = None
 
@@ -247,7 +263,10 @@ EXAMPLE_REMOVED = {"deleted": True, "status": "deleted"}
     ),
 )
 def create_endpoint(endpoint: EndpointCreate) -> Endpoint:
-    """Make an endpoint that routes to one deployment (§4.6)."""
+    """Make an endpoint that routes to one deployment (§4.6).
+
+    Its deployment and all later ones are in the hipaa mode, or none of them is (409).
+    """
     raise NotImplementedError
 
 
@@ -320,7 +339,10 @@ def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
     ),
 )
 def create_canary_endpoint(endpoint: CanaryEndpointCreate) -> CanaryEndpoint:
-    """Make an endpoint that splits its traffic (§4.6)."""
+    """Make an endpoint that splits its traffic (§4.6).
+
+    Its deployments and all later ones are in the hipaa mode, or none of them is (409).
+    """
     raise NotImplementedError
 
 

@@ -112,21 +112,33 @@ class InvalidRequestError(ApiError):
 
 
 class AuthenticationError(ApiError):
-    """The API key or the client id is missing or wrong, or they do not belong together."""
+    """The API key or the client id is missing or wrong, or they do not belong together.
+
+    A key that ends while it is used ends with this code, within two seconds, what it has begun: a stream by an `error`
+    event, a download by breaking off, a generation, and an upload when it has arrived. What it ends is counted neither
+    as cancelled nor as an error. A short request that was accepted before is completed. Jobs, deployments and webhooks
+    belong to the client id and stay.
+    """
 
     code = "authentication_error"
     statuses = (401,)
 
 
 class PermissionDenied(ApiError):
-    """The key is valid but lacks the scope of this operation."""
+    """The key is valid but lacks the scope of this operation.
+
+    It is answered before the body is read.
+    """
 
     code = "permission_denied"
     statuses = (403,)
 
 
 class ResourceNotFound(ApiError):
-    """The job, dataset, deployment, endpoint or route does not exist for this client."""
+    """The job, dataset, deployment, endpoint or route does not exist for this client.
+
+    What belongs to another client id is answered in the same way.
+    """
 
     code = "resource_not_found"
     statuses = (404,)
@@ -147,40 +159,53 @@ class ValidationFailed(ApiError):
 
 
 class DatasetError(ApiError):
-    """The content of a dataset is refused, or the dataset is in use or not processed."""
+    """The content of a dataset is refused, or the dataset is in use or not processed.
+
+    422 is for the content, 409 for the state.
+    """
 
     code = "dataset_error"
     statuses = (422, 409)
 
 
 class DeploymentError(ApiError):
-    """A deployment is in the wrong state, its name is taken, or something still refers to it."""
+    """A deployment is in the wrong state, its name is taken, or something still refers to it.
+
+    503: it does not serve yet, and waiting helps.
+    """
 
     code = "deployment_error"
     statuses = (409, 503)
 
 
 class InstanceTypeUnavailable(ApiError):
-    """A known instance or compute type that this installation does not have."""
+    """An instance or compute type that this installation does not have, or not in this region."""
 
     code = "instance_type_unavailable"
     statuses = (409,)
 
 
 class RateLimitExceeded(ApiError):
-    """Too many requests in the current window; `retry_after` seconds bring the next one."""
+    """Too many requests in the current window; `retry_after` seconds bring the next one.
+
+    After 20 refused keys a minute from one address, further wrong ones get this, too; a valid key is still accepted.
+    """
 
     code = "rate_limit_exceeded"
     statuses = (429,)
 
     def __init__(self, message: str, **fields: Any) -> None:
-        """A rate limit passes with time."""
+        """Mark the call as one that a later try may repeat."""
         super().__init__(message, **fields)
         self.retryable = True
 
 
 class QuotaExceeded(ApiError):
-    """An account quota is used up; waiting does not help."""
+    """A quota of the client id is used up; waiting does not help.
+
+    Unless the operator has set others: 10 active jobs, 50 deployments, 500 endpoints, 20 webhooks, 1,000 datasets, and
+    50 GiB of datasets and files of batches.
+    """
 
     code = "quota_exceeded"
     statuses = (429,)
@@ -194,7 +219,7 @@ class FineTuningError(ApiError):
 
 
 class InternalError(ApiError):
-    """The service failed, or cannot take the request now (503)."""
+    """The service failed, or cannot take the request now (503): it is busy, or shuts down."""
 
     code = "internal_error"
     statuses = (500, 503)

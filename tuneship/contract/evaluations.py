@@ -72,7 +72,9 @@ OPEN = (EvaluationStatus.QUEUED, EvaluationStatus.RUNNING)
 class EvaluationSettings(StrictModel):
     """How answers are scored, and what a candidate must show."""
 
-    graders: Annotated[Graders, Field(description="They score each answer, from 0 to 1.")]
+    graders: Annotated[
+        Graders, Field(description="They score each answer, from 0 to 1; `loss` in nats.")
+    ]
     gating: Annotated[
         list[str] | None,
         Field(
@@ -177,7 +179,7 @@ class EvaluationCreate(EvaluationSettings, CreateRequest):
 
 
 class Score(Reply):
-    """A model's mean score with its 95 % interval."""
+    """A model's mean score, or mean loss, with its 95 % interval."""
 
     score: float
     low: float
@@ -202,6 +204,13 @@ class GraderReport(PairedReport):
     """The findings of one grader."""
 
     name: str
+    measure: Annotated[
+        Literal["score", "loss"],
+        Field(
+            description="`score`: means are shares, from 0 to 1, and higher is better. `loss`: they are nats a target "
+            "token, and lower is better; a win is a lower loss."
+        ),
+    ] = "score"
     candidate: Score | None
     baseline: Score | None = None
     examples_needed: Annotated[
@@ -291,7 +300,7 @@ class EvaluationPage(Reply):
 
 
 class ExampleScores(Reply):
-    """The scores of one example. `outcome` is the candidate's by the first gating grader."""
+    """The scores of one example, of `loss` in nats. `outcome` is the candidate's by the first gating grader."""
 
     line: Annotated[int, Field(description="Of the dataset, from 1.")]
     outcome: Outcome
@@ -366,6 +375,7 @@ EXAMPLE_COMPARED = {
 }
 EXAMPLE_GRADER = {
     "name": "chapter",
+    "measure": "score",
     "candidate": {"score": 0.593, "low": 0.562, "high": 0.623},
     "baseline": {"score": 0.597, "low": 0.566, "high": 0.627},
     **EXAMPLE_COMPARED,

@@ -86,7 +86,8 @@ class Event(Reply):
     """One change. `timestamp` and `created_at` are the same moment, under the names that receivers look for.
 
     `data` holds `object`, `id`, `status`, `sequence` and a summary of numbers and words of the service: no name, tag,
-    prompt or completion.
+    prompt or completion. `sequence` counts the events of one resource without gaps, so a receiver can order them and
+    drop repeated ones.
     """
 
     id: str
@@ -139,7 +140,14 @@ EXAMPLE_EVENT = {
     example=Example(reply={"events": [EXAMPLE_EVENT], "pagination": {"after": "MTI4"}}),
 )
 def list_events(limit: LogLimit = 100, after: str | None = None) -> EventPage:
-    """List the events of the last 30 days, oldest first (additive); for receivers that miss or cannot get calls."""
+    """List the events of the last 30 days, oldest first (additive); for receivers that miss or cannot get calls.
+
+    Each change has its event, and each event its change. A job is `queued`, `started`, `epoch_completed` for each
+    epoch, and ends as `succeeded`, `failed` or `cancelled`; `cancelling` has no event. An upload or a merge is
+    `dataset.uploaded`, then `processed` or `failed`. A deployment is `created`, `updated`, and `deleted` once it is
+    gone; `status_changed` has `from` and `to`, `health_changed` comes from probes. `canary_endpoint.reverted`: a lease
+    ran out.
+    """
     raise NotImplementedError
 
 

@@ -124,7 +124,9 @@ SchemaOfAnswer = Annotated[
     AfterValidator(followed),
     Field(
         description="JSON Schema that the answer must fit. A keyword that is not supported is refused by its place; "
-        "the model does not read the schema."
+        "the model does not read the schema.\n\n"
+        "The place in `param` has numbers instead of names of properties, since these are yours: "
+        "`schema.properties[2].minProperties` is in the third one."
     ),
 ]
 FormatType = Literal["text", "json_object", "json_schema"]
@@ -140,7 +142,7 @@ WhitespaceFlexible = Annotated[
 class ResponseFormat(CreateRequest):
     """The form of an answer: any text, any JSON object, or JSON that fits a schema.
 
-    Such an answer is complete and fits, or it ends with `length`.
+    Such an answer is complete and fits, or its `finish_reason` is `length`, also where a `stop` text ends it early.
     """
 
     type: FormatType
@@ -172,9 +174,13 @@ def _one_prompt(schema: dict[str, Any]) -> None:
 
 
 class Generate(CreateRequest):
-    """A generation from a `prompt`, `messages` or `prompt_token_ids`.
+    """A generation from one of `prompt`, `messages` and `prompt_token_ids`.
 
-    Defaults come from the deployment's `model_config`.
+    Defaults come from the deployment's `model_config`; without one, `max_tokens` is 256 or the deployment's limit,
+    `temperature` 0.7 and `top_p` 1. A prompt that is too long for the context is 422 with both counts.
+
+    A special token that a `prompt` or a content spells is plain text and opens no turn. Where the model's tokenizer
+    cannot distinguish the two, the field is refused (422).
     """
 
     model_config = ConfigDict(json_schema_extra=_one_prompt)
@@ -195,7 +201,8 @@ class Generate(CreateRequest):
         bool,
         Field(
             description="Additive. Take `prompt` as it is, without the chat template; what spells a special token of "
-            "the model is that token."
+            "the model is that token.\n\n"
+            "Such a prompt has to bring its turns itself."
         ),
     ] = False
     max_tokens: Annotated[
@@ -203,7 +210,11 @@ class Generate(CreateRequest):
     ] = None
     temperature: Annotated[
         float | None,
-        Field(ge=0, le=2, description="0 is greedy, and so is anything below 0.000001."),
+        Field(
+            ge=0,
+            le=2,
+            description="0 is greedy, and so is anything below 0.000001, which would only amplify rounding errors.",
+        ),
     ] = None
     top_p: Annotated[float | None, Field(ge=0, le=1, description="0 is greedy.")] = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] = Field(
@@ -228,7 +239,8 @@ class Generate(CreateRequest):
         Field(
             ge=1,
             le=MAXIMUM_ANSWERS,
-            description="Additive. Answers to write; with a `seed`, each has the next one.",
+            description="Additive. Answers to write; with a `seed`, each has the next one.\n\n"
+            "The prompt is counted once, and so is the request.",
         ),
     ] = 1
     logprobs: Annotated[
@@ -406,7 +418,7 @@ class GeneratedText(Reply):
         list[WrittenCall] | None, Field(exclude_if=absent, description="Pieces of calls.")
     ] = None
     index: Annotated[
-        int | None, Field(exclude_if=absent, description="Of the answer, with `n` above 1.")
+        int | None, Field(exclude_if=absent, description="Number of the answer, with `n` above 1.")
     ] = None
     logprobs: Logprobs = None
 
@@ -500,7 +512,12 @@ def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
 
     With `stream` the text is sent while it is generated: as server-sent events (`token` with a piece of the text, at
     the end `done` with the whole reply), or as one JSON object a line for `Accept: application/x-ndjson`. A failure
-    before the first piece has its own status; a later one is a last event `error`.
+    before the first piece has its own status; a later one is a last event `error`. A service that shuts down lets
+    streams finish.
+
+    When a replica is lost, another one runs its requests once more, unless their text has begun to stream; otherwise
+    they fail with 503 and `Retry-After`. No text of a request or answer is stored, so an `Idempotency-Key` has no
+    effect here.
     """
     raise NotImplementedError
 
@@ -516,6 +533,7 @@ def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
 def generate_by_endpoint(endpoint_id: AnyEndpointId, request: Generate) -> Generation:
     """Generate through an endpoint; a canary endpoint draws the deployment by its split (§4.6).
 
-    With `stream` as for a deployment.
+    `deployment_id` and `X-Deployment-ID` say which deployment answered. Without `X-Routing-Key` each request is drawn
+    by itself. The errors of a member that does not serve are answered as they are. With `stream` as for a deployment.
     """
     raise NotImplementedError

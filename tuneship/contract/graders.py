@@ -33,7 +33,16 @@ UNBUILT_METRICS = {
     "cosine": "needs vectors that are made for it",
     **dict.fromkeys([f"rouge_{n}" for n in range(1, 6)], "is not built; rouge_l is"),
 }
-KINDS = ("string_check", "text_similarity", "regex", "number", "json", "tool_calls")
+KINDS = (
+    "string_check",
+    "text_similarity",
+    "regex",
+    "number",
+    "json",
+    "tool_calls",
+    "choice",
+    "loss",
+)
 _METADATA = re.compile(r"item\.metadata\.([A-Za-z0-9_-]{1,64})\Z")
 _NAMES = ("sample.output_text", "item.reference")
 
@@ -107,7 +116,7 @@ class _Grader(CreateRequest):
 
     @property
     def is_graded(self) -> bool:
-        """Whether scores between 0 and 1 come out."""
+        """Whether other scores than 0 and 1 come out."""
         return False
 
 
@@ -194,6 +203,29 @@ class ToolCallsGrader(_Grader):
     type: Literal["tool_calls"]
 
 
+class ChoiceGrader(_Grader):
+    """1 if the model finds the reference likelier than each other text of the line's `metadata.choices`.
+
+    Compared are the summed log probabilities of the tokens of an answer and its end. Nothing is generated.
+    """
+
+    type: Literal["choice"]
+
+
+class LossGrader(_Grader):
+    """The model's loss on the reference, in nats a target token; lower is better. Nothing is generated.
+
+    It is what a training reports as the row's validation loss, is no share, and decides nothing.
+    """
+
+    type: Literal["loss"]
+
+    @property
+    def is_graded(self) -> bool:
+        """Always: a loss has no upper bound."""
+        return True
+
+
 def _built(sent: Any) -> Any:
     """Refuse a type that is not built, by its name if OpenAI has it."""
     fields = cast("dict[str, Any]", sent) if isinstance(sent, dict) else {}
@@ -226,7 +258,9 @@ Grader = Annotated[
     | Annotated[RegexGrader, Tag("~regex")]
     | Annotated[NumberGrader, Tag("~number")]
     | Annotated[JsonGrader, Tag("~json")]
-    | Annotated[ToolCallsGrader, Tag("~tool_calls")],
+    | Annotated[ToolCallsGrader, Tag("~tool_calls")]
+    | Annotated[ChoiceGrader, Tag("~choice")]
+    | Annotated[LossGrader, Tag("~loss")],
     Discriminator(_kind),
     BeforeValidator(_built),
 ]
@@ -259,6 +293,8 @@ def gating_names(graders: Sequence[Grader], gating: Sequence[str] | None) -> tup
     for number, name in enumerate(names):
         if name not in by_name:
             raise _refusal("is the name of no grader", f"[{number}]")
+        if by_name[name].type == "loss":
+            raise _refusal("is a loss, which is reported and decides nothing", f"[{number}]")
         if by_name[name].is_graded:
             raise _refusal("is a grader of shares, and needs pass_threshold", f"[{number}]")
     return names

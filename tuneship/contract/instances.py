@@ -44,7 +44,10 @@ class InstanceTypes(Reply):
     ),
 )
 def list_instance_types() -> InstanceTypes:
-    """List the instance types; those that this installation has are `available`."""
+    """List the instance types; those that this installation has are `available`.
+
+    They are `local` and what the operator's catalogue lists.
+    """
     raise NotImplementedError
 
 

@@ -10,6 +10,7 @@ from tuneship.contract.common import (
     ComplianceMode,
     CreateRequest,
     DatasetId,
+    EncryptionLevel,
     Int64,
     JobId,
     Limit,
@@ -40,7 +41,13 @@ from tuneship.contract.reports.job_reports import JobLogEntry, JobLogs, JobMetri
 
 
 class JobStatus(StrEnum):
-    """The states of §3; `MOVES` says which may follow which."""
+    """States of a job; `completed`, `failed` and `cancelled` never change.
+
+    A `queued` job becomes `running`, then `completed` or `failed`; it may also fail at once. A `running` job is
+    `queued` again when the service or its worker has died: it goes on from its last checkpoint, without a second
+    `started` event, and is `failed` after three attempts without progress. A cancelled job is `cancelling` until its
+    processes are gone.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -70,7 +77,10 @@ Auto = Literal["auto"]
 
 
 class Hyperparameters(CreateRequest):
-    """Hyperparameters of a job. The record always holds the resolved values."""
+    """Hyperparameters of a job. The record always holds the values in force, the defaults among them.
+
+    `auto` lets the service choose by published rules from the data and the model.
+    """
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = Field(
         default=2e-4, description="Highest step size, reached after the warm-up."
@@ -113,7 +123,10 @@ class Hyperparameters(CreateRequest):
             ge=1,
             le=10_000,
             description="The job ends after this many consecutive measurements without a new lowest validation loss; "
-            "default: never early.",
+            "default: never early.\n\n"
+            "Such a job is `completed` with its best state, as always: `total_steps` becomes the number of steps done, "
+            "`current_epoch` stays below `total_epochs`, and the log says why. Any new lowest value counts, however "
+            "close. The record has this field only if it was sent.",
         ),
     ] = None
 
@@ -121,16 +134,28 @@ class Hyperparameters(CreateRequest):
 class ComputeConfig(CreateRequest):
     """The machine to train on, and the longest time that training may take."""
 
-    instance_type: Annotated[str, Field(min_length=1, max_length=64)] = "local"
+    instance_type: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=64,
+            description="A name from `GET /v1/instance-types`. Any other name, and a type that this installation does "
+            "not have, is 409 `instance_type_unavailable`.",
+        ),
+    ] = "local"
     instance_count: Annotated[int, Field(ge=1, le=64)] = 1
     max_runtime_hours: Annotated[int, Field(ge=1, le=720)] = 24
 
 
 class JobSecuritySettings(CreateRequest):
-    """Safeguards. One that the installation cannot enforce is refused by name, never accepted and ignored."""
+    """Safeguards. One that the installation cannot enforce is refused by name, never accepted and ignored.
+
+    The refusal is a 422 whose detail has the code `not_enforced`; `GET /healthz` lists what is enforced. A job that was
+    accepted earlier fails with that reason if a restart has lost the safeguard.
+    """
 
     network_isolation: bool = False
-    encryption_level: Literal["standard", "maximum"] = "standard"
+    encryption_level: EncryptionLevel = "standard"
     audit_logging: bool = False
     compliance_mode: ComplianceMode = "none"
 
@@ -159,14 +184,25 @@ class JobCreate(CreateRequest):
 
     base_model: ModelId
     dataset_id: DatasetId
-    validation_dataset_id: DatasetId | None = None
-    fine_tuning_method: FineTuningMethod = "lora"
+    validation_dataset_id: Annotated[
+        DatasetId | None,
+        Field(
+            description="Examples that the model is measured on. Default: a tenth of the training examples, at least "
+            "one, is set aside.\n\n"
+            "These are always the same ones. The field stays null, and the log has a warning."
+        ),
+    ] = None
+    fine_tuning_method: Annotated[
+        FineTuningMethod,
+        Field(description="`full` and `dpo` are known names, which this release refuses (422)."),
+    ] = "lora"
     model_name: ModelName
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     validation_frequency: Annotated[
         StrictInt | StrictFloat,
         Field(
-            description="Fraction of an epoch (0, 1], or every N steps for an integer of 2 or more.",
+            description="Fraction of an epoch (0, 1] (1 is once an epoch), or every N steps for an integer of 2 or "
+            "more.",
             json_schema_extra={
                 "anyOf": [
                     {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
@@ -178,7 +214,10 @@ class JobCreate(CreateRequest):
     compute_config: ComputeConfig = Field(default_factory=ComputeConfig)
     security_settings: JobSecuritySettings = Field(default_factory=JobSecuritySettings)
     comparison: Comparison | None = Field(
-        default=None, description="Additive. Null: no losses by row, and all rows choose."
+        default=None,
+        description="Additive. Null: no losses by row, and all rows choose.\n\n"
+        "The metrics of the completed job have the losses of at most 2,000 rows that chose and 2,000 that judge. With "
+        "fewer than 16 validation rows there are none.",
     )
     tags: Tags = Field(default_factory=dict)
 
@@ -198,10 +237,16 @@ class JobCreate(CreateRequest):
 
 
 class JobError(Reply):
-    """The reason why a job failed: `code` is `fine_tuning_error`, `reason` is one of a closed list."""
+    """The reason why a job failed; `code` is `fine_tuning_error`."""
 
     code: str
-    reason: str
+    reason: Annotated[
+        str,
+        Field(
+            description="For programs: `max_runtime_exceeded`, `out_of_memory`, `loss_not_finite`, `no_progress`, "
+            "`data_unreadable`, `not_enforced` (a setting of `security_settings`, after a restart) or `internal`."
+        ),
+    ]
     message: str
 
 
@@ -214,7 +259,7 @@ class JobCreated(Reply):
     validation_dataset_id: str | None = None
     fine_tuning_method: str
     model_name: str
-    status: str
+    status: Annotated[str, Field(description="A `JobStatus`.")]
     created_at: Timestamp
     updated_at: Timestamp
     validation_frequency: int | float
@@ -227,7 +272,13 @@ class JobCreated(Reply):
 class Job(JobCreated):
     """A job in the reply to get."""
 
-    fine_tuned_model: str | None = None
+    fine_tuned_model: Annotated[
+        str | None,
+        Field(
+            description="Of a completed job: the id of its model, which is the checkpoint with the lowest validation "
+            "loss, not the last one."
+        ),
+    ] = None
     started_at: Timestamp | None = None
     completed_at: Annotated[Timestamp | None, Field(exclude_if=absent)] = None
     current_epoch: int = 0
@@ -249,7 +300,12 @@ class Job(JobCreated):
     ] = None
     security_settings: dict[str, Any] = Field(default_factory=dict)
     queue_position: Annotated[
-        int | None, Field(description="While queued: 1 is the next to start. A forecast.")
+        int | None,
+        Field(
+            description="While queued: 1 is the next to start. A forecast.\n\n"
+            "Interrupted jobs go first. Then clients take turns: the one with the fewest running jobs, among those "
+            "the one whose last start is the longest ago; a client's own jobs keep their order."
+        ),
     ] = None
     tokens_per_second: Annotated[
         float | None,
@@ -323,7 +379,11 @@ def create_job(job: JobCreate) -> JobCreated:
     example=Example(reply=examples.COMPLETED_JOB),
 )
 def get_job(job_id: JobId) -> Job:
-    """Fetch one job (§4.1)."""
+    """Fetch one job (§4.1).
+
+    The profiles `full` and `simplified` leave out the fields that other services of this kind do not have, such as
+    `queue_position`.
+    """
     raise NotImplementedError
 
 
@@ -354,7 +414,10 @@ def list_jobs(
     ),
 )
 def cancel_job(job_id: JobId) -> JobCancelled:
-    """Stop a queued or running job (§4.1); again on a job that is being cancelled is the same answer."""
+    """Stop a queued or running job (§4.1).
+
+    Cancelling it again gives the same answer and no second event; a job that has ended is 409.
+    """
     raise NotImplementedError
 
 
@@ -368,6 +431,7 @@ def get_job_metrics(job_id: JobId, evaluated_only: bool = False) -> JobMetrics:
     """Read losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains.
 
     `evaluated_only` returns only the steps at which the model was measured: a repeated value is no new evidence.
+    The log as a stream has every step, also of a job whose metrics are `thinned`.
     """
     raise NotImplementedError
 
@@ -394,8 +458,11 @@ def get_job_logs(
     """Read the job's log, oldest first (§4.1).
 
     With `stream` it is sent while it is written, as server-sent events (`log`, `metrics`, at the end `done`, or `error`
-    when the key ends), or as one JSON object a line for `Accept: application/x-ndjson`. A stream continues behind
-    `Last-Event-ID` or `after`; `limit` does not bound it.
+    when the key ends), or as one JSON object a line for `Accept: application/x-ndjson`, without an end mark. A comment
+    is sent every 15 seconds. A stream continues behind `Last-Event-ID` or `after`; `limit` does not bound it.
+
+    A service that shuts down ends the stream without `done`: connect again. Steps that a resumed job reports again are
+    not sent again.
     """
     raise NotImplementedError
 

@@ -41,6 +41,7 @@ class Histogram(Reply):
     counts: list[list[int]]
 
 
+# A share of slow requests that is guessed between edges at powers of two is wrong by up to a factor of two.
 class CellCounts(Reply):
     """Counts per bucket in narrow cells: `count[i][j]` values of bucket i lie in cell `index[i][j]`, in rising order.
 
@@ -87,8 +88,10 @@ class ThroughputSeries(Series):
 class ErrorRateSeries(Series):
     """Server failures and timeouts as a percentage (0..100) of the requests that were answered or failed.
 
-    A request is in one of `request_count` (successes and errors), `cancelled_count` and `refused_count`. Null in the
-    last three arrays: the bucket holds requests from before the service counted this.
+    A request is in one of `request_count` (successes and errors), `cancelled_count` and `refused_count`; the last two
+    may be the caller's own doing, so they are part of no rate. Compare two deployments with the same callers: one that
+    hangs, or refuses what the other accepts, shows there alone. Null in the last three arrays: the bucket holds
+    requests from before the service counted this.
     """
 
     percentage: Annotated[
@@ -115,7 +118,8 @@ class ErrorRateSeries(Series):
     error_callers: Annotated[
         Counts,
         Field(
-            description="Additive. Distinct callers among the errors, by `X-Routing-Key`, else by API key. Exact below "
+            description="Additive. Distinct callers among the errors, by `X-Routing-Key`, else by API key: one caller "
+            "who repeats is one caller. Exact below "
             "256, an estimate (standard error 6 %) from there. A caller counts twice in a bucket in which the service "
             "was restarted."
         ),
@@ -250,12 +254,13 @@ class DeploymentMetrics(Reply):
     interval: str
     metrics: MetricSeries
     summary: MetricSummary
+    # Counts of a longer time divided by a shorter one would give a load that never existed.
     summary_start_time: Annotated[
         Timestamp | None,
         Field(
             exclude_if=absent,
             description="Additive. What `summary` counts begins here: `start_time` to the second, or to the minute "
-            "where it is more than two days ago.",
+            "where it is more than two days ago. It does not depend on `interval`, and rates are divided by this span.",
         ),
     ] = None
     summary_end_time: Annotated[
@@ -267,7 +272,9 @@ class DeploymentMetrics(Reply):
         Field(
             exclude_if=absent,
             description="Additive. What the deployment is answering at `end_time`, by the time since it was accepted; "
-            "through `endpoint_id`, where that was asked for. Left out where `end_time` is past: nobody remembers it.",
+            "through `endpoint_id`, where that was asked for. It shows a request that hangs before it times out. In "
+            "a cluster it covers the members that have reported since the newest complete bucket. Left "
+            "out where `end_time` is past: nobody remembers it.",
         ),
     ] = None
     generate_timeout_seconds: Annotated[
@@ -377,5 +384,13 @@ def get_deployment_metrics(
     interval: Interval = "1m",
     endpoint_id: AnyEndpointId | None = None,
 ) -> DeploymentMetrics:
-    """Read latency, throughput, errors and tokens in buckets (§4.5); default: the last hour by minutes."""
+    """Read latency, throughput, errors and tokens in buckets (§4.5); default: the last hour by minutes.
+
+    Buckets without requests are left out of latencies and error rates; `complete` says which buckets can still change.
+    Seconds are kept for two days, minutes and hours for 90: an `interval` that is not whole minutes is refused where it
+    would have to leave out older traffic. `summary` covers the span from `start_time` up to `end_time`, also one
+    without traffic or in the future.
+
+    Of callers the service keeps keyed hashes of 32 bits for these counts, and returns none of them.
+    """
     raise NotImplementedError

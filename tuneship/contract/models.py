@@ -18,6 +18,7 @@ from tuneship.contract.common import (
     Reply,
     Tags,
     Timestamp,
+    absent,
 )
 from tuneship.contract.declaring.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
 from tuneship.contract.declaring.operation import Example, TarFile, operation
@@ -36,7 +37,7 @@ def job_of_model(model: str) -> str | None:
 
 
 class Model(Reply):
-    """Both shapes of §2.3 in one: the fields of a fine-tuned model are null on a base model."""
+    """A base model or a fine-tuned one; the fields of the other kind are null."""
 
     id: str
     name: str
@@ -61,6 +62,17 @@ class Model(Reply):
         Field(
             description="End token that training and serving put behind each answer, since the chat template writes "
             "nothing there; null: the template writes one."
+        ),
+    ] = None
+    source: Annotated[
+        str | None,
+        Field(exclude_if=absent, description="Additive. The hub's id of a base model."),
+    ] = None
+    licence: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="Additive. Of a base model, as its source names it.",
         ),
     ] = None
     tags: dict[str, str] = Field(default_factory=dict)
@@ -165,7 +177,11 @@ def list_models(
     fine_tuned_only: bool = False,
     tags: Tags | None = None,
 ) -> ModelPage:
-    """List models (§4.3); `base_model` keeps only models tuned from that base."""
+    """List models (§4.3); `base_model` keeps only models tuned from that base.
+
+    Base models come first, then fine-tuned ones, newest first; `fine_tuned_only` leaves the base models out. A base
+    model whose files are damaged is not listed.
+    """
     raise NotImplementedError
 
 
@@ -178,7 +194,11 @@ def list_models(
     example=Example(reply=EXAMPLE_TUNED),
 )
 def get_model(model_id: ModelId) -> Model:
-    """Fetch one model, a base model or a fine-tuned one."""
+    """Fetch one model, a base model or a fine-tuned one.
+
+    `:` and `/` of the id may be sent plain or percent-encoded. A base model whose files are damaged is 404, with the
+    reason.
+    """
     raise NotImplementedError
 
 
@@ -210,7 +230,10 @@ def get_model(model_id: ModelId) -> Model:
     ),
 )
 def get_model_limits(model_id: ModelId) -> ModelLimits:
-    """Read the limits and defaults of training and generation with a model."""
+    """Read the limits and defaults of training and generation with a model.
+
+    A form for a job can be built from them.
+    """
     raise NotImplementedError
 
 
@@ -262,7 +285,10 @@ def import_model(form: ModelImport, file: TarFile) -> Model:
     example=Example(reply={"id": MODEL, "deleted": True}),
 )
 def delete_model(model_id: ModelId) -> Deleted:
-    """Delete a fine-tuned model and its files; one that a deployment names is kept."""
+    """Delete a fine-tuned model and its files; one that a deployment names is kept.
+
+    The refusal (409) names these deployments.
+    """
     raise NotImplementedError
 
 

@@ -19,6 +19,7 @@ from tuneship.contract import (
     metrics,
     models,
     monitoring,
+    sign_in_links,
     webhooks,
 )
 from tuneship.contract.declaring.verbs import Asynchronous, Blocking
@@ -41,6 +42,7 @@ SECTIONS = {
     events: "What happened in the last 30 days.",
     instances: "Where work can run.",
     audit: "Who did what, sealed row by row.",
+    sign_in_links: "Links that sign a person in to the console.",
     monitoring: "What the service counts and measures, for Prometheus.",
 }
 
@@ -60,4 +62,5 @@ class Api(Generic[C]):
         self.webhooks = webhooks.Webhooks(client)
         self.events = events.Events(client)
         self.audit = audit.Audit(client)
+        self.sign_in_links = sign_in_links.SignInLinks(client)
         self.monitoring = monitoring.Monitoring(client)

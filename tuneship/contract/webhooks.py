@@ -33,9 +33,23 @@ from tuneship.contract.errors import InvalidRequestError, QuotaExceeded
 from tuneship.contract.events import Kind, Subscription
 
 Url = Annotated[
-    str, Field(min_length=1, max_length=2048, description="https; no user name, no fragment.")
+    str,
+    Field(
+        min_length=1,
+        max_length=2048,
+        description="https; no user name, no fragment.\n\n"
+        "Only public addresses are called, checked after each name resolution. The operator may allow private networks "
+        "and plain http, but never link-local addresses, those of a cloud's metadata, and the service's own ports.",
+    ),
 ]
-Subscriptions = Annotated[list[Subscription], Field(min_length=1, max_length=32)]
+Subscriptions = Annotated[
+    list[Subscription],
+    Field(
+        min_length=1,
+        max_length=32,
+        description="Kinds of events, families of them (`dataset.*`), or `*` for all.",
+    ),
+]
 Description = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
 # `fromisoformat` takes more forms than receivers in other languages do, dates without a zone among them.
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
@@ -208,7 +222,12 @@ EXAMPLE_DELIVERY = {
     ),
 )
 def create_webhook(webhook: WebhookCreate) -> WebhookSecret:
-    """Register a receiver; the answer holds its secret, once (additive)."""
+    """Register a receiver; the answer holds its secret, once (additive).
+
+    Deliveries follow Standard Webhooks 1.0: `webhook-id` (the same on every try), `webhook-timestamp` and
+    `webhook-signature: v1,...`. There are ten tries over three days, until a 2xx answer. A `Retry-After` is obeyed, a
+    redirect is not followed; a 410, or five days of failures only, switches the webhook off.
+    """
     raise NotImplementedError
 
 

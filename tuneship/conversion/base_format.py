@@ -31,7 +31,7 @@ PROVEN_KINDS = frozenset(
 
 @dataclass(frozen=True)
 class BaseFormat:
-    """The format of a base model, and how its files came to say it."""
+    """The text format of a base model, and the corrected difference of its tokenizer, if there was one."""
 
     format: ModelTextFormat
     # In what tokenizer.json differed from what transformers reads, and was written again.
@@ -126,6 +126,6 @@ def _save_as_transformers(reference: Any, target: Path) -> None:
 
 
 def _write_unshared(file: Path, text: str) -> None:
-    """Write a file that may be shared with the source."""
+    """Write a file as a new one, because the old one may be shared with the source."""
     file.unlink(missing_ok=True)
     file.write_text(text, encoding="utf-8")

@@ -90,7 +90,7 @@ def export(order: ExportOrder) -> ExportReport:
 
 
 def _write_peft(order: ExportOrder) -> str:
-    """Write the adapter's files; the base model is named as people know it, not by its folder here."""
+    """Write the adapter's files; the base model is named by its public name, not by its folder here."""
     adapter, target = Path(order.adapter), Path(order.target)
     for file in adapter.iterdir():
         shutil.copyfile(file, target / file.name)

@@ -26,7 +26,7 @@ NAMED = (
 
 
 def fault_of(error: Exception) -> str:
-    """Say what failed; of a library's error without its own text, which may hold pages of names."""
+    """Say what failed. The text of a library's error is left out, since it may hold pages of names."""
     if isinstance(error, NAMED):
         # A text may quote a name in a foreign file.
         return str(error)[:MAX_CHARACTERS]

@@ -83,7 +83,7 @@ class GgufRefused(Exception):
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor as the table describes it."""
+    """One tensor of the file's table."""
 
     name: str
     # In the order of torch: the rows first.
@@ -95,7 +95,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The settings and tensors of a file whose parts are all there."""
+    """The settings and tensors of a complete file."""
 
     # Numbers and texts by name; of an array its length.
     settings: Mapping[str, Any]

@@ -151,7 +151,7 @@ def _add_settings(writer: Any, config: Any, kind: str) -> None:
 
 
 class _Vocabulary:
-    """The tokenizer of a base model, as llama.cpp reads one."""
+    """The tokenizer of a base model in llama.cpp's terms."""
 
     def __init__(self, base: Path, size: int) -> None:
         """Raises `GgufRefused` for a tokenizer that llama.cpp would read otherwise."""
@@ -218,7 +218,7 @@ class _Vocabulary:
 
 
 def _cut_of(rules: dict[str, Any]) -> str:
-    """llama.cpp's name of the way in which a tokenizer cuts text. Raises `GgufRefused`."""
+    """llama.cpp's name for a tokenizer's way of splitting text. Raises `GgufRefused`."""
     before: dict[str, Any] = rules["pre_tokenizer"] or {"type": None}
     parts: list[dict[str, Any]] = before.get("pretokenizers") or [before]
     *steps, last = parts

@@ -39,7 +39,7 @@ def main(order_file: str, report_file: str) -> int:
 
 
 def take_in(order: ImportOrder) -> ImportReport:
-    """Fill the order's target. Raises what is wrong with the adapter."""
+    """Check the adapter and write it to the order's target. Raises the fault of the adapter."""
     target = Path(order.target)
     source = target.with_name("received")
     source.mkdir(mode=0o700)

@@ -50,7 +50,7 @@ def engine_logits(engine: Engine, tokens: list[int]) -> Tensor:
 
 
 def engine_answer(engine: Engine, messages: list[dict[str, str]], prompt: list[int]) -> Probe:
-    """The engine's greedy answer to a prompt, generated token by token, with the logits that chose it."""
+    """The engine's greedy answer to a prompt, generated token by token, with the logits of each choice."""
     count = greedy_count(prompt, engine.model.facts.context_length)
     engine.submit("answer", GenerateRequest(tuple(prompt), count, ADAPTER))
     answer: list[int] = []
@@ -75,7 +75,7 @@ def float32_model(folder: Path) -> PreTrainedModel:
 
 @torch.inference_mode()
 def transformers_logits(model: Any, tokens: list[int]) -> Tensor:
-    """The same, as a model of transformers or peft computes them."""
+    """The same logits, computed by a model of transformers or peft."""
     ids = torch.tensor([tokens], device=model.device)
     return model(input_ids=ids, use_cache=False).logits[0].float().cpu()
 
@@ -83,7 +83,7 @@ def transformers_logits(model: Any, tokens: list[int]) -> Tensor:
 def fixed_texts(
     base: Path, adapter: Path, context_length: int, vocabulary: int
 ) -> tuple[list[int], list[Talk]]:
-    """The token ids of a plain text; and the parity file's conversations with those of their prompts.
+    """Token ids of fixed inputs: a plain text, and the parity file's conversations with their prompts.
 
     Raises `ModelRefused` for a tokenizer of another model.
     """
@@ -96,6 +96,6 @@ def fixed_texts(
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:
-    """Root mean square of the differences of all logits, as a share of the standard deviation of the expected ones."""
+    """Root mean square difference of all logits, divided by the standard deviation of the expected ones."""
     one, other = torch.cat(found), torch.cat(expected)
     return float((one - other).square().mean().sqrt() / other.std())

@@ -1,4 +1,4 @@
-"""The orders of this package's processes and their reports, as JSON files. Loads no large library."""
+"""Orders to this package's processes and their reports, as JSON files. Loads no large library."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -25,7 +25,9 @@ class ProcessMessage:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a file. Raises `OSError` without one, and ValueError when it is cut or larger than any report."""
+        """Read a file. Raises `OSError` if it is missing, and ValueError if it is truncated or larger than any
+        report.
+        """
         # The text of a fault may quote a name in a foreign file.
         if file.stat().st_size > MAX_MESSAGE_BYTES:
             raise ValueError("too large")
@@ -123,7 +125,7 @@ class ExportReport(ProcessMessage):
 
 @dataclass(frozen=True)
 class ImportOrder(ProcessMessage):
-    """An adapter that was trained elsewhere, to be checked and written in the form of a tuned one."""
+    """An order to check an adapter that was trained elsewhere, and to write it like a tuned one."""
 
     # The tar archive in which it came, in plain; it is removed once it is unpacked.
     archive: str
@@ -137,7 +139,7 @@ class ImportOrder(ProcessMessage):
 
 @dataclass(frozen=True)
 class ImportReport(ProcessMessage):
-    """The result of such a check."""
+    """The result of checking an imported adapter."""
 
     # The id of the base model that it is for; None where neither order nor adapter names one.
     base_model: str | None = None

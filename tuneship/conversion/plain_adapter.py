@@ -1,4 +1,4 @@
-"""Writes an adapter that peft has saved in the form of a tuned one: tensors, and plain names and numbers.
+"""Rewrites an adapter saved by peft like a tuned one: tensors, and plain names and numbers.
 
 peft's configurations may choose modules by regular expressions and by layers. They are followed here once, by peft's
 rules, in the process that checks the adapter, and the module names that they stand for are written in their place.
@@ -105,7 +105,7 @@ def _plain_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> d
 def _by_module(
     modules: Sequence[str], config: Mapping[str, Any], option: str, default: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The value of most modules, and those of the others by their names.
+    """The most frequent value, and the values of the other modules by name.
 
     Peft's rule: that of the first key that is a suffix, as a regular expression, of the module's name.
     """
@@ -122,7 +122,7 @@ def _by_module(
 
 
 def _is_target(module: str, config: Mapping[str, Any]) -> bool:
-    """Whether peft reads matrices of this module: those of other ones it passes over."""
+    """Whether peft reads matrices of this module; peft ignores those of other modules."""
     targets, excluded = config.get("target_modules"), config.get("exclude_modules")
     if excluded and _is_named(module, excluded):
         return False

@@ -1,4 +1,4 @@
-"""Takes an adapter's files out of the archive in which they came, and finds its base model. Loads no weights.
+"""Extracts an adapter's files from their archive, and finds its base model. Loads no weights.
 
 All of it is foreign. It is read by the process that checks the adapter alone, never by the service.
 """
@@ -53,7 +53,7 @@ NO_TAR = "is cut or no tar archive"
 
 
 class AdapterFault(Exception):
-    """The adapter cannot be taken; the message continues a sentence that begins with it."""
+    """The adapter is refused; the message continues a sentence whose subject is the adapter."""
 
 
 def received(order: ImportOrder, folder: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Runs the processes of this room, which read foreign files and need much memory, and waits for them."""
+"""Runs the conversion processes, which read foreign files and need much memory, and waits for them."""
 
 import os
 import signal
@@ -68,7 +68,7 @@ def convert_in_process(
     *,
     module: str | None = None,
 ) -> R:
-    """Carry out an order in a process of its own, as `Convert` says.
+    """Carry out an order in a new process; implements `Convert`.
 
     The process is as isolated as the host allows (Linux with Landlock: no network, no other files of its user), and
     ends with this one.
@@ -99,13 +99,9 @@ def convert_in_process(
     except (OSError, ValueError):
         code = worker.exit_code() or 0
         why = "was killed, perhaps for its memory" if code == -signal.SIGKILL else "crashed"
-        lines = _end_of(log).splitlines() or [""]
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+            lines = file.read(LOG_BYTES).decode(errors="replace").splitlines() or [""]
         last = f": {lines[-1][:MAX_LAST_LINE_CHARACTERS]}" if lines[-1] else ""
         message = f"the process that reads the model {why} (exit code {code}){last}"
         raise ConversionFailed(message) from None
-
-
-def _end_of(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
-        return file.read(LOG_BYTES).decode(errors="replace")

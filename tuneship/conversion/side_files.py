@@ -1,4 +1,4 @@
-"""Writes the files beside the weights of an export: other programs read texts as we do, and stop where we stop.
+"""Writes the files beside the weights of an export, so that other programs tokenize and stop like our engine.
 
 What is left out of the base model's files: settings of one call that somebody saved (truncation, padding), and names of
 code that is not part of the export.
@@ -102,7 +102,7 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _reads_alike(folder: Path, talks: Sequence[Talk], every: ModelTextFormat | None = None) -> bool:
-    """Whether `AutoTokenizer` loads the folder and reads conversations, or `every` text, as we do."""
+    """Whether `AutoTokenizer` loads the folder and tokenizes conversations, or `every` text, like our own tokenizer."""
     try:
         tokenizer = load_as_transformers(folder)
         return (every is None or difference_from(tokenizer, every) is None) and all(

@@ -40,5 +40,5 @@ def _uses(template: PromptTemplate, name: str) -> bool:
 
 
 def _plain(source: str) -> str:
-    """The source as jinja reads it: one kind of line break, and none at the end."""
+    """The source as jinja reads it: uniform line breaks, and none at the end."""
     return source.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")

@@ -6,6 +6,7 @@ The release's record names the other files, which lie beside it. Next: `checks.p
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,11 @@ def _report(file: Path) -> dict[str, bytes]:
     members |= {name: file.with_name(name).read_bytes() for name in shown}
     components = file.with_name(COMPONENTS)
     return members | ({COMPONENTS: components.read_bytes()} if components.is_file() else {})
+
+
+def made_here() -> str:
+    """The name under which this installation makes dossiers."""
+    return f"tuneship {metadata.version('tuneship-client')}"
 
 
 def digests_of(members: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:

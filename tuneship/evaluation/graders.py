@@ -1,5 +1,6 @@
-"""Graders that were read from their form on the wire: each gives an answer a score from 0 to 1.
+"""Graders of written answers, read from their form on the wire: each gives an answer a score from 0 to 1.
 
+`choice` and `loss` read no written answer; they are in `likelihoods.py`.
 A blank answer scores 0. A text that cannot be graded (no number in it, no JSON) scores 0, too; no text is an error.
 """
 
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from tuneship.contract.graders import (
+    ChoiceGrader,
     Grader,
     JsonGrader,
+    LossGrader,
     NumberGrader,
     RegexGrader,
     StringCheckGrader,
@@ -82,11 +85,15 @@ class ReadyGrader:
 
 
 def read_graders(graders: Sequence[Grader]) -> list[ReadyGrader]:
-    """Compile graders. Raises `GraderRefused`."""
-    return [_ready(grader, f"graders[{number}]") for number, grader in enumerate(graders)]
+    """Compile the graders of written answers. Raises `GraderRefused`."""
+    return [
+        _ready(grader, f"graders[{number}]")
+        for number, grader in enumerate(graders)
+        if not isinstance(grader, ChoiceGrader | LossGrader)
+    ]
 
 
-def _ready(grader: Grader, place: str) -> ReadyGrader:
+def _ready(grader: _OfTextGrader | ToolCallsGrader, place: str) -> ReadyGrader:
     if isinstance(grader, ToolCallsGrader):
         return ReadyGrader(grader.name, frozenset(), _calls_are_equal)
     score, taken, wanted = (

@@ -16,6 +16,17 @@ from tuneship.contract.lines.row_values import structured
 from tuneship.contract.lines.tool_lines import tools_of
 
 
+@dataclass(eq=False)
+class MetadataRefused(Exception):
+    """The metadata of an example do not fit: a code, the field's place in the request, a message without content."""
+
+    code: str
+    field: str
+    message: str
+    # The position in the list of examples.
+    example: int | None = None
+
+
 @dataclass(frozen=True)
 class EvaluationItem:
     """An example: the turns before the last answer, and that answer."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuneship.contract.evaluations import EvaluationSettings
-from tuneship.evaluation.graders import GivenAnswer, ReadyGrader, read_graders
+from tuneship.evaluation.graders import AnswerScore, GivenAnswer, ReadyGrader, read_graders
 from tuneship.evaluation.items import EvaluationItem
+from tuneship.evaluation.likelihoods import Likelihood, check_choices, choice_score, choices_of
 from tuneship.evaluation.slices import read_clusters, read_slices
 
 
@@ -23,7 +24,8 @@ class HeldOutExample:
 def held_out_examples(
     picked: Sequence[tuple[int, EvaluationItem]], settings: EvaluationSettings
 ) -> list[HeldOutExample]:
-    """The examples of these lines, with their slices and clusters. Raises `SliceRefused`."""
+    """The examples of these lines, with their slices and clusters. Raises `MetadataRefused`."""
+    check_choices([item for _, item in picked], settings.graders)
     metadata = [item.metadata for _, item in picked]
     slices = read_slices(metadata, settings.slice_by)
     clusters = read_clusters(metadata, settings.cluster_by) if settings.cluster_by else None
@@ -41,7 +43,10 @@ class NoAnswer:
     status: int
 
 
-Answer = GivenAnswer | NoAnswer
+# What a model is asked: None, to write its answer; a text, how likely it finds that as its answer.
+Asked = str | None
+Answer = GivenAnswer | Likelihood | NoAnswer
+Answers = Mapping[Asked, Answer]
 # Scores of one example, as they are stored.
 Stored = dict[str, Any]
 # Statuses by which a deployment refuses a prompt, e.g. one that is too long for its context.
@@ -62,31 +67,48 @@ class Scoring:
 
     def __init__(self, settings: EvaluationSettings) -> None:
         """Compile the graders. Raises `GraderRefused`."""
-        self._graders: Sequence[ReadyGrader] = read_graders(settings.graders)
+        self._written: Sequence[ReadyGrader] = read_graders(settings.graders)
+        self._choices = [one.name for one in settings.graders if one.type == "choice"]
+        self._losses = [one.name for one in settings.graders if one.type == "loss"]
         self._deciding = settings.deciding
+
+    def asked(self, example: HeldOutExample) -> Sequence[Asked]:
+        """The questions to each model about an example; where no grader reads a written answer, none is written."""
+        references = [example.item.reference] if self._losses else []
+        return list(dict.fromkeys([*self._needed(example), *references]))
+
+    def _needed(self, example: HeldOutExample) -> Sequence[Asked]:
+        """Those of the graders that must score each example; a loss may be missing."""
+        made: list[Asked] = [None] if self._written else []
+        return made + choices_of(example.item) if self._choices else made
 
     def score(
         self,
         example: HeldOutExample,
-        candidate: Answer,
-        baseline: Answer | None,
+        candidate: Answers,
+        baseline: Answers | None,
         known_baseline: Mapping[str, float] | None = None,
     ) -> Stored:
         """Score the answers to one example. `known_baseline`: scores of an earlier evaluation. Raises `DeploymentGone`.
 
-        A prompt that only one model refuses counts 0 for that model.
+        A prompt that only one model refuses counts 0 for that model, and leaves it without a loss.
         """
-        answers = [candidate] if baseline is None else [candidate, baseline]
-        missing = [one for one in answers if isinstance(one, NoAnswer)]
+        models = [candidate] if baseline is None else [candidate, baseline]
+        missing = [
+            one for answers in models for one in answers.values() if isinstance(one, NoAnswer)
+        ]
         gone = next((one for one in missing if one.status in GONE), None)
         if gone is not None:
             raise DeploymentGone(gone.code)
         if any(one.status not in REFUSED_PROMPT for one in missing):
             return unscored(example, "failed")
-        if missing and len(missing) == len(answers) and known_baseline is None:
+        if known_baseline is None and any(
+            all(isinstance(answers[asked], NoAnswer) for answers in models)
+            for asked in self._needed(example)
+        ):
             return unscored(example, "too_long")
         timed_out: set[str] = set()
-        scores = [self._scores(example, one, timed_out) for one in answers]
+        scores = [self._scores(example, answers, timed_out) for answers in models]
         of_baseline = scores[1] if baseline is not None else known_baseline
         made = _about(example) | {"candidate": scores[0]}
         made["outcome"] = "scored"
@@ -100,13 +122,21 @@ class Scoring:
         return made
 
     def _scores(
-        self, example: HeldOutExample, answer: Answer, timed_out: set[str]
+        self, example: HeldOutExample, answers: Answers, timed_out: set[str]
     ) -> dict[str, float]:
-        if isinstance(answer, NoAnswer):
-            return {one.name: 0.0 for one in self._graders}
-        scores = {one.name: one.score(example.item, answer) for one in self._graders}
+        item, written = example.item, answers.get(None)
+        nothing = AnswerScore(0.0)
+        scores = {
+            one.name: one.score(item, written) if isinstance(written, GivenAnswer) else nothing
+            for one in self._written
+        }
         timed_out.update(name for name, score in scores.items() if score.timed_out)
-        return {name: score.value for name, score in scores.items()}
+        values = {name: score.value for name, score in scores.items()}
+        values |= {name: choice_score(item, answers) for name in self._choices}
+        reference = answers.get(item.reference)
+        if isinstance(reference, Likelihood):
+            values |= dict.fromkeys(self._losses, reference.loss)
+        return values
 
 
 def unscored(example: HeldOutExample, why: Literal["failed", "leaked", "too_long"]) -> Stored:

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from tuneship.evaluation.items import MetadataRefused
 
 MAXIMUM_SLICE_FIELDS = 4
 # Of all fields together.
@@ -13,21 +14,10 @@ NO_VALUE = "(none)"
 _VALUE = re.compile(r"[A-Za-z0-9 ._/-]{1,64}\Z")
 
 
-@dataclass(eq=False)
-class SliceRefused(Exception):
-    """The metadata make no slices: a code, the field's place in the request, a message without content, the example."""
-
-    code: str
-    field: str
-    message: str
-    # The position in the list of metadata.
-    example: int | None = None
-
-
 def read_slices(
     metadata: Sequence[Mapping[str, Any]], fields: Sequence[str]
 ) -> list[dict[str, str]]:
-    """The value of each field in each example. Raises `SliceRefused`.
+    """The value of each field in each example. Raises `MetadataRefused`.
 
     Values appear in reports, so they have a form that no sentence and few identifiers of people have.
     """
@@ -40,12 +30,12 @@ def read_slices(
             value = _label(one.get(name))
             if value is None:
                 text = "has a value that is no label: 1 to 64 of A-Z, a-z, 0-9, space and ._/-"
-                raise SliceRefused("invalid_slice", place, text, example)
+                raise MetadataRefused("invalid_slice", place, text, example)
             of_example[name] = value
             slices.add((number, value))
             if len(slices) > MAXIMUM_SLICES:
                 text = f"brings the slices of all fields above {MAXIMUM_SLICES}"
-                raise SliceRefused("too_many_slices", place, text, example)
+                raise MetadataRefused("too_many_slices", place, text, example)
     return found
 
 
@@ -58,7 +48,7 @@ def _label(value: object) -> str | None:
 
 
 def read_clusters(metadata: Sequence[Mapping[str, Any]], field: str) -> list[int]:
-    """The number of each example's cluster; one without the field is a cluster by itself. Raises `SliceRefused`."""
+    """The number of each example's cluster; one without the field is a cluster by itself. Raises `MetadataRefused`."""
     _check_there(metadata, field, "cluster_by")
     numbers: dict[object, int] = {}
     found: list[int] = []
@@ -66,7 +56,7 @@ def read_clusters(metadata: Sequence[Mapping[str, Any]], field: str) -> list[int
         value = one.get(field)
         if not isinstance(value, str | int | None):
             text = "has a value that is neither text nor a whole number"
-            raise SliceRefused("invalid_slice", "cluster_by", text, example)
+            raise MetadataRefused("invalid_slice", "cluster_by", text, example)
         # A number is another key than its digits, and the key of an example alone is no value.
         key = (example,) if value is None else (type(value), value)
         found.append(numbers.setdefault(key, len(numbers)))
@@ -75,4 +65,4 @@ def read_clusters(metadata: Sequence[Mapping[str, Any]], field: str) -> list[int
 
 def _check_there(metadata: Sequence[Mapping[str, Any]], name: str, place: str) -> None:
     if all(one.get(name) is None for one in metadata):
-        raise SliceRefused("missing_field", place, "is a field of metadata that no line has")
+        raise MetadataRefused("missing_field", place, "is a field of metadata that no line has")

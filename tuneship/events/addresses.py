@@ -61,7 +61,7 @@ class ReceiverAddress:
 
     @property
     def authority(self) -> str:
-        """The `Host` header: the registered name, whatever address it resolves to."""
+        """The `Host` header: the registered name, not the address that it resolves to."""
         is_default = self.port == (HTTPS_PORT if self.scheme == "https" else HTTP_PORT)
         return self._bracketed if is_default else self.host_and_port
 

@@ -40,7 +40,7 @@ class DeliveryOutcome:
 
     @classmethod
     def of(cls, response: httpcore.Response, now: datetime) -> Self:
-        """The outcome that status and headers of a response stand for."""
+        """The outcome for a response's status and headers."""
         status = response.status
         if 200 <= status < 300:
             return cls(None, status)
@@ -134,7 +134,9 @@ class Sender:
 
 
 def default_trust() -> ssl.SSLContext:
-    """Trust the system's authorities, those in `SSL_CERT_FILE`, and certifi's, as some systems have none."""
+    """Trust the system's authorities, those in `SSL_CERT_FILE`, and certifi's, because some systems have no
+    authorities.
+    """
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context

@@ -99,7 +99,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 
 async def run_in_own_thread(work: Callable[[], T]) -> T:
-    """Run a blocking function in a new daemon thread, and return or raise what it does.
+    """Run a blocking function in a new daemon thread; return its result or raise its error.
 
     Resolving some names takes half a minute, which must neither occupy the service's thread pools nor delay its end.
     """

@@ -113,7 +113,7 @@ class Deliverer:
             task.add_done_callback(self._tasks.discard)
 
     def _find(self, busy: Mapping[str, frozenset[str]], tenants: Counter[str]) -> list[Due]:
-        """Read the deliveries to start now, next to those in flight: `busy` by webhook, `tenants` by tenant."""
+        """Read the deliveries to start now, beside those in flight: `busy` by webhook, `tenants` by tenant."""
         now, chosen = self._clock(), list[Due]()
         with self._database.read() as connection:
             for webhook in webhook_records.webhooks_with_due(connection, now):

@@ -62,7 +62,7 @@ def judge(
     record: RolloutRecord,
     recorded: Look | None = None,
 ) -> Look:
-    """Judge a series that was read already, or a look without one, given the reason why there is none.
+    """Judge a series that was read already, or a missing look with the reason why it is missing.
 
     `recorded`: a look that is decided again. Raises ValueError when the candidate has no traffic (before the first
     shift and after a rollback), and for a record of a release that this one does not know.
@@ -96,7 +96,7 @@ def replay(record: RolloutRecord) -> Iterator[tuple[Look, Look]]:
 
 
 def first_difference(one: Look, other: Look) -> str | None:
-    """Name the first field in which two looks differ, and both values; None for equal ones."""
+    """Name the first field in which two looks differ, with both values; None if they are equal."""
     return None if one == other else _difference(one, other)
 
 
@@ -173,7 +173,7 @@ def _warnings(view: View) -> tuple[str, ...]:
 
 
 def _needed(view: View, ruling: Ruling) -> str:
-    """Describe what a hold waits for, in requests and looks as far as they are known."""
+    """Describe what is still missing for a decision, in requests and looks as far as known."""
     if ruling.verdict is not Verdict.HOLD:
         return ""
     lacking = view.plan.min_requests_per_step - view.step_requests

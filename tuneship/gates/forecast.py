@@ -59,10 +59,14 @@ _RUNNING = DeploymentState("running", 1)
 
 
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
-    """Forecast a rollout that begins now. `gates`: as `readings.choose_gates` fixes them for it."""
+    """Forecast a rollout that begins now, with `gates` as `readings.choose_gates` would fix them."""
     # Nothing needs to be drawn where the first step's requests cannot be enough.
     minutes = plan.longest_step_seconds / 60.0
-    expected = _expected(today, minutes) * plan.known_steps[0] / 100.0
+    requests = sum(
+        today.rate_after(60.0 * hour) * min(60.0, minutes - 60.0 * hour)
+        for hour in range(int(minutes // 60) + 1)
+    )
+    expected = requests * plan.known_steps[0] / 100.0
     if expected < plan.min_requests_per_step:
         why = (
             f"{plan.known_steps[0]} % of the requests that come within {minutes / 60:.3g} hours are about"
@@ -112,7 +116,7 @@ def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
 
 
 def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
-    """A record that begins now, with those gates whose counts the service publishes."""
+    """A new record that begins now, with the gates whose counts the service publishes."""
     # What the driver alone counts depends on answers, which cannot be drawn.
     counted = tuple(
         Gate(gate.name, gate.reason, "series", gate.state)
@@ -148,7 +152,7 @@ def _quantiles(reached: Sequence[float], runs: int) -> Quantiles:
 def _several(
     plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord, first: int = 1
 ) -> list[_End]:
-    """Simulate rollouts until there are enough, or until they have cost as much as may be.
+    """Simulate rollouts until there are enough, or until the allowed computing time is used.
 
     `first`: the first look of a step that is judged.
     """
@@ -191,7 +195,7 @@ def _draw(
     first: int,
     dice: random.Random,
 ) -> tuple[_End, int]:
-    """Simulate one rollout to its promotion or its end. Returns it, and how many buckets and looks that took."""
+    """Simulate one rollout until it ends. Returns it, and the numbers of its buckets and looks."""
     buckets: list[Bucket] = []
     skipped: list[Look] = []
     length = timedelta(seconds=plan.bucket_seconds)
@@ -258,7 +262,7 @@ def _serve(dice: random.Random, n: int, today: Today, errors: float) -> ArmTraff
 
 
 def _cells(dice: random.Random, n: int, bell: Bell) -> Cells:
-    """Draw the cells of so many answers, one by one where they are few."""
+    """Draw the latency cells of this many answers; a small number is drawn one by one."""
     cells, below = bell
     found: Counter[int] = Counter()
     if n <= len(cells):
@@ -291,12 +295,6 @@ def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
             0, Unprovable(UNHEALTHY_BASELINE, "the baseline fails more often than `slo_max` allows")
         )
     return tuple(found)
-
-
-def _expected(today: Today, minutes: float) -> float:
-    """Requests that are expected within the next minutes."""
-    hours = [*range(int(minutes // 60) + 1)]
-    return sum(today.rate_after(60.0 * hour) * min(60.0, minutes - 60.0 * hour) for hour in hours)
 
 
 def _poisson(dice: random.Random, mean: float) -> int:

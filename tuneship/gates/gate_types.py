@@ -1,4 +1,4 @@
-"""A gate as a rollout fixes it, and the readings of gates and thresholds at one look. Next: `record.py` keeps them."""
+"""A gate as fixed for a rollout, and the readings of gates and thresholds at one look. Next: `record.py` keeps them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -74,7 +74,7 @@ class GateReading:
 
 @dataclass(frozen=True)
 class ThresholdReading:
-    """One plain threshold at one look, its limit beside its value (None: not known, or too few requests)."""
+    """One plain threshold at one look: its limit and its value (None: not known, or too few requests)."""
 
     name: str
     reason: str

@@ -36,7 +36,7 @@ GROSS_ALPHA = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One bucket, and what was known before it began: how slow, how short and how long an answer may be."""
+    """One bucket with the limits that were known before it began: when an answer counts as slow, short or long."""
 
     bucket: Bucket
     edges: tuple[tuple[float, ...] | None, tuple[float, ...] | None]
@@ -53,7 +53,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class GateKind:
-    """One gate. At least one of `count` and `is_bad` is given; the service's own counts are preferred."""
+    """One gate. It has `count`, `is_bad` or both; the service's own counts are preferred."""
 
     name: str
     # The reason of a rollout that this gate rolls back.
@@ -167,7 +167,7 @@ def _other_length(measured: Measured, _: Limits, *, is_short: bool) -> BucketCou
 
 
 def _lost(measured: Measured, _: Limits, *, name: Literal["cancelled", "refused"]) -> BucketCounts:
-    """Requests that ended without an answer, of those that were counted as well or as this."""
+    """Requests that ended in this way without an answer, out of these and the counted requests."""
 
     def of(traffic: ArmTraffic) -> tuple[int, int]:
         lost: int | None = getattr(traffic, name)

@@ -80,7 +80,7 @@ def freeze_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLi
 
 
 def last_hour(buckets: Sequence[Bucket]) -> list[ArmTraffic]:
-    """The baseline's traffic of the last hour, extended to 15 buckets with some where there is little."""
+    """The baseline's traffic of the last hour, extended to 15 buckets where there is little traffic."""
     served = sorted(
         (b for b in buckets if b.baseline.served and has_latency(b.baseline)),
         key=lambda bucket: bucket.end,
@@ -106,7 +106,7 @@ def length_limits(traffic: Sequence[ArmTraffic], plan: CanaryRules) -> tuple[flo
 
 
 def load(traffic: ArmTraffic) -> float:
-    """Requests of each running replica; one, where nobody says how many there are."""
+    """Requests per running replica; 1 replica is assumed if the number is not published."""
     return traffic.requests / max(traffic.replicas or 1, 1)
 
 

@@ -24,7 +24,7 @@ class Today:
     by_hour: tuple[float, ...] = ()
 
     def rate_after(self, minutes: float) -> float:
-        """Requests per minute to be expected so many minutes from now."""
+        """Expected requests per minute, this many minutes from now."""
         hour = int(minutes // 60)
         # What happens now is known better from the last hour than from yesterday.
         return (
@@ -49,7 +49,7 @@ class Unprovable:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Minutes from the first shift, as quantiles over all simulated rollouts; None where too few of them get there."""
+    """Minutes from the first shift, as quantiles over all simulated rollouts; None if too few of them get that far."""
 
     # Time to the promotion of an equal candidate: half of them, and nine of ten.
     promote_minutes: float | None = None

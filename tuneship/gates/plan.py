@@ -80,7 +80,7 @@ class QualityGates(StrictModel):
 
 
 class CallerGates(StrictModel):
-    """Requests that end without an answer and without an error. Not available where the service does not count them."""
+    """Limits on requests that end without an answer and without an error. They need a service that counts these."""
 
     abandoned: AbandonedGate | None = Field(
         default=AbandonedGate(), description="The caller disconnected; null: off."
@@ -105,7 +105,7 @@ class OutputLength(StrictModel):
 
 
 class Thresholds(StrictModel):
-    """Plain limits on the candidate alone, beside the gates; each one set to a number is on.
+    """Plain limits on the candidate alone, in addition to the gates; each one that is set is active.
 
     They only add a reason to hold or to roll back, and promise no error rate: a shared incident, or noise, trips them.
     """
@@ -335,7 +335,7 @@ class CanaryRules(StrictModel):
 
     @property
     def known_steps(self) -> list[int]:
-        """The steps; with `steps: auto`, those from which the traffic chooses."""
+        """The steps; with `steps: auto`, the steps among which the traffic decides."""
         return [*USUAL_STEPS] if self.steps == "auto" else self.steps
 
     @property
@@ -356,7 +356,7 @@ class CanaryRules(StrictModel):
 
     @property
     def longest_step_seconds(self) -> float:
-        """The longest duration of a step, whatever the traffic."""
+        """The longest possible duration of a step, for any traffic."""
         return max(
             float(interval_seconds(self.wait_for_traffic)),
             self.max_looks_per_step * self.data_every_seconds,
@@ -391,7 +391,7 @@ class _Rollout(StrictModel):
 
 
 class CanaryPlan(CanaryRules, _Rollout):
-    """One rollout: which deployments, which endpoint, under which rules."""
+    """The plan of one rollout: its deployments, its endpoint and its rules."""
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -409,7 +409,7 @@ class CanaryPlan(CanaryRules, _Rollout):
         return hashlib.sha256(to_json(self.model_dump(exclude_defaults=True))).hexdigest()
 
     def is_resumed_by(self, plan: "CanaryPlan", recorded_digest: str) -> bool:
-        """Whether `plan`, given now, is the plan with which this rollout began.
+        """Whether `plan` is the plan with which this rollout began, so that the rollout may go on.
 
         Steps that were left to the traffic stand in the record as chosen.
         """

@@ -1,4 +1,4 @@
-"""One gate at one look: its counts weighed against its limits, with every number beside its limit.
+"""Reads one gate at one look: weighs its counts against its limits, and returns each number with its limit.
 
 Next: `canary.py` turns the readings into one verdict.
 """
@@ -19,7 +19,8 @@ from tuneship.gates.tallies import LATENCY_GATES, Tally
 
 @dataclass(frozen=True)
 class Stage:
-    """How one phase tests: its name, the compared steps, the threshold 1/alpha_g as a logarithm, and what is cold.
+    """The tests of one phase: its name, the compared steps, the threshold 1/alpha_g as a logarithm, and the cold
+    buckets.
 
     `settled`: enough looks have passed since the last increase for slowness to be no cold start.
     """
@@ -32,7 +33,7 @@ class Stage:
 
 
 def choose_gates(plan: CanaryRules, baseline_metrics: MetricSeries | None) -> tuple[Gate, ...]:
-    """The gates of a rollout, fixed before it begins: alpha is shared among the active ones for all of it.
+    """The gates of a rollout, fixed before it begins; the active ones share alpha for its whole duration.
 
     `baseline_metrics`: the baseline's series from before the start. A gate takes the service's own counts where these
     series have them, else those of the plan's traffic driver; without either it is `not_available`.

@@ -1,4 +1,4 @@
-"""The record of a rollout as pure data: facts in the order in which they became known, to and from JSON lines.
+"""The record of a rollout as pure data: facts in the order in which they were learned, to and from JSON lines.
 
 With the metric series and the plan it is all that a decision depends on; who writes the lines, and where, is the flow's
 matter. Times are the service's. Next: `canary.py` reads it and makes the next `Look`.
@@ -117,7 +117,7 @@ class SplitConfirmed:
 
 @dataclass(frozen=True)
 class Probed:
-    """Answers that the pipeline's own driver saw since the last look; written before the look uses them.
+    """Answers that the pipeline's driver saw since the last look; recorded before the look uses them.
 
     `bad[gate]`: how many of the answered requests (`requests - failed`) were bad in the sense of that quality gate.
     `abandoned`: answers that began and did not end; `unanswered`: requests that ended before anybody said whose they
@@ -138,7 +138,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Look:
-    """One look and its decision, kept whole. The first group is input of later looks, the rest explains it."""
+    """One look with its decision. The first fields are inputs of later looks, the others explain the decision."""
 
     number: int
     phase: Phase
@@ -185,7 +185,7 @@ class Look:
 
     @property
     def newest(self) -> Mapping[Arm, datetime | None]:
-        """Per arm the end of its newest bucket with a throughput value, as far as this look knew."""
+        """For each arm the end of its newest bucket with a throughput value, as of this look."""
         return {"baseline": self.newest_baseline, "candidate": self.newest_candidate}
 
     @property
@@ -258,7 +258,7 @@ _FACT: TypeAdapter[Fact] = TypeAdapter(Annotated[Fact, Field(discriminator="kind
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment between two looks: by the service's clock, and by the number of looks taken before it."""
+    """A moment between two looks: the service's time, and the number of looks before it."""
 
     at: datetime | None
     looks: int
@@ -284,14 +284,14 @@ class RolloutRecord:
 
     @cached_property
     def kept(self) -> KeptBuckets:
-        """The buckets that the looks have counted. Raises ValueError for some that cannot be unpacked."""
+        """The counted buckets of all looks. Raises ValueError if they cannot be unpacked."""
         pieces = [unpack(look.kept) for look in self.looks if look.kept]
         buckets = tuple(bucket for piece in pieces for bucket in piece.buckets)
         return KeptBuckets(buckets, pieces[-1].edges_ms) if pieces else KeptBuckets()
 
     @cached_property
     def looks(self) -> list[Look]:
-        """All looks that the rollout has recorded, the first one first."""
+        """All recorded looks of the rollout, oldest first."""
         return [fact for fact in self.facts if isinstance(fact, Look)]
 
     @property
@@ -312,7 +312,7 @@ class RolloutRecord:
 
     @property
     def asked(self) -> ApprovalAsked | None:
-        """The request for approval that stands since the rollout began or was resumed."""
+        """The open request for approval since the rollout began or was resumed."""
         for fact in reversed(self.facts):
             if isinstance(fact, ApprovalAsked):
                 return fact
@@ -359,7 +359,7 @@ class RolloutRecord:
         return found
 
     def step_marks(self) -> dict[int, Mark]:
-        """The moment at which each weight above 0 was confirmed first, ascending."""
+        """The first moment at which each weight above 0 was confirmed, in rising order."""
         return self._step_marks
 
     @cached_property
@@ -432,7 +432,7 @@ def from_lines(lines: Iterable[str]) -> RolloutRecord:
 
 
 def readable_facts(lines: Iterable[str]) -> list[Fact]:
-    """The facts that can still be read of a damaged record; it has gaps, so decide nothing by it."""
+    """The readable facts of a damaged record. Facts are missing, so they must not decide anything."""
     facts: list[Fact] = []
     for line in lines:
         with suppress(ValidationError):

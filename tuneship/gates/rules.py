@@ -1,4 +1,4 @@
-"""The rules of a look, as tables of small functions by phase: the first one that applies decides.
+"""The rules of a look, as tables of small functions by phase: the first applicable rule decides.
 
 Each takes the `View` of one look and returns a `Ruling`, or None where it does not apply. Next: `canary.py` writes the
 ruling into a `Look`.
@@ -67,7 +67,7 @@ def circuit_breaker(view: View) -> Ruling | None:
 
 
 def crashed(view: View) -> Ruling | None:
-    """Roll back for one bucket in which far more fails at the candidate than an incident of both explains."""
+    """Roll back for one bucket in which the candidate fails far more often than a shared incident explains."""
     rule = view.plan.crash
     for bucket in view.new_buckets if rule and view.has_baseline else ():
         errors = BucketCounts(
@@ -83,7 +83,9 @@ def crashed(view: View) -> Ruling | None:
 
 
 def is_crash(errors: BucketCounts, rule: CrashRule) -> bool:
-    """Whether so much fails at the candidate alone. Outside alpha: see `docs/gates.md` for how often it errs."""
+    """Whether the candidate alone fails so often that one bucket decides. Not part of alpha: `docs/gates.md` has its
+    error rate.
+    """
     n_c, x_c, n_b, x_b = errors[:4]
     if x_c < rule.failures or x_c < rule.share * n_c:
         return False
@@ -99,7 +101,7 @@ def is_crash(errors: BucketCounts, rule: CrashRule) -> bool:
 
 
 def _probes_say_broken(view: View) -> bool:
-    """Whether all of the last 20 or more probes to the candidate failed while those to the baseline worked."""
+    """Whether the last 20 or more probes of the candidate all failed while those of the baseline worked."""
     # Probes of an earlier step met the candidate at another load.
     start = view.record.step_marks()[view.weight].looks
     probes = [
@@ -128,7 +130,9 @@ def harm_shown(view: View) -> Ruling | None:
 
 
 def threshold_passed(view: View) -> Ruling | None:
-    """Roll back on a plain threshold, where the plan asks for one: no evidence, no baseline, no promise about noise."""
+    """Roll back when a plain threshold of the plan is exceeded: without evidence, a baseline or a promise about
+    noise.
+    """
     above, wanted = view.above_thresholds, view.plan.thresholds
     if not above or wanted is None or wanted.action == "hold":
         return None
@@ -143,7 +147,7 @@ def metrics_gone(view: View) -> Ruling | None:
 
 
 def _inconclusive(view: View) -> Ruling:
-    """End a rollout that was not decided within its looks as the plan says, naming what held it."""
+    """End a rollout without a decision after its last look, as the plan says, and name the gate that held it."""
     # The first that applies: what speaks against the candidate, before what is merely missing.
     holding = next((gate.reason for gate in view.gates if gate.state == "hold"), None)
     if holding is None and view.above_thresholds:
@@ -221,7 +225,7 @@ def dwell(view: View) -> Ruling | None:
 
 
 def advance(view: View) -> Ruling | None:
-    """Take the next step without a proof: the exposure is bounded, and nothing speaks against it."""
+    """Take the next step without a proof: the exposure is limited, and no gate objects."""
     if view.next_weight in view.plan.compared_steps:
         return Ruling(Verdict.ADVANCE)
     return None

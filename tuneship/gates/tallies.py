@@ -48,7 +48,7 @@ _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of one gate in time order, as far as the present phase tests them."""
+    """Counts of one gate in time order, as far as the current phase tests them."""
 
     # Counts since the rollout began, or since the candidate got all traffic.
     counts: tuple[BucketCounts, ...]
@@ -64,7 +64,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Span:
-    """Buckets of the rollout: those before the bake, where a live baseline answers, and those of the bake."""
+    """Buckets of the rollout: those before the bake, which have a live baseline, and those of the bake."""
 
     compared: tuple[Bucket, ...]
     baked: tuple[Bucket, ...]
@@ -85,7 +85,7 @@ def span(series: RolloutSeries, record: RolloutRecord) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The limits that follow from the buckets so far, and the last bucket as the gates count it."""
+    """The limits from the buckets so far, and the last bucket in the gates' counts."""
 
     measured: Measured | None = None
     recent: tuple[ArmTraffic, ...] = ()
@@ -226,7 +226,7 @@ def _limits(known: _Known, weight: int, usual: UsualHour) -> LatencyLimits | Non
 def count(
     gates: Sequence[tuple[str, Limits]], measured: Sequence[Measured], key: Hashable
 ) -> list[tuple[BucketCounts, ...]]:
-    """Counts of each gate in each bucket, then the same by caller. Raises `Unusable` where they are gone."""
+    """Counts of each gate in each bucket, in total and by caller. Raises `Unusable` if they are no longer stored."""
 
     def of(_: tuple[BucketCounts, ...], one: Measured) -> tuple[BucketCounts, ...]:
         row = [kind.count(one, limits) for kind, limits in kinds if kind.count is not None]
@@ -313,7 +313,7 @@ def _bad_answers(bad: Mapping[str, int], gate: Gate, requests: int) -> int:
 
 
 def term_marks(record: RolloutRecord) -> list[Mark]:
-    """Moments at which the terms of the present phase start: each compared step; in a wait or bake every fifth look."""
+    """Start times of the terms of the current phase: each compared step; in a wait or bake every fifth look."""
     phase = record.phase
     if phase is Phase.COMPARE:
         return list(record.step_marks().values())

@@ -1,4 +1,4 @@
-"""Plain limits on the candidate's newest buckets, beside the gates, for those who want them.
+"""Plain limits on the candidate's newest buckets, optional and in addition to the gates.
 
 Pure. A value above its limit adds a reason to hold or to roll back; nothing here ever speaks for a promotion, and there
 is no error rate: see `docs/gates.md`. Next: `canary.py`.

@@ -158,7 +158,7 @@ class View:
 
     @cached_property
     def step_traffic(self) -> int:
-        """The candidate's requests at this step, or those that it should have had by the baseline's.
+        """The candidate's requests at this step, or the number expected from the baseline's.
 
         So a candidate whose requests nobody counts waits no longer than one whose requests are counted.
         """
@@ -229,7 +229,7 @@ class View:
 
     @cached_property
     def lost_buckets(self) -> Sequence[Bucket]:
-        """Among the newest buckets, those in which the candidate's requests were counted nowhere."""
+        """The newest buckets in which none of the candidate's requests were counted."""
         found: list[Bucket] = []
         newest = self.span.compared[-PROOF_BUCKETS:]
         marks = list(self.record.step_marks().items())

@@ -62,7 +62,7 @@ class Stretch:
 
     @property
     def log_burst_limit(self) -> float:
-        """The limit for evidence in which one quarter hour alone may decide."""
+        """The evidence limit for a single quarter hour, as a logarithm."""
         return evidence.LOG_FAST_TIER + self._log_share
 
     @property
@@ -72,7 +72,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class WatchReading:
-    """One gate in one stretch: shares now and then, and how strongly they speak against what serves now."""
+    """One gate in one stretch of time: shares now and on the first day, and the evidence against the deployment."""
 
     gate: str
     reason: str
@@ -103,7 +103,7 @@ class Weighed:
 
 
 def rounded_up(moment: datetime) -> datetime:
-    """The next moment at which a quarter hour begins."""
+    """The next full quarter hour."""
     since = moment.astimezone(UTC) - datetime.min.replace(tzinfo=UTC)
     return moment + (-since % QUARTER)
 
@@ -129,7 +129,7 @@ def stretches(began: datetime, now: datetime) -> tuple[Stretch, ...]:
 
 
 def asked_from(began: datetime, now: datetime) -> datetime:
-    """The beginning of the oldest stretch of the last 24 hours, from which metrics are needed."""
+    """The start of the oldest stretch of the last 24 hours, where the needed metrics begin."""
     return began + min((one.start for one in stretches(began, now)), default=0) * QUARTER
 
 
@@ -170,7 +170,7 @@ class _Pair:
     began: datetime
 
     def measured(self, stretch: Stretch) -> list[Measured]:
-        """The stretch beside the hours that it is compared with, which set the latency limits, too."""
+        """The stretch and the hours to compare it with; these also set the latency limits."""
         # A stretch may be looked at before it is over. The limits come from all the hours it is
         # compared with, so that they stay the same until then.
         ends = min(stretch.end, max(self.recent, default=-1) + 1)

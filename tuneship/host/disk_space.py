@@ -7,7 +7,7 @@ from tuneship.settings import FileSettings
 
 
 class DiskNearlyFull(InternalError):
-    """There is no room on the disk now."""
+    """The disk has no room at the moment."""
 
     def __init__(self) -> None:
         super().__init__("the disk is nearly full", status=503, retry_after=60)

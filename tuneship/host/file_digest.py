@@ -1,4 +1,4 @@
-"""The digest of a file's bytes, as they lie on the disk."""
+"""Digests of files' bytes on the disk."""
 
 import hashlib
 from pathlib import Path

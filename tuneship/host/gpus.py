@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and how the processes of one service are spread over them.
+"""The GPUs of this machine, and their distribution among the processes of one service.
 
 Each training and each vLLM server gets the GPUs that the fewest others use, so that two share one only where there are
 more processes than GPUs. Who shares is known, and said; nobody waits. Loads no library of a GPU.
@@ -53,17 +53,17 @@ class GpuLease:
 
 
 class GpuLeases:
-    """Which GPUs are used by processes of this service, by how many of them. May be used from any thread."""
+    """The GPUs in use by processes of this service, with the number of users. Thread-safe."""
 
     def __init__(self, visible: Callable[[], Sequence[str]] = visible_gpus) -> None:
-        """`visible`: the GPUs there are; it is called at each lease, since drivers may be loaded later."""
+        """`visible` lists the GPUs; it is called at each lease, because drivers may be loaded later."""
         self._visible = visible
         self._users: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @contextmanager
     def lease(self, count: int, named: Sequence[str] = ()) -> Generator[GpuLease]:
-        """Hold the `count` GPUs that the fewest others use, or all where there are fewer, or those that are named."""
+        """Hold `count` GPUs with the fewest users (all if there are fewer), or the named ones."""
         with self._lock:
             free_first = sorted(self._visible(), key=self._users.__getitem__)
             gpus = tuple(named or free_first[:count])

@@ -1,4 +1,4 @@
-"""Ends a service that stands still: its event loop does not move, or it does not end in its time after a signal.
+"""Ends a hanging service: its event loop is stuck, or the service does not end in time after a signal.
 
 `python -I -S guard.py STALLED_S END_S` is a process beside the service, because no thread of the service runs while
 some other one holds Python's lock. On standard input come a `.` for each second in which the event loop moved, and the
@@ -24,7 +24,7 @@ class Guard:
     """The guard of this process. Make it in the main thread."""
 
     def __init__(self, stalled_s: float, end_s: float) -> None:
-        """`stalled_s`: how long the event loop may not move; `end_s`: the time from a signal to the end."""
+        """`stalled_s`: how long the event loop may be stuck; `end_s`: time from a signal to the end."""
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         try:

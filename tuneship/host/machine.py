@@ -61,6 +61,6 @@ def more_processes(
     usable_share: float = USABLE_SHARE_OF_FREE_MEMORY,
     files: MemoryFiles = KERNEL,
 ) -> int:
-    """How many more processes as large as the largest of these fit into memory; 1 where there is none yet."""
+    """How many more processes of the size of the largest one fit into memory; 1 if none is running."""
     biggest = max((resident_memory(process) for process in like), default=0)
     return int(usable_share * free_memory(files)) // biggest if biggest else 1

@@ -2,7 +2,6 @@
 
 import errno
 import resource
-from dataclasses import dataclass
 
 from tuneship.settings import AddressSettings
 
@@ -17,15 +16,6 @@ class NotEnoughFiles(OSError):
     """The limit of open files is too low for the connections that the settings allow."""
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """How many connections the service keeps open."""
-
-    together: int
-    # From one address.
-    each: int
-
-
 def raise_file_limit() -> int:
     """Raise the limit of open files as far as the system allows, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -38,20 +28,19 @@ def raise_file_limit() -> int:
     return hard
 
 
-def connection_limits(settings: AddressSettings, open_files: int) -> ConnectionLimits:
-    """The connections that the settings allow; by default, as many as the limit of open files allows.
+def connection_limit(settings: AddressSettings, open_files: int) -> int:
+    """The number of open connections that the settings allow; by default, what the limit of open files allows.
 
     Raises NotEnoughFiles.
     """
     room = open_files - min(RESERVED_FILES, open_files // 2)
     if open_files == resource.RLIM_INFINITY:
         room = MAX_CONNECTIONS
-    together = settings.maximum_connections or min(room, MAX_CONNECTIONS)
-    if together > max(room, 0):
+    limit = settings.maximum_connections or min(room, MAX_CONNECTIONS)
+    if limit > max(room, 0):
         text = (
-            f"TUNESHIP_MAXIMUM_CONNECTIONS is {together}, but a limit of {open_files} open files leaves room for"
+            f"TUNESHIP_MAXIMUM_CONNECTIONS is {limit}, but a limit of {open_files} open files leaves room for"
             f" {room}: raise the limit (LimitNOFILE, ulimit -Hn) or lower the setting"
         )
         raise NotEnoughFiles(errno.EMFILE, text)
-    each = settings.maximum_connections_per_address or max(1, together // 2)
-    return ConnectionLimits(together, min(each, together))
+    return limit

@@ -1,4 +1,4 @@
-"""Lowers this process's claim to the processor beside the others of the machine."""
+"""Lowers the scheduling priority of this process."""
 
 import os
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The folder for a Unix socket, whose path has to be short; the data directory's may be too long for one."""
+"""A short folder for Unix sockets, since the path of the data directory may be too long for one."""
 
 import os
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ LOCK = "lock"
 
 @contextmanager
 def staged(folder: Path, prefix: str, sweep: Callable[[Path], None]) -> Generator[Path]:
-    """A new folder in `folder`, which `sweep` has cleared of what killed processes left. Removed at the end."""
+    """A new folder in `folder`, removed at the end; `sweep` first removes the remains of killed processes."""
     with ExitStack() as held:
         with alone(folder):
             sweep(folder)
@@ -25,7 +25,7 @@ def staged(folder: Path, prefix: str, sweep: Callable[[Path], None]) -> Generato
 
 
 def abandoned(folder: Path, prefix: str) -> Iterator[Path]:
-    """The folders with this prefix whose process is gone."""
+    """The folders with this prefix whose process has ended."""
     for leftover in folder.glob(f"{prefix}*"):
         try:
             with (leftover / LOCK).open() as lock:
@@ -38,7 +38,7 @@ def abandoned(folder: Path, prefix: str) -> Iterator[Path]:
 
 
 def remove_abandoned(folder: Path, prefix: str) -> None:
-    """Remove the folders with this prefix whose process is gone."""
+    """Remove the folders with this prefix whose process has ended."""
     for leftover in abandoned(folder, prefix):
         shutil.rmtree(leftover, ignore_errors=True)
 

@@ -89,7 +89,7 @@ class Threads:
 def wait_for_threads(
     patience_s: float, besides: Collection[threading.Thread] = ()
 ) -> list[threading.Thread]:
-    """Wait until only the calling thread and those of `besides` run, for at most `patience_s`.
+    """Wait until only the calling thread and the threads of `besides` run, at most `patience_s` seconds.
 
     Returns the other threads that still run. Shut down the idle threads of a pool before
     (`ThreadPoolExecutor.shutdown(wait=False)`).

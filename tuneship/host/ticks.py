@@ -1,4 +1,4 @@
-"""Steps that are repeated: often while there is work, now and then while there is none, and at once after a change."""
+"""Repeated steps: frequent while there is work, rare while there is none, and immediate after a change."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class Ticks:
         idle_tick_s: float = IDLE_TICK_S,
         shortest_s: float = SHORTEST_TICK_S,
     ) -> None:
-        """Begin without a step; the pauses are those of the constants above."""
+        """Start before the first step, with the pauses of the constants above."""
         self._tick_s = tick_s
         self._idle_tick_s = idle_tick_s
         self._shortest_s = shortest_s
@@ -41,7 +41,7 @@ class Ticks:
                 loop.call_soon_threadsafe(event.set)
 
     async def repeat(self, step: Callable[[], Awaitable[bool | None]]) -> None:
-        """Repeat a step, which returns whether it has found work, until cancelled and whatever fails."""
+        """Repeat a step until cancelled, also after errors; the step returns whether it has found work."""
         woken = asyncio.Event()
         place = (asyncio.get_running_loop(), woken)
         self._woken.append(place)

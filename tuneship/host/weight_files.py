@@ -1,4 +1,4 @@
-"""Which files of a checkpoint hold its weights: those that transformers reads, whatever else lies beside them.
+"""Finds the files of a checkpoint that hold its weights: those that transformers reads, among any others.
 
 A folder may also hold the weights in another form (`consolidated.safetensors`), shards of an older version or an
 adapter, whose files are named here, too. Loads no large library.

@@ -50,7 +50,7 @@ class CannotIsolate(Exception):
 
 
 class _Program(ctypes.Structure):
-    """`struct sock_fprog`."""
+    """The C struct `sock_fprog`."""
 
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 

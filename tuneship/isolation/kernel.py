@@ -1,4 +1,4 @@
-"""System calls by number, for those without a function in Python."""
+"""System calls by number, where Python has no function for them."""
 
 import ctypes
 import os

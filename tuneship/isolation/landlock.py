@@ -65,7 +65,7 @@ class NoLandlock(Exception):
 
 @dataclass(frozen=True)
 class Places:
-    """Files and folders that a worker may use, beside those that every Python program needs."""
+    """Files and folders that a worker may use, in addition to those that every Python program needs."""
 
     readable: tuple[Path, ...] = field(default=())
     writable: tuple[Path, ...] = field(default=())
@@ -106,7 +106,7 @@ def confine(places: Places) -> int:
 
 
 def _rules(places: Places) -> Iterable[tuple[Path, int]]:
-    """The allowed files and folders with the rights to them."""
+    """The allowed files and folders with their access rights."""
     # A worker starts Python itself, by the loader that the kernel starts it with, and no other program.
     loaders = (
         line.split()[-1]

@@ -50,7 +50,7 @@ def open_ways(
     secrets: Sequence[Path] = (),
     folders: Sequence[Path],
 ) -> list[str]:
-    """The names of the ways that a worker has out of its isolation. Raises `OSError`, and whatever `run` raises.
+    """The names of the ways in which a worker can break out. Raises `OSError`, and the errors of `run`.
 
     `run`: runs a module with one argument in a worker, and returns the last line that it prints. `scratch`: a folder
     that the worker may not use, for a file of another. It must not read the `secrets`, list the `folders` or reach the
@@ -83,7 +83,7 @@ def open_ways(
 
 
 def ways(outside: Outside) -> Iterator[tuple[str, Callable[[], object]]]:
-    """All ways by name; one that is refused raises `OSError`."""
+    """All ways out by name; a blocked one raises `OSError`."""
     inet, unix = socket.AF_INET, socket.AF_UNIX
     yield "TCP", partial(_connect, inet, outside.tcp)
     yield "UDP", partial(_connect, inet, outside.udp, socket.SOCK_DGRAM)
@@ -155,7 +155,7 @@ def _is_refused(attempt: Callable[[], object]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Try all ways out to what the only argument describes."""
+    """Try all ways out, with the targets described by the only argument."""
     outside = Outside(**json.loads(arguments[0]))
     still_open = [name for name, attempt in ways(outside) if not _is_refused(attempt)]
     sys.stdout.write(json.dumps(still_open) + "\n")

@@ -91,7 +91,7 @@ def high(argument: int) -> Instruction:
 
 
 def only_if(*tests: tuple[Instruction, int]) -> list[Instruction]:
-    """Allow the call if every loaded value equals the value beside it, otherwise refuse it."""
+    """Allow the call if each loaded value equals its expected value, otherwise refuse it."""
     code: list[Instruction] = []
     for at, (load, value) in enumerate(tests):
         code += [load, (JUMP_IF_EQUAL, 0, 2 * (len(tests) - at) - 1, value)]

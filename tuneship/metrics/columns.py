@@ -107,7 +107,7 @@ class Columns:
         return [b"".join([one.tobytes() for one in row]) for row in rows]
 
     def encoded_more(self) -> list[bytes]:
-        """The stored bytes of each window's finer counts: the record, the lengths of the lists, and the lists."""
+        """The stored bytes of each window's detailed counts: the record, the lengths of the lists, and the lists."""
         named = [getattr(self, name) for name in _STORED]
         record = [self.more[name].astype(np.int64) for name in MORE.names or ()]
         head = np.stack([*record, *(lists.lengths for lists in named)], axis=1)
@@ -256,7 +256,7 @@ def _united(limit: Whole, into: Whole, callers: Lists) -> tuple[Whole, Lists]:
 
 
 def _added(number: int, into: Whole, lists: Lists) -> Lists:
-    """The counts of each of `number` groups, with those of equal indexes added up, sorted by index."""
+    """The counts of each of `number` groups, sorted by index, with equal indexes added up."""
     # Row and index in one number, so that counts with equal keys are added up in one call.
     keys = (np.repeat(into, lists.lengths) << 33) + lists.values["index"].astype(np.int64)
     keys += 2**32
@@ -307,7 +307,7 @@ def _fill_in_quantiles(facts: Records, latencies: Lists) -> None:
 
 
 def cells(lists: Lists, *, is_sketch: bool = False) -> Lists:
-    """Counts by cell, sorted and each cell once; `is_sketch`: of latencies, whose indexes are those of a sketch."""
+    """Counts by cell, sorted, each cell once; `is_sketch`: latencies, indexed like a sketch."""
     values = lists.values
     if is_sketch:
         values = values.copy()

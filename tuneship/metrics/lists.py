@@ -16,7 +16,7 @@ _LONGER: Final = np.array([1 << 7 * size for size in range(1, 9)], np.int64)
 
 @dataclass(frozen=True)
 class Lists:
-    """A list for each row: row i has `lengths[i]` of `values`, which hold those of all rows without gaps."""
+    """A list for each row: row i has the next `lengths[i]` numbers of `values`."""
 
     values: NDArray[Any]
     lengths: Whole
@@ -49,7 +49,7 @@ class Lists:
 
 
 def steps(lists: Lists) -> Lists:
-    """The differences within each list, the first value as it is, as numbers that are not negative."""
+    """The differences within each list, after the first value, as non-negative numbers."""
     values = lists.values.astype(np.int64)
     differences = np.diff(values, prepend=0)
     firsts = lists.firsts[lists.lengths > 0]
@@ -66,7 +66,7 @@ def summed(lists: Lists) -> Whole:
 
 
 def beside(*columns: Lists) -> Lists:
-    """The lists of each row, one behind the other."""
+    """Concatenate the lists of each row."""
     lengths = np.stack([one.lengths for one in columns]).sum(axis=0)
     values = np.empty(lengths.sum(), np.int64)
     starts = np.cumsum(lengths) - lengths

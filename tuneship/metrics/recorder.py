@@ -29,7 +29,7 @@ LARGEST_SHARE = 0.05
 
 @dataclass(slots=True)
 class _MinuteOfKeys:
-    """The requests of one deployment through one endpoint in a minute, and those of sticky keys among them."""
+    """One minute of a deployment's requests through one endpoint, and how many of them each sticky key sent."""
 
     number: int
     requests: int = 0
@@ -47,7 +47,7 @@ class Totals:
 
 
 class Recorder:
-    """The windows that are not stored yet, and the totals of those that are."""
+    """The windows that are not stored yet, and the totals of the stored ones."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         """Start empty. `secret`: the key of the callers' hashes; None draws one that only this process knows."""
@@ -98,7 +98,7 @@ class Recorder:
         return False
 
     def hand_over(self, store: Callable[[Mapping[WindowKey, MetricWindow]], None]) -> None:
-        """Pass all windows to `store`, which adds them to the stored ones; when it raises they are kept.
+        """Pass all windows to `store`, which merges them into the stored ones; keep them if it raises.
 
         After the return, everything that was recorded before the call is stored.
         """

@@ -117,7 +117,7 @@ class MetricWindow:
             _count(self.first_tokens, observation.first_token_ms)
 
     def copy(self) -> "MetricWindow":
-        """A window with the same counts that shares nothing with this one."""
+        """An independent window with the same counts."""
         copied = MetricWindow()
         copied.merge(self)
         return copied

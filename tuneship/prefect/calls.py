@@ -1,4 +1,4 @@
-"""How a task calls the service: what Prefect should retry, one idempotency key for all tries, a name for the run."""
+"""How a task calls the service: retries for Prefect, one idempotency key for all tries, a name for the run."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ def idempotency_key(run_key: str, step: str, content: Any = None) -> str:
 
 
 def call_once(client: Client, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call an operation with the idempotency key of the task run, which is the same in every try of it."""
+    """Call an operation with the idempotency key of the task run, which stays the same in every try."""
     run = TaskRunContext.get()
     if operation.takes_idempotency_key and run is not None:
         key = idempotency_key(str(run.task_run.id), operation.name)

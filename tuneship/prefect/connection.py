@@ -35,7 +35,7 @@ _connected: list[_Connection] = []
 
 
 def connect(settings: ClientSettings, client: Client | None = None) -> None:
-    """Use this service from now on in this process; `client` replaces the one that would be built for it."""
+    """Use this service from now on in this process; `client` is used instead of a new one."""
     disconnect()
     name = address = one_address(settings.url)
     # A service elsewhere keeps its address as its name, because other hosts do not have its data directory.
@@ -72,7 +72,7 @@ def connected(credentials: TuneshipCredentials | None) -> Generator[Callable[[],
 
 
 def service_name() -> str:
-    """The name of this service in the pipeline's records; its restarts do not change it. Raises like `api`.
+    """The name of this service in the pipeline's records, which survives restarts. Raises like `api`.
 
     The service of this host's data directory is named after the directory, because one that a script starts takes
     another port each time; any other service is named by its address.

@@ -26,7 +26,7 @@ class TuneshipCredentials(Block):
         return ClientSettings(url=self.url, api_key=self.api_key, client_id=self.client_id)
 
     def get_client(self) -> "Client":
-        """A client of the service; whoever takes it closes it, e.g. `with credentials.get_client() as client`."""
+        """A client of the service; the caller closes it, e.g. `with credentials.get_client() as client`."""
         from tuneship.client import Client  # noqa: PLC0415 - starts slowly
 
         return Client(self.client_settings())

@@ -58,7 +58,7 @@ def task_of_pages(pages: Pages[P, T]) -> Task[P, list[T]]:
 def _task_with_credentials(
     operation: Operation[..., Any], work: Callable[Concatenate[Client, P], R]
 ) -> Task[P, R]:
-    """The task of an operation whose parameters `work` takes after the client of the credentials."""
+    """The task of an operation, with the parameters of `work` behind the client of the credentials."""
 
     @functools.wraps(operation.declaration)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -94,5 +94,5 @@ def __getattr__(name: str) -> Task[..., Any]:
 
 
 def __dir__() -> list[str]:
-    """The names of this module, those of the operations among them."""
+    """The names of this module, including those of the operations."""
     return sorted({*globals(), *_tasks()})

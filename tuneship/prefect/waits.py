@@ -13,6 +13,7 @@ from uuid import UUID
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_logger
 
 from tuneship.client import ApiError, Client, ServiceUnreachable, TuneshipError
@@ -116,7 +117,7 @@ def wait_for_evaluation(
     deadline_seconds: float = 86400.0,
     credentials: TuneshipCredentials | None = None,
 ) -> Evaluation:
-    """Wait until an evaluation has ended, whatever its end. Raises `EvaluationOverdue` past the deadline."""
+    """Wait until an evaluation has ended in any state. Raises `EvaluationOverdue` past the deadline."""
     deadline = time.monotonic() + deadline_seconds
     polls = 0
     with connected(credentials) as service:
@@ -140,7 +141,7 @@ def wait_for_job(
     patience: WaitPolicy | None = None,
     credentials: TuneshipCredentials | None = None,
 ) -> Job:
-    """Wait until the job has ended, whatever its end, and return it; a job that stops early comes back `cancelled`.
+    """Wait until the job has ended in any state, and return it; a job that stops early comes back `cancelled`.
 
     Raises `JobOverdue` past the deadline. Short outages of the service are waited out by the client's retries.
     """
@@ -231,10 +232,14 @@ def _progress(jobs: Sequence[Job]) -> float:
 
 def _progress_artifact(job_ids: Sequence[str]) -> Callable[[float], None]:
     """Makes an artifact on the run's page and returns a function that updates it. Its failures are only logged."""
+    # Without a run there is no page to write on, and Prefect would start a temporary server for the artifact.
+    has_page = TaskRunContext.get() is not None or FlowRunContext.get() is not None
     what = f"training: {', '.join(job_ids)}"
     made: list[UUID] = []
 
     def show(percent: float) -> None:
+        if not has_page:
+            return
         try:
             if made:
                 update_progress_artifact(made[0], progress=percent)

@@ -1,4 +1,4 @@
-"""Runs a third-party program as a worker, and leaves nothing of it behind.
+"""Runs a third-party program as a worker, and removes everything that it leaves behind.
 
 `python -m tuneship.processes.launch PARENT_PID tuneship.processes.external_program FOLDER PROGRAM ARGUMENTS...`. Such a
 program starts processes of its own that do not notice the service's death, so when the service or the program ends,

@@ -49,7 +49,9 @@ class ForkRequest:
     descriptors: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
-        """The message that asks for it; its descriptors come beside it: the status, the log, and the worker's own."""
+        """The message that requests it; its descriptors are sent along: the status pipe, the log, and the worker's
+        own.
+        """
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -119,7 +121,8 @@ def load(module: str) -> None:
 
 
 def is_worker_of_service(status: int) -> bool:
-    """Fork a process that belongs to the server's parent and leads a session. True in it, False in the server.
+    """Fork a process as a child of the server's parent, in a session of its own. True in the new process, False in the
+    server.
 
     The process between them sends its process id to the service on `status`, and ends. The service adopts orphans of
     its descendants, as it is their subreaper.
@@ -164,7 +167,7 @@ def take_descriptors(numbers: Sequence[int], status: int, log: int, *own: int) -
 
 
 def show_command(command: Sequence[str]) -> None:
-    """Show this as the command line of the process, as far as there is room, so that operators see what it does."""
+    """Show this text as the process's command line, as far as it fits, so that operators see what it does."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = map(int, fields[COMMAND_LINE_FIELDS])
     room = end - begin

@@ -52,7 +52,7 @@ class ForkedProcess:
     """A process that was requested from a fork server. Obeys `Process`; may be used on any thread."""
 
     def __init__(self, status: socket.socket) -> None:
-        """`status`: on which the process id comes; it is closed without one when the fork failed."""
+        """`status`: the pipe that delivers the process id, or closes without one if the fork failed."""
         status.setblocking(False)
         self._status = status
         self._pid: int | None = None
@@ -101,7 +101,7 @@ class ForkedProcess:
                 self._read_pid()
 
     def reap_group(self) -> None:
-        """Take note of the ends of its child processes, which this process adopts when it ends before them."""
+        """Reap its child processes, which this process adopts when they outlive it."""
         if self._pid is not None and self._exit_code is not None:
             # Not before it has ended itself, whose exit code would be lost here.
             with suppress(ChildProcessError):

@@ -39,7 +39,7 @@ def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -
 
 
 def outlive_parent() -> None:
-    """Take back what `die_with_parent` asked for."""
+    """Undo `die_with_parent`."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0)
 
@@ -58,7 +58,7 @@ def leave_no_core() -> None:
 
 
 def run(command: Sequence[str]) -> None:
-    """Restrict this process and run a module in it. `command`: the arguments of this program."""
+    """Restrict this process and run a module in it. `command`: this program's arguments."""
     parent, mode, *rest = command
     options = list(takewhile(lambda option: option.startswith((READ, WRITE, MEMORY)), rest))
     module, *arguments = rest[len(options) :]

@@ -259,7 +259,7 @@ FUNCTIONS = {
 
 
 def used(made: Callable[..., Any], spends: Spends, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Spend the steps of a filter, test, method or function, and those of its result; return it."""
+    """Charge the steps of a filter, test, method or function, and of its result; return the result."""
     args = [one if type(one) in SETTLED else settled(one) for one in args]
     kwargs = {name: settled(one) for name, one in kwargs.items()} if kwargs else kwargs
     spends(*args, **kwargs)

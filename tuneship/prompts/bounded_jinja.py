@@ -72,7 +72,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(
         self, extensions: Sequence[str | type[Extension]], now: Callable[[], datetime]
     ) -> None:
-        """`now` gives the time that a template with a date writes."""
+        """`now` gives the time for templates that write a date."""
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -147,13 +147,13 @@ class _SpendingCode(ast.NodeTransformer):
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """Count what a slice copies."""
+        """Count the copied items of a slice."""
         self.generic_visit(node)
         is_copy = isinstance(node.slice, ast.Slice) and isinstance(node.ctx, ast.Load)
         return _call("_copied", node) if is_copy else node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """Count both sides of what is compared or searched; nothing is compared with more than a constant has."""
+        """Count both sides of a comparison or search, each at most as long as a constant on the other side."""
         self.generic_visit(node)
         sides = [node.left, *node.comparators]
         if isinstance(node.ops[0], ast.Is | ast.IsNot):
@@ -169,7 +169,7 @@ class _SpendingCode(ast.NodeTransformer):
         return node
 
     def visit_Dict(self, node: ast.Dict) -> ast.AST:
-        """Count what a key of a dictionary is made of."""
+        """Count the parts of a dictionary's keys."""
         self.generic_visit(node)
         node.keys = [
             key if key is None or _is_constant(key) else _call("_seen", key) for key in node.keys
@@ -177,7 +177,7 @@ class _SpendingCode(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Count what an item is looked up by, what is put together, and arguments in a list or a dictionary."""
+        """Count the keys of look-ups, joined texts, and arguments that are lists or dictionaries."""
         self.generic_visit(node)
         for part in (*node.args, *node.keywords):
             if isinstance(part, ast.Starred) or (isinstance(part, ast.keyword) and not part.arg):
@@ -193,7 +193,7 @@ class _SpendingCode(ast.NodeTransformer):
 
 
 def _cost(node: ast.AST) -> int:
-    """The number of expressions in a statement, without those of the blocks within it; filters and calls count more."""
+    """The number of expressions in a statement, without its inner blocks; filters and calls count more."""
     cost = int(isinstance(node, ast.expr))
     if isinstance(node, ast.Call):
         name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")

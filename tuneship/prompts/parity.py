@@ -72,7 +72,7 @@ class Probe:
     def differing_choice(
         self, choices: Sequence[int], gaps: Sequence[float], tolerance: float
     ) -> int | None:
-        """The place of the first token that another program chooses differently beyond rounding; None without one.
+        """The index of the first token that another program chooses differently beyond rounding; None if none.
 
         `choices` are its likeliest tokens where the answer so far is `greedy`; `gaps` say by how much the logit of the
         token in `greedy` is below that of the chosen one, in standard deviations of its logits.
@@ -84,14 +84,14 @@ class Probe:
         return None
 
     def distance(self, logits: Sequence[float]) -> float:
-        """Root mean squared difference to `logits`, those of `tokens`, as a share of the spread."""
+        """Root mean squared difference to `logits`, at `tokens`, divided by the spread."""
         squares = [(a - b) ** 2 for a, b in zip(self.logits, logits, strict=True)]
         return math.sqrt(sum(squares) / len(squares)) / max(self.spread, 1e-9)
 
 
 @dataclass(frozen=True)
 class Parity:
-    """All probes of a model."""
+    """All probes of a tuned model."""
 
     # The number format of the weights in training, e.g. `float32`.
     dtype: str
@@ -102,7 +102,7 @@ class Parity:
         return max(TOLERANCES.get(name, 0.0) for name in (dtype, self.dtype))
 
     def save(self, directory: Path, key: str | None = None) -> None:
-        """Write the file; `key` seals it."""
+        """Write the file; if `key` is given, seal it."""
         text = json.dumps(asdict(self), ensure_ascii=False)
         write_sealed(directory / PARITY_FILE, key, f"{text}\n".encode())
 

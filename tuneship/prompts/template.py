@@ -152,7 +152,7 @@ class PromptTemplate:
         write_sealed(directory / SPECIAL_TOKENS_FILE, key, f"{tokens}\n".encode())
 
     def ending_answers_with(self, end: str) -> "PromptTemplate":
-        """The same template with the text `end` behind the content of each answer."""
+        """The same template with the text `end` after the content of each answer."""
         asked = {"role": "user", "content": "zqask"}
         spaced = self._rendered(
             [asked, {"role": "assistant", "content": " zqanswer "}], add_generation_prompt=False
@@ -170,7 +170,9 @@ class PromptTemplate:
 
     @cached_property
     def with_tools(self) -> "PromptTemplate":
-        """The template itself if it writes functions and calls; else one that does, and writes all the rest as it."""
+        """The template itself if it writes functions and calls; else a copy that does, and writes everything else
+        alike.
+        """
         if shows_tools(self._rendered):
             return self
         place = "system" if shows_system_turns(self._rendered) else "user"
@@ -188,7 +190,7 @@ class PromptTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> str | None:
-        """The text as this very template writes it; None where it refuses the messages."""
+        """The text as this template itself writes it; None if it refuses the messages."""
         try:
             return self._render(messages, add_generation_prompt, tools, PLAIN)
         except TemplateFailed:
@@ -268,7 +270,8 @@ class PromptTemplate:
 def read_template(
     directory: Path, key: str | None = None, base: Path | None = None
 ) -> tuple[str | None, dict[str, str]]:
-    """The source of a directory's template, None without one, and its special tokens, as `PromptTemplate.load` does.
+    """The source of a directory's template (None without one), and its special tokens, as `PromptTemplate.load` reads
+    them.
 
     Nothing is compiled, so it costs no more than reading the files. Raises TemplateFailed.
     """
@@ -302,7 +305,7 @@ def _read_json(path: Path, key: str | None) -> dict[str, Any]:
 
 
 def _named_sources(setting: object) -> dict[str, str]:
-    """The templates in a tokenizer's configuration by name: one, or a list of named ones. Raises TemplateFailed."""
+    """The templates of a tokenizer's configuration by name, from one text or a list. Raises TemplateFailed."""
     if not setting:
         return {}
     if isinstance(setting, str):

@@ -1,4 +1,4 @@
-"""The steps that a rendering has left, and what it costs to read, copy and write values.
+"""The remaining steps of a rendering, and the cost of reading, copying and writing values.
 
 A step takes about 0.1 microseconds, three times as long at worst. Whatever is spent here is spent before it is done.
 Next: `bounded_functions.py` (what filters, tests, methods and functions cost).
@@ -48,7 +48,7 @@ class RenderingTooLong(Exception):
 
 
 class NotAllowed(TemplateError):
-    """A template uses what no list allows. The error text names it and quotes no message."""
+    """A template uses a name that is not on the lists of allowed ones. The error text gives the name and no message."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def spend(steps: int) -> None:
 
 
 def spend_text(characters: int) -> None:
-    """Spend the steps of reading or writing a text."""
+    """Charge the steps of reading or writing a text."""
     if characters > MOST_CHARACTERS:
         raise RenderingTooLong("it makes a text that is too long")
     spend(characters // CHARACTERS_A_STEP)
@@ -92,7 +92,7 @@ def size_of(value: Any) -> int:
 
 
 def spend_list(value: Any, times: int = 1) -> Any:
-    """Spend the steps of copying a list, whose items stay where they are; return it."""
+    """Charge the steps of copying a list, but not of its items, which are shared; return the list."""
     size = size_of(value) * max(times, 0)
     if size > MOST_ITEMS:
         raise RenderingTooLong("it makes a list that is too long")
@@ -101,7 +101,7 @@ def spend_list(value: Any, times: int = 1) -> Any:
 
 
 def copied(value: Any, times: int = 1) -> Any:
-    """Spend the steps of copying a text or a list; return it."""
+    """Charge the steps of copying a text or a list; return it."""
     if not isinstance(value, str):
         return spend_list(value, times)
     spend_text(len(value) * max(times, 0))
@@ -109,7 +109,7 @@ def copied(value: Any, times: int = 1) -> Any:
 
 
 def spend_value(value: Any, indentation: int = 0) -> int:
-    """Spend the steps of reading a value, counting a part once for each place where it occurs; return them.
+    """Charge the steps of reading a value, with each part counted as often as it occurs; return the steps.
 
     Its text has no more than eight characters for each of these. `indentation` is written before each part, once for
     each level.
@@ -182,18 +182,18 @@ def _within(value: Any) -> Sequence[Any]:
 
 
 def spend_values(*values: Any, **more: Any) -> int:
-    """Spend the steps of reading values; return them."""
+    """Charge the steps of reading values; return the steps."""
     return sum(map(spend_value, (*values, *more.values()) if more else values))
 
 
 def settled(value: Any) -> Any:
-    """The value, as a list where its items are yet to come, since nothing else could count them."""
+    """The value; a lazy sequence is turned into a list first, so that its items can be counted."""
     is_yet_to_come = isinstance(value, Iterator) and not isinstance(value, LoopContext)
     return list(cast("Iterator[Any]", value)) if is_yet_to_come else value
 
 
 def seen(value: Any) -> Any:
-    """Spend the steps of comparing a value, or of looking it up; return it."""
+    """Charge the steps of comparing or looking up a value; return the value."""
     kind = type(value)
     if kind not in UNREAD and (kind is not str or len(value) > SHORT_TEXT):
         value = settled(value)
@@ -206,7 +206,7 @@ def is_in(value: Any, whole: Any) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """The text of a value, as jinja writes it."""
+    """The text of a value, as jinja prints it."""
     if type(value) is str:
         return value
     spend_value(value)
@@ -224,7 +224,7 @@ def joined(pieces: Iterable[Any]) -> str:
 
 
 def plus(left: Any, right: Any) -> Any:
-    """`left + right`, the most frequent of all operators."""
+    """Compute `left + right`, the most frequent operation."""
     if type(left) is not str or type(right) is not str:
         spend_operator("+", left, right)
     elif len(left) + len(right) > SHORT_TEXT:
@@ -233,7 +233,7 @@ def plus(left: Any, right: Any) -> Any:
 
 
 def spend_operator(operator: str, left: Any, right: Any) -> None:
-    """Spend the steps of `left operator right`. Raises TypeError for what templates do not compute."""
+    """Charge the steps of `left operator right`. Raises TypeError for operators that templates do not use."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length()
         bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
@@ -254,7 +254,9 @@ def spend_operator(operator: str, left: Any, right: Any) -> None:
 
 
 def longest_formatted(form: str, mark: str, values: Any) -> int:
-    """The most characters of a format with these values, of which each mark may write all. Raises RenderingTooLong."""
+    """The maximum length of a format with these values, if each placeholder writes all of them. Raises
+    RenderingTooLong.
+    """
     spend(2 * len(form))
     if LONG_NUMBER.search(form):
         raise RenderingTooLong("it writes a text that is too wide")

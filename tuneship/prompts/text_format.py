@@ -55,7 +55,13 @@ class ModelTextFormat:
     def of_base(cls, directory: Path, tokenizer: Tokenizer) -> "ModelTextFormat":
         """The format of a base model. Raises TemplateFailed, TokenizerFault, and ValueError for a damaged file."""
         found = cls(PromptTemplate.load(directory), tokenizer, ())
-        found = replace(found, configured_ends=_configured_ends(directory, found))
+        # Of the generation configuration, of the model's, and of the tokenizer's.
+        ends = [token for name in ID_FILES for token in _ends_in(directory / name)]
+        text = found.template.special_tokens.get("eos_token")
+        untyped: Any = tokenizer
+        own = untyped.token_to_id(text) if text else None
+        ends += [] if own is None else [own]
+        found = replace(found, configured_ends=tuple(dict.fromkeys(ends)))
         end = found.first_end_text
         if found.fault != NO_END or end is None:
             return found
@@ -66,7 +72,7 @@ class ModelTextFormat:
         return ModelTextFormat(template, self.tokenizer, self.configured_ends)
 
     def dated(self, today: datetime) -> "ModelTextFormat":
-        """The same format, whose template writes this date whenever it renders."""
+        """The same format with a template that always writes this date."""
         return replace(self, template=self.template.dated(today))
 
     @property
@@ -120,12 +126,12 @@ class ModelTextFormat:
 
     @cached_property
     def normalized_special_texts(self) -> "re.Pattern[str] | None":
-        """A pattern of those that the tokenizer finds in normalized text."""
+        """A pattern of the special tokens that the tokenizer finds after normalizing the text."""
         return special_texts(self.tokenizer, self._marks, is_normalized=True)
 
     @cached_property
     def _marks(self) -> frozenset[int]:
-        """Added tokens in the template's own text, and those that end an answer."""
+        """The added tokens in the template's own text, and the tokens that end an answer."""
         turns = [{"role": "system", "content": "zqsystem"}, ASKED, ANSWERED, ASKED]
         added = self.tokenizer.get_added_tokens_decoder()
         found = set(self.stop_tokens)
@@ -144,7 +150,7 @@ class ModelTextFormat:
         return is_turn_read and "with_tools" in vars(self.template)
 
     def read(self) -> None:
-        """Compute all that is derived from what the template renders."""
+        """Derive all facts from texts that the template renders."""
         _ = self._turn, self.special_texts, self.normalized_special_texts, self.template.with_tools
 
     @cached_property
@@ -165,7 +171,7 @@ class _RenderedTurn:
 
 
 def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> _RenderedTurn:
-    """Render a question with its answer, and find the token that the template writes behind the answer."""
+    """Render a question with its answer, and find the token that the template writes after the answer."""
     try:
         before = template.render([ASKED], add_generation_prompt=True, limits=PLAIN)
         whole = template.render([ASKED, ANSWERED], add_generation_prompt=False, limits=PLAIN)
@@ -209,7 +215,7 @@ def _turn_of(template: PromptTemplate, tokenizer: Tokenizer, ends: set[int]) -> 
 
 
 def token_at(encoding: Any, character: int, characters: int) -> int:
-    """The index of the first token at or behind a character; the number of tokens where there is none.
+    """The index of the first token at or after a character; the number of tokens if there is none.
 
     Some tokenizers leave spaces out of the offsets of their tokens.
     """
@@ -220,19 +226,8 @@ def token_at(encoding: Any, character: int, characters: int) -> int:
     return len(encoding.ids)
 
 
-def _configured_ends(directory: Path, found: ModelTextFormat) -> tuple[int, ...]:
-    """End tokens of the generation configuration, of the model's, and of the tokenizer's. Raises TokenizerFault."""
-    ends: list[int] = []
-    for name in ID_FILES:
-        ends += _ends_in(directory / name)
-    untyped: Any = found.tokenizer
-    text = found.template.special_tokens.get("eos_token")
-    own = untyped.token_to_id(text) if text else None
-    return tuple(dict.fromkeys([*ends, *([] if own is None else [own])]))
-
-
 def _ends_in(file: Path) -> list[int]:
-    """The end tokens that a configuration names; none where there is no file. Raises TokenizerFault."""
+    """The end tokens named by a configuration; none without a file. Raises TokenizerFault."""
     try:
         settings: object = json.loads(file.read_bytes()) if file.is_file() else {}
     except ValueError:

@@ -1,4 +1,4 @@
-"""A model's tokenizer as transformers means it, without transformers; and text as a continuation of other text.
+"""A model's tokenizer with the meaning of transformers, without transformers; and text as a continuation of other text.
 
 Knows no template. Next: `text_format.py` (how an answer begins and ends).
 """
@@ -84,12 +84,12 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def encoding_of(tokenizer: Tokenizer, text: str) -> Any:
-    """The tokens of a rendered text with their places in it, which takes longer than `encode`."""
+    """The tokens of a rendered text with their character positions, which takes longer than `encode`."""
     return cast("Any", tokenizer).encode_batch([text], add_special_tokens=False)[0]
 
 
 def visible_end(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
-    """The last tokens of a text, as few as have some text: what follows is decoded behind them.
+    """The shortest end of a token list that has some text, as context for decoding the next tokens.
 
     Decoders treat the first token of a text differently, often by leaving out its space.
     """
@@ -103,7 +103,7 @@ def visible_end(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
 
 
 def continuation(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text of `tokens` behind those of `before`, without special tokens."""
+    """The text that `tokens` add after `before`, without special tokens."""
     untyped: Any = tokenizer
     behind = visible_end(tokenizer, before)
     start: str = untyped.decode(behind)

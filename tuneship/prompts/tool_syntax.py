@@ -1,4 +1,4 @@
-"""How one chat template writes function calls: read off what the template itself renders for two invented calls.
+"""How a chat template writes function calls, derived from its rendering of two invented calls.
 
 For a template that does not know functions, a text before it turns functions, calls and results into ordinary turns.
 Next: `template.py` (renders), `service/generation/tool_grammar.py` (an answer that is a call).
@@ -51,7 +51,7 @@ class CallSyntax:
 
     @property
     def marker(self) -> str:
-        """The text by which a call is recognised within other text; empty where calls stand only at the beginning."""
+        """The text that marks a call within other text; empty if calls can only begin an answer."""
         found = MARKER.match(self.begin)
         return found[0] if found else ""
 
@@ -130,7 +130,7 @@ def _called(count: int) -> dict[str, Any]:
 
 
 def _around_text(render: Renders) -> tuple[str, str]:
-    """The text that a template writes before and behind an answer of plain text."""
+    """The text that a template writes before and after an answer of plain text."""
     turns = [{"role": "user", "content": "zqask"}]
     answer = {"role": "assistant", "content": "zqresult"}
     tools = [_tool("zqfunction")]

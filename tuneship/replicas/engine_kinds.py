@@ -1,4 +1,4 @@
-"""The engines that can serve a base model, one entry each: what the service must know before it starts one."""
+"""The engines that can serve a base model, with the facts that the service needs before it starts one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ PATTERNS = ("rank_pattern", "alpha_pattern")
 
 @dataclass(frozen=True)
 class EngineKind:
-    """An engine, as `runtime` of an entry in the model catalogue names it."""
+    """An engine, as named by `runtime` in the model catalogue."""
 
     name: str
     # Whether it is this project's engine, which keeps every security setting and refuses some architectures.
@@ -45,7 +45,7 @@ class EngineKind:
         return rank
 
     def fault_of_adapter(self, config: Mapping[str, Any], options: Sequence[str]) -> str | None:
-        """Why it cannot serve an adapter with this `adapter_config.json`; None where nothing is known against it.
+        """Why the engine cannot serve an adapter with this `adapter_config.json`; None if no reason is known.
 
         The text continues a sentence that begins with the adapter.
         """
@@ -60,7 +60,7 @@ class EngineKind:
         return None
 
     def rank_rule(self, largest: int) -> str:
-        """The limit of ranks and how to change it; the text continues a sentence that begins with the engine."""
+        """The limit of ranks and how to change it; the text continues a sentence whose subject is the engine."""
         higher = [str(rank) for rank in VLLM_RANKS if rank > largest]
         more = f" (runtime_options of the base model may say {', '.join(higher)})" if higher else ""
         return f"serves this base model with {VLLM_RANK_OPTION} {largest}{more}"
@@ -79,13 +79,15 @@ class VllmServer:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it uses, as far as its options say it."""
+        """The number of GPUs that it uses, by its options."""
         given = (option_of(self.options, *names) or "" for names in GPU_OPTIONS)
         return math.prod(int(value) for value in given if value.isdecimal() and int(value))
 
     @property
     def named_gpus(self) -> tuple[str, ...]:
-        """The GPUs that its command names (`env CUDA_VISIBLE_DEVICES=1 vllm serve`), whatever the service chooses."""
+        """The GPUs that its command names (`env CUDA_VISIBLE_DEVICES=1 vllm serve`), which override the service's
+        choice.
+        """
         prefix = f"{VARIABLE}="
         named = [one.removeprefix(prefix) for one in self.command if one.startswith(prefix)]
         return listed_gpus(named[-1], 0) if named else ()

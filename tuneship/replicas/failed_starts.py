@@ -1,4 +1,4 @@
-"""Starts of replicas of one base model that have failed, and the pause before the next one: longer each time.
+"""Counts failed starts of replicas of one base model, and lengthens the pause before the next start.
 
 The process that starts replicas counts them; others hear of them from it.
 """
@@ -14,7 +14,7 @@ MOST_DOUBLINGS = 5
 
 @dataclass(frozen=True)
 class FailedStarts:
-    """How the starts of replicas of one base model have gone."""
+    """The failed starts of replicas of one base model."""
 
     total: int = 0
     in_a_row: int = 0
@@ -25,7 +25,7 @@ class FailedStarts:
 
     @classmethod
     def heard(cls, total: int, in_a_row: int, error: str, pause_s: float) -> "FailedStarts":
-        """As another process tells it, which tries no start for the next `pause_s` seconds."""
+        """Take over another process's failure, and start nothing for the next `pause_s` seconds."""
         return cls(total, in_a_row, error, asyncio.get_running_loop().time() + pause_s)
 
     @property

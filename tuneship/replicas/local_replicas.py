@@ -139,7 +139,7 @@ class LocalReplicas(ReplicaGroup):
         self._emit("error", f"replica not started: {error}")
 
     async def _ensure_live(self, width: int) -> None:
-        """Wait for `width` live replicas, or fewer if starts fail. Raises `NoReplica` if there are none then."""
+        """Wait for `width` live replicas, or fewer if starts fail. Raises `NoReplica` if none is live."""
         self._wanted = max(self._wanted, width)
         while len(self.live) < max(1, min(width, self._wanted)):  # `resize` may lower it meanwhile
             self._remove_dead()

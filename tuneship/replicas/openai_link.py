@@ -53,7 +53,7 @@ class OpenAiLink:
     def __init__(
         self, client: httpx.AsyncClient, worker: Worker, folder: Path, held: ExitStack
     ) -> None:
-        """`client`: with the server's address and key. `folder`: the server's own, removed at the end.
+        """`client`: has the server's address and key. `folder`: belongs to the server, and is removed at the end.
 
         `held`: what else the server has, released at the end.
         """
@@ -72,7 +72,7 @@ class OpenAiLink:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the link is closed or the server's process is gone."""
+        """Whether the link is closed or the server's process has ended."""
         return self._is_closed or self._worker.exit_code() is not None
 
     async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
@@ -116,7 +116,7 @@ class OpenAiLink:
         return self._folder / hashlib.sha256(adapter.encode()).hexdigest()
 
     async def stats(self) -> dict[str, int]:
-        """Return the server's own counts where it has them. Raises `ReplicaLost` when it is not healthy."""
+        """Return the server's counts, as far as it has them. Raises `ReplicaLost` if it is not healthy."""
         health = await self._ask("GET", "/health")
         if not health.is_success:
             raise ReplicaLost(f"the server says that it is not healthy ({health.status_code})")
@@ -155,7 +155,7 @@ class OpenAiLink:
         await self._threads.run(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def wait_lost(self) -> ReplicaLost:
-        """Return when the server's process is gone."""
+        """Return when the server's process has ended."""
         while not self.is_lost:  # noqa: ASYNC110 - a process has no event
             await asyncio.sleep(EXIT_POLL_S)
         return ReplicaLost("the server's process ended")
@@ -257,7 +257,7 @@ async def _read_stream(
 def _add_scores(
     choice: dict[str, Any], request: GenerateRequest, generation: TokenStream, count: int
 ) -> None:
-    """Take the log probabilities of `count` new tokens, behind those of the prompt that the first event repeats."""
+    """Append the log probabilities of `count` new tokens, after those of the prompt that the first event repeats."""
     if request.logprobs is None and request.prompt_logprobs is None:
         return
     given = choice["logprobs"]
@@ -279,7 +279,7 @@ def _add_scores(
 
 
 def _score(token: str, logprob: float, likeliest: dict[str, float], count: int) -> TokenScore:
-    """A score, from names like `token_id:5`; the server adds the token itself to the likeliest ones."""
+    """A score, from names like `token_id:5`; the server lists the token itself among the likeliest ones."""
     top = sorted(likeliest.items(), key=lambda one: -one[1])[:count]
     pairs = [(_token_id(name), float(value)) for name, value in top]
     return TokenScore(_token_id(token), float(logprob), pairs)

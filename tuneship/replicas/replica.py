@@ -1,4 +1,4 @@
-"""One live replica: its adapters, its health checks, and its end. Many of them: `replica_group.py`."""
+"""One live replica: its adapters, its health checks, and its end. `replica_group.py` manages several."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ CHECK_TOKENS = (0,)
 
 
 class Replica:
-    """A replica whose base model is loaded."""
+    """A replica with a loaded base model."""
 
     def __init__(self, worker: Worker, link: ReplicaLink, number: int = 0) -> None:
-        """`worker`: its process, or whatever can be ended in place of one.
+        """`worker`: the replica's process, or an object that can be ended like one.
 
         `number`: unique in the group, which sets it; the oldest replica has the smallest.
         """
@@ -168,7 +168,8 @@ class StartReplica(Protocol):
     """A function that starts a replica of an engine."""
 
     async def __call__(self, base: Path, log: Path) -> Replica:
-        """Return when its base model is loaded; leave nothing behind otherwise. Raises `ServingError`, `OSError`.
+        """Return when the base model is loaded; after an error nothing is left running. Raises `ServingError`,
+        `OSError`.
 
         Called on the event loop's own thread: the parent-death signal follows the thread that starts a process.
         """

@@ -1,4 +1,4 @@
-"""All replicas of one base model: chosen for requests, loaded with adapters, watched and drained here.
+"""All replicas of one base model: chooses one for each request, loads adapters, watches and drains them.
 
 Where they come from is the matter of a subclass: `local_replicas.py` starts them, `agents/agent_replicas.py` uses those
 that the leader of a cluster has started on agents. Knows no deployment and no HTTP.
@@ -141,7 +141,7 @@ class ReplicaGroup(ABC):
         """
 
     def _retire(self, replica: Replica) -> None:
-        """Give a replica no more requests, and end it when those in flight have ended: a lost one at once.
+        """Send a replica no more requests, and end it when those in flight have ended, or at once if it is lost.
 
         The process of a lost one is reaped then.
         """
@@ -193,7 +193,7 @@ class ReplicaGroup(ABC):
     # Serving.
 
     async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
-        """Start missing replicas, load and check the adapter. Raises `ServingError` if then none can serve it.
+        """Start missing replicas, load and check the adapter. Raises `ServingError` if no replica can serve it.
 
         Fewer replicas than `width` are enough if the others do not start: `resize` goes on trying.
         """
@@ -250,7 +250,7 @@ class ReplicaGroup(ABC):
 
     @abstractmethod
     async def _ensure_live(self, width: int) -> None:
-        """Wait for `width` live replicas, or fewer if no more can be had. Raises `NoReplica` if there are none then."""
+        """Wait for `width` live replicas, or fewer if no more can be started. Raises `NoReplica` if none is live."""
 
     async def generate(self, adapter: Adapter | None, request: GenerateRequest) -> TokenStream:
         """Send a request to the least busy replica with the adapter; wait for a start only if there is none.
@@ -282,7 +282,7 @@ class ReplicaGroup(ABC):
         return min(turns, key=lambda one: (one.failed_probes > 0, one.busy))
 
     def _able(self, model: str | None) -> list[Replica]:
-        """Live replicas with the model: those that serve it, else any others."""
+        """Live replicas for the model: those that serve it, otherwise any others."""
         placed = [replica for replica in self._placed(model, self.live) if replica.has(model)]
         return placed or [replica for replica in self.live if replica.has(model)]
 
@@ -298,7 +298,7 @@ class ReplicaGroup(ABC):
     # The end.
 
     async def close(self) -> None:
-        """End every replica, also those that start or drain, and all tasks."""
+        """End every replica, including starting and draining ones, and all tasks."""
         ending, self._replicas = [*self._replicas, *self._leaving], []
         tasks = [*self._tasks]
         for task in tasks:

@@ -20,7 +20,7 @@ class ReplicaGroups:
         is_own_here: bool = True,
         shared_group: Callable[[Path], ReplicaGroup] | None = None,
     ) -> None:
-        """`own`: starts replicas of the built-in engine. `others`: start those of base models of other engines.
+        """`own`: starts replicas of the built-in engine. `others`: start replicas for other engines, by base model.
 
         `logs`: folder for the processes' output. `is_own_here`: whether `own` makes processes of this machine.
         `shared_group`: makes the built-in engine's groups where a cluster shares its replicas; `own` is not used then.

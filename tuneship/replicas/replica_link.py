@@ -57,7 +57,7 @@ class ReplicaLink(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the replica is gone and gets no more requests."""
+        """Whether the replica is lost and must get no more requests."""
         ...
 
     async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
@@ -88,5 +88,5 @@ class ReplicaLink(Protocol):
         ...
 
     async def wait_lost(self) -> ReplicaLost:
-        """Return when the replica is gone."""
+        """Return when the replica is lost."""
         ...

@@ -1,4 +1,4 @@
-"""Encrypted files: data of a tenant, and all that is made from it, is never on a disk in plain text.
+"""Encrypts files: data of a tenant, and everything derived from it, is never on a disk in plain text.
 
 Files use Tink's streaming AEAD, whose segments of 1 MiB cannot be changed, exchanged, removed or cut off unnoticed.
 Each object (a dataset, the checkpoints of a job, an adapter) has a data key of its own, so that no file can replace one

@@ -1,5 +1,6 @@
 """Imports the modules of all handlers, which binds them to the declared operations."""
 
+from tuneship.service.console import handlers as console
 from tuneship.service.context.bindings import SERVED
 from tuneship.service.datasets import handlers as datasets
 from tuneship.service.datasets import merging as dataset_merging
@@ -19,6 +20,8 @@ from tuneship.service.models import instances
 from tuneship.service.monitoring import handlers as monitoring
 from tuneship.service.openai import batches as openai_batches
 from tuneship.service.openai import embeddings as openai_embeddings
+from tuneship.service.openai import eval_runs as openai_eval_runs
+from tuneship.service.openai import evals as openai_evals
 from tuneship.service.openai import files as openai_files
 from tuneship.service.openai import generation as openai_generation
 from tuneship.service.openai import jobs as openai_jobs
@@ -29,6 +32,7 @@ from tuneship.service.openai.bindings import OPENAI_SERVED
 
 RESOURCES = (
     audit,
+    console,
     dataset_merging,
     datasets,
     deployment_logs,
@@ -46,6 +50,8 @@ RESOURCES = (
     monitoring,
     openai_batches,
     openai_embeddings,
+    openai_eval_runs,
+    openai_evals,
     openai_files,
     openai_generation,
     openai_jobs,

@@ -1,4 +1,4 @@
-"""Checks what is stored: rows against files, files against their digests, and the keys of sealed files."""
+"""Checks the stored data: rows against files, files against their digests, and the keys of sealed files."""
 
 import time
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def _look(opened: Installation, data_dir: Path, only: frozenset[str] | None = No
 
 
 def file_fault(blobs: Blobs, stored: StoredObject) -> str | None:
-    """The fault of the first file that is missing, damaged or unreadable; None without one."""
+    """The first missing, damaged or unreadable file, as a message; None if all are sound."""
     for path, digest in stored.files.items():
         name = path.rpartition("/")[2]
         try:

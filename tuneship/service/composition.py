@@ -113,7 +113,7 @@ def _deployments(
 def scaling_decisions(
     parts: Parts, leadership: Leadership, shared: SharedReplicas | None = None
 ) -> ScalingDecisions:
-    """Compose what decides on the numbers of replicas."""
+    """Compose the decisions on the numbers of replicas."""
     return ScalingDecisions(
         settings=parts.settings,
         clock=parts.clock,
@@ -148,7 +148,7 @@ def health_checks(
 def _leader_work(
     parts: Parts, background: BackgroundParts, take_spare: TakeSpare, database: Database
 ) -> LeaderWork:
-    """Compose the work of one time of leading, on the database behind its fence."""
+    """Compose the work of one term of leadership, on the fenced database."""
     parts = replace(parts, database=database)
     threads = Threads("training", 4), Threads("checkpoints", 2), Threads("leases of trainings", 1)
     trainings = _trainings(parts, background, threads)
@@ -197,7 +197,7 @@ def _leader_work(
 def _trainings(
     parts: Parts, background: BackgroundParts, all_threads: tuple[Threads, Threads, Threads]
 ) -> TrainingKeeper:
-    """`all_threads`: for files and rows, for checkpoints on their way to a bucket, for leases of agents' trainings."""
+    """`all_threads`: for files and rows, for uploads of checkpoints, and for leases of agents' trainings."""
     threads, uploads, lease_threads = all_threads
     settings, agents = parts.settings, background.training_agents
     folders = WorkFolders(
@@ -247,7 +247,7 @@ def _trainings(
 def shared_replicas(
     parts: Parts, orders: ReplicaOrders, make_starter: Callable[[], AgentStarter], member: str
 ) -> SharedReplicas:
-    """Compose what a member of a cluster does with the replicas that all share.
+    """Compose a member's work with the replicas that all members of a cluster share.
 
     `orders`: of the groups in `parts`; `make_starter`: for one time of leading; `member`: this one's name.
     """

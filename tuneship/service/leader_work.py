@@ -82,7 +82,7 @@ class LeaderWork:
         )
 
     async def _end(self, loops: list["asyncio.Task[None]"]) -> None:
-        """End all loops. Every wait has a timeout: what hangs is left behind."""
+        """End all loops. Every wait has a timeout, and hanging work is abandoned."""
         await self._trainings.stop()
         try:
             await end_tasks(loops, LOOPS_END_S)

@@ -78,7 +78,7 @@ def has_installation(settings: ServiceSettings) -> bool:
 
 
 def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> Installation:
-    """Open the present installation without creating, migrating or writing anything. Raises `StartupError`.
+    """Open the existing installation without creating, migrating or writing anything. Raises `StartupError`.
 
     `reads_files`: whether the command needs datasets and models, so that a bucket must answer.
     """
@@ -226,7 +226,7 @@ def _check_cluster(found: FoundDatabase, cluster: str | None) -> None:
 
 
 def _key_check(secret: bytes) -> bytes:
-    """A value by which the database recognizes its master key, and that reveals nothing about the key."""
+    """A value by which the database recognizes its master key, without revealing the key."""
     return derived_secret(secret, "key check")
 
 
@@ -238,7 +238,7 @@ def check_key(connection: sa.Connection, secret: bytes) -> None:
 
 
 def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> None:
-    """Raises `ClockBehind` when the clock is behind a time at which the service has run."""
+    """Raises `ClockBehind` if the clock is before a time at which the service ran."""
     # Otherwise expired keys would be valid again, and new rows would look older than old ones.
     newest: datetime | None = row["newest_time"]
     if newest is None or now > newest - CLOCK_TOLERANCE:
@@ -254,7 +254,7 @@ def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> 
 
 
 def _lost_files(blobs: Blobs, named: Set[str]) -> str | None:
-    """The fault of a store that holds none of the objects that rows name, with what to do; None without one."""
+    """The error of a store that has none of the objects in the rows, with the remedy; None if all is well."""
     if not named or blobs.has_any(named):
         return None
     what = "mount or restore that folder"

@@ -68,7 +68,7 @@ def agent_starters(
     *,
     isolates: bool,
 ) -> Callable[[], AgentStarter]:
-    """Make what makes a starter of agents for each time of leading. Raises `StartupError`."""
+    """A function that makes a starter of agents for each term of leadership. Raises `StartupError`."""
     is_shared = settings.cluster is not None
     launcher = agent_launcher(settings, runtime, outlive_service=is_shared)
     options = AgentOptions(

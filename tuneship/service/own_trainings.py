@@ -10,7 +10,7 @@ from tuneship.settings import ServiceSettings
 def training_agents(
     settings: ServiceSettings, secret: bytes, runtime: Runtime, *, isolates: bool
 ) -> TrainingAgents | None:
-    """Make what starts the agents of trainings; None where trainings are processes of the service.
+    """A function that makes the starter of trainings' agents; None if trainings are the service's processes.
 
     `secret`: the master key. Raises `StartupError`.
     """

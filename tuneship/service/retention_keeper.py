@@ -12,13 +12,21 @@ from tuneship.store.cluster import member_ages, member_demand, rate_windows
 from tuneship.store.database.database import Database
 from tuneship.store.files.blobs import CHECKPOINTS, Blobs
 from tuneship.store.files.quarantine import objects_of
-from tuneship.store.records import deployment_logs, idempotency, metric_windows, outbox
+from tuneship.store.records import (
+    deployment_logs,
+    idempotency,
+    metric_windows,
+    outbox,
+    session_records,
+)
 
 logger = logging.getLogger(__name__)
 
 LOGS_KEPT_FOR = timedelta(days=30)
 # Per deployment.
 MAX_LOG_LINES = 10_000
+# No setting lets a console session idle longer.
+LONGEST_IDLE = timedelta(hours=1)
 FORGET_EVERY = timedelta(hours=1)
 FOLD_EVERY = timedelta(minutes=10)
 # Files without a row are set aside when they are so old: an upload comes before its row.
@@ -51,7 +59,7 @@ class RetentionKeeper:
         return (self._threads, self._file_threads)
 
     async def forget(self) -> None:
-        """Once an hour delete records beyond the time for which they are kept."""
+        """Delete expired records, once an hour."""
         may_forget, now = self._clock_watch.may_forget(), self._clock()
         if may_forget and not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
@@ -65,7 +73,7 @@ class RetentionKeeper:
             await self._threads.run(self.fold_hours, now)
 
     def fold_hours(self, now: datetime) -> None:
-        """Merge the stored metrics of all hours that are over; without a cluster there are none."""
+        """Merge the stored metrics of all finished hours; without a cluster there is nothing to merge."""
         database = self._database
         with database.read() as connection:
             found = metric_windows.to_fold(connection, now.timestamp())
@@ -95,7 +103,7 @@ class RetentionKeeper:
             logger.warning(text, len(unknown), place)
 
     def forget_old(self, now: datetime) -> None:
-        """Delete records beyond the time for which they are kept."""
+        """Delete records older than their retention time."""
         # A transaction for each kind, so that requests wait for one of them only.
         database, before = self._database, now - LOGS_KEPT_FOR
         with database.write_beside() as connection:
@@ -109,6 +117,8 @@ class RetentionKeeper:
             idempotency.forget(connection, now=now)
         with database.write_beside() as connection:
             rate_windows.forget(connection, now.timestamp())
+        with database.write_beside() as connection:
+            session_records.forget_ended(connection, now, now - LONGEST_IDLE)
         if not database.is_sqlite:
             with database.write_beside() as connection:
                 member_demand.forget(connection)

@@ -39,7 +39,7 @@ from tuneship.host.durable import write_private
 from tuneship.host.gpus import GpuLeases
 from tuneship.host.guard import Guard
 from tuneship.host.interpreter import known_fault
-from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
+from tuneship.host.open_files import connection_limit, raise_file_limit
 from tuneship.host.process_start import process_start
 from tuneship.host.startup import StartupError
 from tuneship.host.systemd import notify
@@ -56,8 +56,9 @@ from tuneship.replicas.replica_link import NotStartedYet
 from tuneship.replicas.vllm import vllm_starter
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
-from tuneship.service.access.api_keys import Keys
+from tuneship.service.access.api_keys import Keys, key_id
 from tuneship.service.access.capabilities import capabilities_of
+from tuneship.service.access.console_sessions import ConsoleSessions, session_rules
 from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.access.isolation import can_isolate
 from tuneship.service.access.key_keeper import EVERY_S as KEYS_EVERY_S
@@ -79,6 +80,7 @@ from tuneship.service.context.parts import Parts
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
+from tuneship.service.http.console import CONSOLE
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
@@ -224,8 +226,8 @@ def _build(
     workers: tuple[Runtime, bool],
     timing: ServiceTiming,
     role: Membership,
-) -> tuple[Parts, BackgroundParts, SharedReplicas | None]:
-    """`workers`: what starts them, and whether they are isolated."""
+) -> tuple[Parts, Keys, BackgroundParts, SharedReplicas | None]:
+    """Build the service. `workers`: starts worker processes, and knows whether they are isolated."""
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     (runtime, isolates), gpus = workers, GpuLeases()
     catalogue = Catalogue(settings.model_catalogue, added_folder(data_dir))
@@ -248,6 +250,8 @@ def _build(
         orders = ReplicaOrders(lambda: role.leadership.leads)
         sharing = orders, make_starter
         shared_group = partial(AgentReplicas, orders=orders, attach=make_starter().connect)
+    chain = Chain(derived_secret(secret, "audit"))
+    keys = Keys(opened.database, derived_secret(secret, "keys"), role.clock, chain)
     parts = Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -268,9 +272,16 @@ def _build(
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
         vault=Vault(derived_secret(secret, "vault")),
         keyring=keyring_of(secret),
-        audit=Chain(derived_secret(secret, "audit")),
+        audit=chain,
         audit_heads=Heads(
             heads_file(settings.audit_heads, data_dir), derived_secret(secret, "audit heads")
+        ),
+        sessions=ConsoleSessions(
+            opened.database,
+            keys,
+            derived_secret(secret, "console"),
+            (chain, role.clock),
+            session_rules(settings),
         ),
         capabilities=capabilities_of(settings, isolates=isolates),
         clock=role.clock,
@@ -289,7 +300,7 @@ def _build(
         training_agents=training_agents(settings, secret, runtime, isolates=isolates),
     )
     shared = None if sharing is None else shared_replicas(parts, *sharing, role.name)
-    return parts, background, shared
+    return parts, keys, background, shared
 
 
 def own_name() -> str:
@@ -298,7 +309,7 @@ def own_name() -> str:
 
 
 def recover(parts: Parts, agents: TrainingAgents | None) -> None:
-    """Release what a killed service held, and set aside files without a row. No other process works on this data.
+    """Release locks of a killed service, and set aside files without a row. No other process uses this data.
 
     `agents`: start the agents of trainings; None where trainings are processes of the service.
     """
@@ -331,7 +342,7 @@ def recover(parts: Parts, agents: TrainingAgents | None) -> None:
 
 
 def recover_member(parts: Parts) -> None:
-    """Remove what this machine does not need any more; the leader sees to the rows and the files of all, by age."""
+    """Remove unneeded files of this machine; the leader looks after the rows and files of all members."""
     data_dir = parts.settings.data_dir
     remove_temporary(parts.blobs, data_dir)
     files = work_in(data_dir)
@@ -349,7 +360,7 @@ def _clear_ended(data_dir: Path, names: Set[str]) -> None:
 
 
 def remove_temporary(blobs: Blobs, data_dir: Path) -> None:
-    """Remove what a killed service has left half-written on this machine."""
+    """Remove half-written files of a killed service from this machine."""
     blobs.sweep()
     sweep(added_folder(data_dir))
     remove_unfinished(data_dir / "scratch")
@@ -363,17 +374,18 @@ async def _run(
 ) -> None:
     spare = ThreadPoolExecutor(SPARE_THREADS, "spare")
     asyncio.get_running_loop().set_default_executor(spare)
-    connections = connection_limits(settings, raise_file_limit())
-    isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
+    connections = connection_limit(settings, raise_file_limit())
+    isolates = await asyncio.to_thread(can_isolate, settings)
     role = alone() if settings.cluster is None else member(opened.database, own_name())
     log = settings.data_dir / "logs" / "fork-server.log"
     processes = ForkedProcesses(isolated=isolates, log=log)
-    parts, background, shared = _build(settings, opened, place, (processes, isolates), timing, role)
+    parts, keys, background, shared = _build(
+        settings, opened, place, (processes, isolates), timing, role
+    )
     if settings.cluster is None:
         recover(parts, background.training_agents)
     else:
         recover_member(parts)
-    keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     per_minute = settings.control_requests_per_minute, settings.generate_requests_per_minute
     if settings.cluster is None:
         limits = RateLimits(*per_minute, parts.clock)
@@ -386,7 +398,7 @@ async def _run(
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
         Boundary(parts, keys, limits, is_fit=role.is_fit),
-        dialects=[OPENAI],
+        dialects=[*((CONSOLE,) if settings.console else ()), OPENAI],
         lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)
@@ -424,7 +436,7 @@ def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
 
 
 def _leader_tasks(parts: Parts, leadership: Leadership, clock_watch: ClockWatch) -> tuple[Led, ...]:
-    """The work of the leader beside that of the supervisor."""
+    """The leader's tasks beside those of the supervisor."""
 
     def delivering(database: Database) -> Deliverer:
         sender = Sender(parts.receivers)
@@ -461,7 +473,7 @@ def _leader_tasks(parts: Parts, leadership: Leadership, clock_watch: ClockWatch)
 def _sharing_tasks(
     database: Database, role: Membership, shared: SharedReplicas | None
 ) -> tuple[BackgroundTask, ...]:
-    """The work of a member whose replicas are run by agents."""
+    """The tasks of a member whose replicas run on agents."""
     if shared is None:
         return ()
     keeping = Led(role.leadership, database, shared.keeper)
@@ -492,8 +504,8 @@ def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
 class _Server(HttpServer):
     """Prints its URL when it accepts requests, and after a signal drains: answers 503 until the last one is done."""
 
-    def __init__(self, config: uvicorn.Config, parts: Parts, limits: ConnectionLimits) -> None:
-        super().__init__(config, limits, parts.settings.trusted_proxies)
+    def __init__(self, config: uvicorn.Config, parts: Parts, limit: int) -> None:
+        super().__init__(config, limit, parts.settings.trusted_proxies)
         self._parts = parts
         self._drains_at: float | None = None
         self._drained_by: float | None = None
@@ -551,7 +563,23 @@ class _Server(HttpServer):
             write_private(file, json.dumps(record) + "\n")
             notify("READY=1")
             sys.stdout.write(f"ready {url}\n")
+            # Never into a log, a journal or a pipe.
+            if sys.stdout.isatty() and self._parts.settings.console:
+                sys.stdout.write(_console_link(self._parts))
             sys.stdout.flush()
+
+
+def _console_link(parts: Parts) -> str:
+    """A line with a link for whoever has started the service; none where the first key is elsewhere."""
+    try:
+        text = (parts.settings.data_dir / "credentials.json").read_text()
+        kept: dict[str, str] = json.loads(text)
+        client_id, key = kept["client_id"], kept["api_key"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    with parts.database.write(client_id) as connection:
+        url, _ = parts.sessions.new_link(connection, client_id, key_id(key) or "", parts.public_url)
+    return f"sign in to the console (works once, for 10 minutes): {url}\n"
 
 
 def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:

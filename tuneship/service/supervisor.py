@@ -65,7 +65,7 @@ class Supervisor:
             await self._end(leading, loops)
 
     async def _lead(self, fence: Fence | None) -> None:
-        """Do the leader's work until cancelled, each time with new objects: nothing stays of an earlier one."""
+        """Do the leader's work until cancelled, with new objects for each term."""
         if fence is not None:
             self.leader_work = self._make_leader_work(self._database.fenced(fence))
         await self.leader_work.run()
@@ -76,7 +76,7 @@ class Supervisor:
         return (self.records.threads, *self.leader_work.threads, *self._deployments.threads)
 
     async def _warm_deployments(self) -> None:
-        """Load again what was running before the restart, as soon as the database can be read."""
+        """Load the deployments from before the restart again, as soon as the database can be read."""
         while True:
             try:
                 await self._deployments.warm()
@@ -87,7 +87,7 @@ class Supervisor:
                 return
 
     async def _end(self, leading: "asyncio.Task[None]", loops: list["asyncio.Task[None]"]) -> None:
-        """End all loops and store the last records. Every wait has a timeout: what hangs is left behind."""
+        """End all loops and store the last records. Every wait has a timeout, and hanging work is abandoned."""
         if not leading.cancelling():  # a second time would cut its own end short
             leading.cancel()
         await end_tasks(loops, LOOPS_END_S)

@@ -47,7 +47,7 @@ COPIES = 4
 
 
 class AdapterRefused(Exception):
-    """The adapter cannot be served; the message names what is wrong with its files."""
+    """The adapter cannot be served; the message names the fault of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def read_adapter(directory: Path, key: str | None = None) -> dict[str, Matrices]
 
 
 def read_files(directory: Path, key: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The configuration and the tensors of an adapter, as they are. Raises `AdapterRefused`."""
+    """The unchanged configuration and tensors of an adapter. Raises `AdapterRefused`."""
     try:
         if COPIES * (directory / ADAPTER_WEIGHTS).stat().st_size > free_memory():
             raise AdapterRefused("the free memory is not enough for the adapter")

@@ -63,7 +63,7 @@ class FlatBatch:
 
     @classmethod
     def of(cls, running: Items[Sequence], chunks: Items[int]) -> "FlatBatch":
-        """Build the next step of `running`, whose last sequences prefill `chunks` tokens of their prompts."""
+        """Build the next step from `running`; its last sequences prefill `chunks` tokens of their prompts."""
         decode_count = len(running) - len(chunks)
         decoding = running[:decode_count]
         tokens = [sequence.generated[-1] for sequence in decoding]

@@ -29,7 +29,7 @@ NOT_FINITE = "the model's output is not finite"
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One request, and how far it is."""
+    """One request and its progress."""
 
     id: str
     request: EmbedRequest
@@ -45,7 +45,7 @@ _Queues = OrderedDict[str, deque[_Job]]
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """One text of a pass, or the part of a long one that was read so far."""
+    """One text of a pass, or the part of a long one that has been read."""
 
     job: _Job
     number: int
@@ -80,10 +80,10 @@ class PassResult:
 
 
 class Embedder:
-    """The texts that wait for their embeddings, and the passes over them."""
+    """The waiting texts to embed, and the passes over them."""
 
     def __init__(self, engine: Engine) -> None:
-        """Share the engine's model and adapters; one of the adapters stays loaded while a request uses it."""
+        """Share the engine's model and adapters; a requested adapter stays loaded during the request."""
         self._model = engine.model
         self._lora = engine.lora
         self._pass_tokens = engine.limits.prompt_tokens
@@ -115,7 +115,7 @@ class Embedder:
 
     @property
     def waiting(self) -> int:
-        """Number of requests of which no text was in a pass yet."""
+        """Number of requests without a text in a pass yet."""
         return sum(not job.begun for job in self._jobs.values())
 
     def submit(self, identifier: str, request: EmbedRequest) -> None:
@@ -186,7 +186,7 @@ class Embedder:
 
     @property
     def _is_in_background(self) -> bool:
-        """Whether what the next pass would go on with, if anything, is in the background."""
+        """Whether the texts of the next pass, if there are any, are background work."""
         return self._unfinished is None or self._unfinished.job.request.is_background
 
     def _tokens_of_a_pass(self, *, is_background: bool) -> int:
@@ -197,7 +197,7 @@ class Embedder:
         return self._background if job.request.is_background else self._queues
 
     def _choose(self) -> list[_Text]:
-        """Choose the texts of the next pass, those of one adapter side by side.
+        """Choose the texts of the next pass, grouped by adapter.
 
         A text that is longer than a pass is alone in its passes, and nothing comes between them.
         """

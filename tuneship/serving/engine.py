@@ -69,7 +69,7 @@ class Engine:
     """One base model, its adapters, and the requests in flight."""
 
     def __init__(self, model: CausalModel, limits: EngineLimits) -> None:
-        """Allocate nothing beyond what the model holds already."""
+        """Allocate no more memory than the model already has."""
         self._model = model
         self._limits = limits
         self._lora = Lora(model.sites, model.facts.cache.dtype, limits.merged_bytes)
@@ -120,7 +120,7 @@ class Engine:
 
     @property
     def requests(self) -> list[str]:
-        """Ids of all requests in flight, waiting ones included."""
+        """Ids of all requests in flight, including waiting ones."""
         return list(self._sequences)
 
     @torch.inference_mode()
@@ -143,7 +143,7 @@ class Engine:
             raise AdapterRefused("no adapter of this name is loaded")
 
     def submit(self, identifier: str, request: GenerateRequest, guide: Guide | None = None) -> None:
-        """Queue a request, whose answer `guide` keeps to its grammar. Raises `RequestRefused`."""
+        """Queue a request; `guide` keeps its answer to a grammar. Raises `RequestRefused`."""
         facts = self._model.facts
         room = facts.context_length - len(request.tokens) + (request.max_tokens == 0)
         if identifier in self._sequences:
@@ -225,7 +225,7 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counts for operators and for the autoscaler."""
         return {
-            "running": len(self._scheduler.running),
+            "running": len(self._scheduler.joined),
             "waiting": self._scheduler.waiting,
             "rows": self._limits.slots,
             "adapters": len(self._lora),
@@ -238,12 +238,13 @@ class Engine:
 
     def _schedule(self) -> list[int]:
         """Choose the sequences of this step, give new ones slots, and return the chunks to prefill (tokens)."""
-        before = len(self._scheduler.running)
         chunks = self._scheduler.schedule()
-        running = self._scheduler.running
-        longest = max(sequence.length for sequence in running)
-        self._resize(*self._cache.size_for(len(running), longest))
-        for sequence in running[before:]:
+        running, joined = self._scheduler.running, self._scheduler.joined
+        longest = max(sequence.length for sequence in joined)
+        self._resize(*self._cache.size_for(len(joined), longest))
+        for sequence in running:
+            if sequence.slot >= 0:
+                continue
             if sequence.request.adapter is not None:
                 self._lora.acquire(sequence.request.adapter)
             prefix = self._slots.assign(sequence)
@@ -309,7 +310,7 @@ class Engine:
         return result
 
     def _has_failed(self, sequence: Sequence, top: float, result: StepResult) -> bool:
-        """Whether there is no next token, which the result then says; `top` is the highest logit."""
+        """Whether there is no next token, which is then noted in the result; `top`: the highest logit."""
         guide = self._guides.get(sequence.id)
         if guide is not None and guide.has_failed:
             result.unfollowed.append(sequence.id)
@@ -350,14 +351,14 @@ class Engine:
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Free what it has as one of the running sequences."""
+        """Free the resources of a sequence that stops running."""
         self._scheduler.release(sequence)
         self._slots.release(sequence)
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
 
     def _clear(self, slot: int, start: int) -> None:
-        """Clear what earlier sequences have left in a slot from this position on."""
+        """Clear the remains of earlier sequences in a slot, from this position on."""
         self._cache.clear(slot, start, self._slots.take_left(slot))
 
     def _refuse_while_used(self, adapter: str) -> None:

@@ -80,7 +80,7 @@ class SlotCache:
         return self._size[0] * self._size[1] * self.shape.token_bytes
 
     def prepare(self) -> None:
-        """Begin a step, for which the storage is large enough."""
+        """Begin a step; the storage must be large enough for it."""
         self._masks.begin_step()
 
     def attend(
@@ -148,7 +148,7 @@ class SlotCache:
                 layer.values[slot, :, start:stop].zero_()
 
     def size_for(self, slots: int, length: int) -> tuple[int, int]:
-        """Choose the number and length of slots that hold at least these; the present ones if they do."""
+        """Choose a number and length of slots with at least this size; keep the current ones if they suffice."""
         old_slots, old_length = self._size
         if slots <= old_slots and length <= old_length:
             return self._size
@@ -162,7 +162,7 @@ class SlotCache:
         return slots, min(self.length_limit, self.token_limit // slots)
 
     def resize(self, slots: int, length: int) -> None:
-        """Change the size of the storage; what lies beyond is dropped."""
+        """Change the size of the storage, dropping tokens beyond it."""
         if (slots, length) == self._size:
             return
         kept = slice(min(slots, self._size[0])), slice(min(length, self._size[1]))
@@ -186,7 +186,7 @@ class SlotCache:
         return _CacheLayer(keys, values, keys.permute(0, 3, 1, 2), values.transpose(1, 2))
 
     def _decode_indices(self, slots: tuple[int, ...], heads: int, length: int) -> DecodeIndices:
-        """Make the indices of one step, or return those of the step before if they are the same."""
+        """The indices of one step, reused from the step before if they are the same."""
         key = slots, heads, length
         if key not in self._indices:
             dim, count, kv_heads = self.shape.head_dim, len(slots) * heads, self.shape.kv_heads

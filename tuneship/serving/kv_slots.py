@@ -41,7 +41,7 @@ class _CachedTokens:
 
 
 class KvSlots:
-    """The slots of the KV cache: which sequence runs in which, and what the free ones still hold."""
+    """The slots of the KV cache: the sequence that runs in each, and the tokens that free ones still hold."""
 
     def __init__(self, short_tokens: int | None = None) -> None:
         """Begin without slots; `resize` makes them. `short_tokens`: see `ModelFacts.short_tokens`."""
@@ -55,7 +55,8 @@ class KvSlots:
         self._left: dict[int, int] = {}
 
     def resize(self, slots: int, length: int) -> list[Copy]:
-        """Change the number and the length of the slots, before the cache does; return what it must copy before.
+        """Change the number and the length of the slots, before the cache does; return the copies that it must make
+        first.
 
         There must be a slot for each running sequence.
         """
@@ -86,7 +87,7 @@ class KvSlots:
         return copies
 
     def assign(self, sequence: Sequence) -> Copy | None:
-        """Give a sequence a slot; return the cached prefix to copy there, whose source may be the slot itself."""
+        """Give a sequence a slot; return the cached prefix to copy there, perhaps from the slot itself."""
         request = sequence.request
         is_long = self._short_tokens is not None and len(sequence.prompt) > self._short_tokens
         scope = (request.adapter, request.queue, is_long)
@@ -140,10 +141,10 @@ class KvSlots:
         return self._left.pop(slot, 0)
 
     def invalidate(self, slot: int) -> None:
-        """Forget the tokens of a slot, whose keys and values may not be finite."""
+        """Forget the tokens of a slot, since their keys and values may not be finite."""
         self._cached.pop(slot, None)
 
     def invalidate_adapter(self, adapter: str) -> None:
-        """Forget all tokens of an adapter: its name may stand for another one soon."""
+        """Forget all tokens of an adapter, because its name may soon belong to another one."""
         for slot in [slot for slot, cached in self._cached.items() if cached.scope[0] == adapter]:
             del self._cached[slot]

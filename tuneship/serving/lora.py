@@ -46,10 +46,12 @@ class Site:
 
 
 class TokenSlots:
-    """The slot of each token whose delta is a sum of matrix rows, and the indices of these rows in the stacks."""
+    """The slot of each token whose delta is a sum of matrix rows, and the positions of these rows in the stacks."""
 
     def __init__(self, slots: tuple[int | None, ...]) -> None:
-        """`slots`: of the first tokens of a batch; None for a token without an adapter, or whose delta is a product."""
+        """`slots`: of the first tokens of a batch; None for a token without an adapter, or with a delta that is a
+        product.
+        """
         self.slots = slots
         tokens = [token for token, slot in enumerate(slots) if slot is not None]
         self._tokens = None if len(tokens) == len(slots) else torch.tensor(tokens)
@@ -196,7 +198,7 @@ class Lora:
         return was_loaded
 
     def acquire(self, adapter: str) -> None:
-        """Note one more running sequence that uses it, and give it a slot."""
+        """Count one more running sequence of an adapter, and give the adapter a slot."""
         self._users[adapter] += 1
         self._clock += 1
         self._used_at[adapter] = self._clock
@@ -211,7 +213,7 @@ class Lora:
         self._residents[slot] = adapter
 
     def release(self, adapter: str) -> None:
-        """Note one running sequence less; the adapter keeps its slot until another one needs it."""
+        """Count one running sequence less; the adapter keeps its slot until another one needs it."""
         self._users[adapter] -= 1
 
     def route(
@@ -283,7 +285,7 @@ class Lora:
         return product
 
     def _free_slot(self, adapter: str) -> int:
-        """Find an empty slot, else add one, else empty the least recently used one that no sequence needs."""
+        """Find an empty slot, else add one, else empty the least recently used slot without a running sequence."""
         if None in self._residents:
             return self._residents.index(None)
         count = len(self._residents)
@@ -304,7 +306,9 @@ class Lora:
         return slot
 
     def _has_room(self, slots: int, rank: int, sites: Collection[int] = ()) -> bool:
-        """Whether so many slots of a rank, at the sites in use and these, leave as much memory free as they take."""
+        """Whether this many slots of a rank, at the used sites and these, leave at least as much memory free as they
+        take.
+        """
         more = [
             stack.bytes_of(slots, rank) - stack.bytes_allocated
             for number, stack in enumerate(self._stacks)
@@ -313,7 +317,7 @@ class Lora:
         return sum(more) <= free_memory() // 2
 
     def _largest_rank(self, rank: int) -> int:
-        """The largest rank of an adapter in a slot, or this one."""
+        """The largest rank among this one and the adapters in slots."""
         return max([rank, *(self._ranks[name] for name in self._residents if name)])
 
     def _resize(self, rank: int = 1) -> None:
@@ -351,7 +355,7 @@ class _Stack:
         self._expansion: Tensor | None = None
 
     def resize(self, slots: int, rank: int) -> None:
-        """Change the number of slots and the rank; what was filled stays. An unused site takes no memory."""
+        """Change the number of slots and the rank, and keep the contents. An unused site takes no memory."""
         if (slots, rank) == (self._slots, self._rank):
             return
         filled = [(slot, self.read(slot)) for slot in range(self._slots)] if self.is_used else []
@@ -362,7 +366,7 @@ class _Stack:
             self.fill(slot, members)
 
     def bytes_of(self, slots: int, rank: int) -> int:
-        """The bytes of so many slots of a rank."""
+        """The memory of this many slots of a rank, in bytes."""
         site = self._site
         width = len(site.outputs) * site.inputs + sum(site.outputs)
         return slots * rank * width * self._dtype.itemsize
@@ -399,7 +403,7 @@ class _Stack:
                 b[:, :rank] = pair.b.view(rank, -1, self._width).transpose(0, 1)
 
     def empty(self, slot: int) -> None:
-        """Forget what was filled, which takes no room when the stack changes."""
+        """Forget the contents, so that a change of the stack copies nothing."""
         for member in range(len(self._site.outputs)):
             self._ranks.pop((slot, member), None)
 
@@ -442,7 +446,7 @@ class _Stack:
         out.view(len(x), -1, self._width).transpose(0, 1).baddbmm_(low, self._b[slot])
 
     def add_sums(self, x: Tensor, out: Tensor, tokens: TokenSlots) -> None:
-        """Add the delta of its own slot to every token that has one, by sums of matrix rows."""
+        """Add the delta of its slot to each token that has one, as sums of matrix rows."""
         x = tokens.select(x)
         low = weighted_sums(self._a, *tokens.indices(x.shape[1], x.shape[1]), x.reshape(-1))
         low = self._expanded(low)

@@ -4,7 +4,7 @@ import ctypes
 
 
 def release_free_memory() -> None:
-    """Return what malloc keeps. Takes tens of milliseconds: call it when there is no work."""
+    """Return malloc's free memory to the system. Takes tens of milliseconds: call it when idle."""
     # Only glibc has it: other libraries return memory by themselves or not at all.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

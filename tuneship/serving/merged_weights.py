@@ -22,7 +22,7 @@ MERGED_BYTES = 64 << 20
 
 
 class Merged:
-    """The merged products of at most one adapter; each step merges one more of them, so that no step is long."""
+    """The merged products of at most one adapter; each step merges one more product, so that no step takes long."""
 
     def __init__(
         self, products: Items[ConstantProduct | None], dtype: torch.dtype, merged_bytes: int
@@ -43,7 +43,7 @@ class Merged:
         self._steps = 0
 
     def step(self, adapter: str, delta: Callable[[int], Tensor | None]) -> Items[Product]:
-        """Return the products merged so far, for a step in which all tokens use this adapter.
+        """Return the products merged so far, if all tokens of the step use this adapter.
 
         `delta` gives the change [out, in] of a product's weight by its number, or None.
         """

@@ -73,7 +73,7 @@ class Frames:
         self._waker.send(b".")
 
     def close(self) -> None:
-        """Close what `wake` needs; nobody may call it any more. The stream belongs to the caller."""
+        """Close the descriptor of `wake`; nobody may call it afterwards. The stream belongs to the caller."""
         self._woken.close()
         self._waker.close()
 
@@ -172,7 +172,7 @@ class ReplicaServer:
                 self._frames.send({"id": identifier, "ok": True, **answer})
 
     def _refuse(self, identifier: Any, error: Exception) -> None:
-        """Answer that a request was refused, and mark what its caller can mend."""
+        """Answer that a request was refused, and mark refusals that its caller can correct."""
         marks = {SequenceTooLarge: "too_large", GrammarRefused: "grammar"}
         mark = marks.get(type(error))
         self._frames.send({"id": identifier, "error": str(error), **({mark: True} if mark else {})})
@@ -236,7 +236,7 @@ class ReplicaServer:
         self._grammars.add(identifier, request)
 
     def _submit_compiled(self) -> None:
-        """Queue the requests whose grammars are compiled by now."""
+        """Queue the requests whose grammars have been compiled."""
         if self._grammars is None:
             return
         for identifier, request, guide in self._grammars.compiled():

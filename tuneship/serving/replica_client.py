@@ -74,7 +74,7 @@ class ReplicaLost(ServingError):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """Facts about a replica and its base model, as sent when it is ready."""
+    """Facts about a replica and its base model, sent when it is ready."""
 
     pid: int
     # An engine that is not ours says no more than that.
@@ -203,7 +203,7 @@ class SocketLink:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the replica is gone."""
+        """Whether the replica is lost."""
         return self._lost is not None
 
     async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
@@ -254,7 +254,7 @@ class SocketLink:
             await self._writer.wait_closed()
 
     async def wait_lost(self) -> ReplicaLost:
-        """Return when the replica is gone, so that the caller can replace it."""
+        """Return when the replica is lost, so that the caller can replace it."""
         await asyncio.wait([self._read_task])
         return self._lost or ReplicaLost("the connection was closed")
 
@@ -347,7 +347,7 @@ class SocketLink:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Wait for a frame. Raises `ReplicaLost` when the connection ends, and `ValueError` for what is none."""
+    """Wait for a frame. Raises `ReplicaLost` when the connection ends, and `ValueError` for invalid data."""
     try:
         line = await reader.readline()
     except OSError as error:  # a `ConnectionError`, or one of TLS or of a time limit of the kernel

@@ -1,10 +1,11 @@
-"""Chooses the sequences of the next step, and how many tokens of which prompts are prefilled in it.
+"""Chooses the sequences of the next step, and the number of tokens to prefill from each prompt.
 
 Waiting sequences take turns by owner, and those of an owner by queue: a hundred requests of one tenant do not hold up
 the request of another, whether they are for one deployment or for fifty. When one owner has all slots, an owner that
 has none gets a guest slot: otherwise it would wait until a generation ends, which may take minutes. Decoding sequences
 come before those whose prompts are still being prefilled. Sequences in the background join only while no other one
-waits, and never take all slots. Knows nothing of tensors and of the KV cache; `engine` acts on its decisions.
+waits, never take all slots, and pause while others run. Knows nothing of tensors and of the KV cache; `engine` acts on
+its decisions.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -30,6 +31,11 @@ OWNER_SHARE = 0.25
 # slot at once. While others are there, all of them together have the share of one owner.
 BACKGROUND_SHARE = 0.5
 
+# The background pauses for so many steps in which others run; from then on one step in `BESIDE_EVERY` is its own, too,
+# so that it ends even where others never stop.
+PAUSED_STEPS = 64
+BESIDE_EVERY = 8
+
 # An owner counts as present for this long after its last request has ended.
 OWNER_MEMORY_STEPS = 1000
 
@@ -51,7 +57,7 @@ class _PrefillBudget:
     scored: int
 
     def take(self, sequence: Sequence) -> int:
-        """The next chunk of a prompt (tokens). No other follows one whose prefill does not end with it."""
+        """The next chunk of a prompt (tokens). After a chunk that does not finish its prompt there is no other."""
         is_scored = sequence.request.prompt_logprobs is not None
         most = min(self.tokens, self.scored) if is_scored else self.tokens
         chunk = min(most, sequence.uncached)
@@ -84,7 +90,12 @@ class Scheduler:
         self.prompt_tokens = prompt_tokens
         self.cache_tokens = cache_tokens
         self.scored_tokens = scored_tokens
+        # The sequences of this step.
         self.running: list[Sequence] = []
+        # Sequences in the background that keep their slots, and are in no step.
+        self.paused: list[Sequence] = []
+        # Steps in a row in which others ran.
+        self._others_steps = 0
         self._waiting: _Waiting = OrderedDict()
         # Those that wait in the background.
         self._background: _Waiting = OrderedDict()
@@ -95,7 +106,12 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no sequence runs or waits."""
-        return not (self._waiting or self._background or self.running)
+        return not (self._waiting or self._background or self.running or self.paused)
+
+    @property
+    def joined(self) -> list[Sequence]:
+        """The sequences that have slots, or get them in this step."""
+        return [*self.running, *self.paused]
 
     @property
     def waiting(self) -> int:
@@ -131,8 +147,8 @@ class Scheduler:
         self._update_turns(sequence, took_turn=False)
 
     def release(self, sequence: Sequence) -> None:
-        """Remove a running sequence."""
-        self.running.remove(sequence)
+        """Remove a sequence that has a slot."""
+        (self.paused if sequence in self.paused else self.running).remove(sequence)
 
     def schedule(self) -> list[int]:
         """Admit waiting sequences; return how many prompt tokens to prefill for each sequence at the end of `running`.
@@ -151,6 +167,7 @@ class Scheduler:
         for owner in away:
             del self._last_seen[owner]
         self._last_seen |= dict.fromkeys(present, self._steps)
+        self._pause_or_resume()
 
         prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
         decoding = len(self.running) - len(prefilling)
@@ -167,9 +184,29 @@ class Scheduler:
         self.running.extend(joining)
         return [chunks[sequence] for sequence in self.running[decoding:]]
 
+    def _pause_or_resume(self) -> None:
+        """Decide whether the background is in this step."""
+        has_others = any(not one.request.is_background for one in self.running)
+        self._others_steps = self._others_steps + 1 if has_others else 0
+        if self._is_kept_back:
+            self.paused += [one for one in self.running if one.request.is_background]
+            self.running = [one for one in self.running if not one.request.is_background]
+            return
+        # Only one prompt at a time is prefilled in parts.
+        is_busy = any(one.is_prefilling for one in self.running)
+        again = [one for one in self.paused if not (is_busy and one.is_prefilling)]
+        self.paused = [one for one in self.paused if one not in again]
+        self.running = sorted([*self.running, *again], key=lambda one: one.is_prefilling)
+
+    @property
+    def _is_kept_back(self) -> bool:
+        """Whether the background stays out of this step."""
+        steps = self._others_steps
+        return steps > 0 and (steps < PAUSED_STEPS or steps % BESIDE_EVERY != 0)
+
     def _next(self, joining: list[Sequence]) -> Sequence | None:
-        """Take the first sequence of the owner and the queue whose turn it is, if there is a slot and memory for it."""
-        together = [*self.running, *joining]
+        """Take the first sequence of the owner and queue whose turn it is, if a slot and memory are free."""
+        together = [*self.joined, *joining]
         if len(together) >= self.total_slots:
             return None
         if self._waiting:
@@ -185,7 +222,9 @@ class Scheduler:
             share = OWNER_SHARE if self._last_seen else BACKGROUND_SHARE
             running = sum(sequence.request.is_background for sequence in together)
             is_full = running >= max(1, int(share * self.slots)) or len(together) >= self.slots
-            owner = None if is_full else next(iter(owners), None)
+            # Nor does it make a step longer that is another's first.
+            is_late = self._is_kept_back or not all(one.request.is_background for one in joining)
+            owner = None if is_full or is_late else next(iter(owners), None)
         if owner is None:
             return None
 
@@ -215,7 +254,7 @@ class Scheduler:
 
 
 def _by_owner(sequences: Iterable[Sequence]) -> Counter[str]:
-    """The number of sequences of each owner, without those in the background."""
+    """The number of sequences of each owner, without background ones."""
     return Counter(one.request.owner for one in sequences if not one.request.is_background)
 
 

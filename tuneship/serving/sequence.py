@@ -101,7 +101,7 @@ class Sequence:
 
     @property
     def answered(self) -> list[int]:
-        """The tokens generated behind `prompt`."""
+        """The tokens generated after `prompt`."""
         return self.generated[len(self.prompt) - len(self.request.tokens) :]
 
     @property
@@ -120,7 +120,7 @@ class Sequence:
         return self.uncached > 0
 
     def scored_by(self, chunk: int) -> tuple[int, ...]:
-        """The prompt's tokens whose log probabilities follow from a prefill of its next `chunk` tokens."""
+        """The prompt's tokens whose log probabilities become known by prefilling its next `chunk` tokens."""
         if self.request.prompt_logprobs is None or self.generated:
             return ()
         return self.request.tokens[self.cached + 1 : self.cached + chunk + 1]

@@ -34,7 +34,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 8, 24
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWeights:
-    """A number format, and what was measured with it."""
+    """A number format with its measurements."""
 
     weights: str
     # Mean loss of the tokens of a fixed text.
@@ -50,7 +50,7 @@ def text_tokens(tokenizer: Tokenizer, context_length: int) -> list[int]:
 
 
 def losses_of_engine(model: CausalModel, tokens: list[int]) -> Tensor:
-    """The loss of each token but the first, as our engine computes it."""
+    """The loss of each token except the first, as our engine computes it."""
     no_adapters = Lora(model.sites, model.facts.cache.dtype)
     return token_losses(logits_of_engine(model, tokens, no_adapters, Routes((), None)), tokens)
 

@@ -5,12 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from tuneship.client import ApiError, Client
+from tuneship.contract.datasets import CONTENT_TAG
 from tuneship.contract.jobs import ENDED, JobMetrics
 from tuneship.tracking.tracked_run import TrackedDataset, TrackedRun, Value
 
-# Tag of a dataset with the SHA-256 of its file. The pipeline sets it at the upload, so that one file is one dataset in
-# every release.
-CONTENT_TAG = "content_sha256"
 CURVES = ("training_loss", "validation_loss", "learning_rate", "accuracy", "perplexity")
 MEASURED_AT_EVALUATIONS = ("validation_loss", "accuracy", "perplexity")
 

@@ -79,8 +79,8 @@ def _events(run: TrackedRun) -> Iterator[Event]:
         yield _event(scalar_pb(name, value), run.ended_at)
     for file in run.release.files:
         if file.suffix == ".md":
-            yield _event(text_pb("release/report", file.read_text()), run.ended_at)
-        else:
+            yield _event(text_pb(f"release/{file.stem}", file.read_text()), run.ended_at)
+        elif file.suffix == ".png":
             content = file.read_bytes()
             width, height = struct.unpack(">II", content[PNG_SIZE])
             image = Summary.Image(

@@ -4,7 +4,7 @@ The run is named by its job, so writing it again, from a later release or by `tu
 """
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -39,10 +39,12 @@ class TrackedRelease(BaseModel):
 
     @property
     def files(self) -> list[Path]:
-        """The report and its pictures."""
+        """The report, the model card as Markdown and as JSON, and the pictures."""
         if self.report is None:
             return []
-        return [*self.report.glob("report.md"), *sorted(self.report.glob("*.png"))]
+        texts = ("report.md", "model_card.md", "model_card.json")
+        written = [self.report / name for name in texts if (self.report / name).is_file()]
+        return [*written, *sorted(self.report.glob("*.png"))]
 
 
 class TrackedRun(BaseModel):
@@ -65,13 +67,10 @@ class TrackedRun(BaseModel):
         The service keeps no time for a step, so the steps are spread evenly over the time of the training.
         """
         last = max((points[-1][0] for points in self.curves.values() if points), default=1)
+        duration = self.ended_at - self.started_at
         for name, points in self.curves.items():
             for step, value in points:
-                yield name, step, value, self.started_at + self._seconds * (step / max(1, last))
-
-    @property
-    def _seconds(self) -> timedelta:
-        return self.ended_at - self.started_at
+                yield name, step, value, self.started_at + duration * (step / max(1, last))
 
 
 class TrackingTarget(BaseModel):

@@ -1,4 +1,4 @@
-"""The names of a job's checkpoints in their folder, for those who copy them. Loads no torch. See `checkpoints.py`."""
+"""The names of a job's checkpoints in their folder, for code that copies them. Loads no torch. See `checkpoints.py`."""
 
 import os
 import shutil
@@ -23,7 +23,8 @@ def latest_step(folder: Path) -> int:
 
 
 def give_second_names(folder: Path, step: int, target: Path) -> bool:
-    """Link the files of a checkpoint, and the number format, into a new folder; False if the checkpoint is gone.
+    """Hard-link a checkpoint's files and the file of the number format into a new folder; False if the checkpoint is
+    gone.
 
     The training process removes all but its newest two, and who copies them may take longer than these last. Raises
     `OSError`.
@@ -38,7 +39,7 @@ def give_second_names(folder: Path, step: int, target: Path) -> bool:
 
 
 def put_in_place(arrived: Path, folder: Path, step: int) -> None:
-    """Make a folder with the files of a checkpoint, beside the others, a checkpoint like them. Raises `OSError`."""
+    """Publish a folder with a checkpoint's files as a checkpoint, with one rename. Raises `OSError`."""
     number_format = arrived / FORMAT_FILE
     if number_format.exists():
         number_format.replace(folder / FORMAT_FILE)

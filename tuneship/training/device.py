@@ -28,13 +28,13 @@ def device() -> torch.device:
 
 
 def use_device(rank: int) -> None:
-    """Make the process of this rank compute on the GPU of the same number, where there are GPUs."""
+    """Make this rank's process compute on the GPU of the same number, if there are GPUs."""
     if device().type == "cuda":
         torch.cuda.set_device(rank)
 
 
 def available_devices(requested: int) -> int:
-    """How many of the requested devices there are: GPUs where there are any, else shares of the processor."""
+    """How many of the requested devices exist: GPUs if there are any, else shares of the processor."""
     # Several processes need anonymous shared memory and parent-death signals.
     if sys.platform != "linux":
         return 1
@@ -42,7 +42,7 @@ def available_devices(requested: int) -> int:
 
 
 def report_gpus(count: int, spec: TrainingSpec, progress: ProgressFile) -> None:
-    """Have the job's record and log name the GPUs on which it trains: the first `count` that this process sees.
+    """Report the GPUs on which the job trains to its record and log: the first `count` visible ones.
 
     Of a processor they say nothing, unless there are GPUs.
     """

@@ -75,7 +75,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Task:
-    """Work on the rows that follow it: the gradient of a step, or an evaluation."""
+    """Work on the following rows: the gradient of a step, or an evaluation."""
 
     # The step to learn for, or EVALUATE.
     step: int
@@ -85,7 +85,7 @@ class Task:
 
 
 class WorkerRank:
-    """One worker rank, from its start to its end."""
+    """One worker rank with its process."""
 
     def __init__(self, rank: int, memory: int) -> None:
         """Start the process. `memory` is the descriptor of the shared memory. Raises OSError."""
@@ -127,7 +127,7 @@ class WorkerRank:
         return fields
 
     def kill(self) -> None:
-        """Kill the process and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -137,7 +137,7 @@ class WorkerRank:
 
 
 class WorkerRanks:
-    """The worker ranks of a job, none where it has one device; leaving its `with` block ends them."""
+    """The worker ranks of a job (none on one device); leaving its `with` block ends them."""
 
     def __init__(self, ranks: int) -> None:
         """Start `ranks - 1` processes; call it in a thread that lives as long as this process."""
@@ -179,7 +179,7 @@ class WorkerRanks:
 
 
 class RankGroup:
-    """All processes of a job, this one included, as one learner."""
+    """All processes of a job, including this one, used as one learner."""
 
     def __init__(self, learner: Learner, worker_ranks: WorkerRanks | None = None) -> None:
         """Wait until the worker ranks are ready. Raises RankLost and TrainingFailed, as every method does."""
@@ -262,7 +262,7 @@ class RankGroup:
 def collate_micro_batches(
     rows: TokenizedExamples, indices: Indices, micro_batch_tokens: int
 ) -> list[PaddedBatch]:
-    """The rows `indices`, cut into padded micro-batches of so many tokens."""
+    """The rows `indices`, cut into padded micro-batches of at most this many tokens."""
     parts = micro_batches(indices, rows.lengths, micro_batch_tokens)
     return [collate(rows, part) for part in parts]
 

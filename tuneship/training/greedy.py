@@ -1,4 +1,4 @@
-"""The greedy answer of a model of transformers or peft, as logits: what an engine's answer is compared with."""
+"""The greedy answer of a transformers or peft model, as logits, for comparison with an engine's answer."""
 
 from collections.abc import Sequence
 from typing import Any

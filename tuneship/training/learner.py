@@ -39,7 +39,7 @@ PACKED_BELOW_SHARE = 0.9
 
 
 class Learner:
-    """One adapter in training.
+    """Trains one adapter.
 
     Every random choice follows from the seed, the step and, where several processes train together, the rank.
     """
@@ -51,7 +51,7 @@ class Learner:
         objective: Objective,
         rank: int = 0,
     ) -> None:
-        """`rank` numbers this process within its job.
+        """`rank`: the number of this process in its job.
 
         Raises TrainingFailed(internal) when a target module does not exist, or the model cannot be trained.
         """
@@ -114,7 +114,7 @@ class Learner:
         self._optimizer.zero_grad()
 
     def move_gradient_to(self, flat: Tensor) -> None:
-        """Write the gradient into `flat`, shape (trainable parameters), and forget it."""
+        """Move the gradient into `flat`, shape (trainable parameters), and clear it."""
         flat.copy_(_flatten([_gradient(parameter) for parameter in self._adapter.values()]))
         self._optimizer.zero_grad()
 
@@ -140,7 +140,7 @@ class Learner:
 
     @torch.inference_mode()
     def evaluate(self, batch: PaddedBatch) -> Totals:
-        """The objective's sums over a micro-batch, without learning."""
+        """Compute the objective's sums over a micro-batch, without learning from it."""
         self.model.eval()
         return self.objective.evaluate(self._logits(batch), batch)
 
@@ -176,13 +176,13 @@ class Learner:
 
     @torch.no_grad()
     def clear_adapter(self) -> None:
-        """Make all weights of the adapter zero: what is left is the base model."""
+        """Set all weights of the adapter to zero, which leaves the base model."""
         for parameter in self._adapter.values():
             parameter.zero_()
 
     @torch.no_grad()
     def load_adapter(self, adapter: Mapping[str, Tensor]) -> None:
-        """Take these weights, as `adapter` returned them."""
+        """Load weights that `adapter` returned."""
         for name, parameter in self._adapter.items():
             parameter.copy_(adapter[name])
 
@@ -252,7 +252,7 @@ def _flatten(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """The parameter's gradient; zeros where no row passed it, e.g. an expert that no token was routed to."""
+    """The parameter's gradient; zeros if no row used it, e.g. an expert without a token."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
@@ -282,7 +282,7 @@ def _add_adapter(
 
 
 def _target_modules(base: PreTrainedModel, requested: tuple[str, ...]) -> str | list[str]:
-    """The requested modules as peft's configuration wants them. Raises TrainingFailed(internal) for an unknown one."""
+    """The requested modules in the form of peft's configuration. Raises TrainingFailed(internal) for an unknown one."""
     # The head is no target: serving computes it without adapters.
     head = base.get_output_embeddings()
     known = {

@@ -32,7 +32,7 @@ class Noise:
         self.begin_step(0)
 
     def begin_step(self, step: int) -> None:
-        """Restart the random bits, with those of `step`."""
+        """Restart the random bits with those of `step`."""
         self._bits = np.random.SFC64(np.random.SeedSequence([self._seed, step, *self._rank]))
 
     def kept_by_dropout(self, count: int, dropout: float) -> Tensor:
@@ -55,7 +55,7 @@ def zero_dropped(values: Tensor, kept: Tensor) -> Tensor:
 
 
 class FusedLinear(Linear):
-    """One adapter on a linear layer, without merging, mixing or variants (what training needs)."""
+    """One adapter on a linear layer, without merging, mixing or variants: just for training."""
 
     # Set once after the layer is made; shared by all layers.
     noise: Noise
@@ -82,7 +82,7 @@ class FusedLinear(Linear):
 
 
 class _AddLora(torch.autograd.Function):
-    """y = x W' + s (x without what dropout drops) A' B', with W frozen."""
+    """Compute y = x W' + s dropout(x) A' B', with frozen W."""
 
     @staticmethod
     def forward(  # noqa: PLR0913 (the operands of one formula)

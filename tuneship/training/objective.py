@@ -40,7 +40,7 @@ class ExampleRows(NamedTuple):
 
 
 class Objective(Protocol):
-    """A training method, as the data reader, the learner and the loop use it.
+    """A training method, as used by the data reader, the learner and the loop.
 
     A method whose examples have several rows, such as the two answers of a preference, also needs batches that keep
     these rows together; `batches.py` shuffles single rows.
@@ -82,17 +82,17 @@ class Objective(Protocol):
         ...
 
     def measures(self, totals: Totals) -> Measures:
-        """The results of a whole evaluation, as checkpoints keep them."""
+        """The results of a whole evaluation, as stored in checkpoints."""
         ...
 
     def reported(self, measures: Measures) -> Measures:
-        """The results as the progress file reports them: `measures` and what follows from them."""
+        """The results for the progress file: `measures` and values derived from them."""
         ...
 
 
 @dataclass(frozen=True)
 class AnswerEnds:
-    """The tokens that must stand at the end of an answer, for counting how many ends are learnt."""
+    """The end tokens of an answer, for counting how many ends are learnt."""
 
     # The tokens at which generation stops; none where a text ends an answer.
     tokens: tuple[int, ...]
@@ -107,7 +107,7 @@ class SupervisedFineTuning:
     lower_is_better = True
 
     def __init__(self, ends: AnswerEnds | None = None) -> None:
-        """`ends` are those of the base model's text format; None: no end is counted."""
+        """`ends`: those of the base model's text format; None: ends are not counted."""
         self._ends = ends
 
     def rows(
@@ -146,7 +146,7 @@ class SupervisedFineTuning:
         return (sums / np.bincount(row_of_target, minlength=len(batch.tokens))).tolist()
 
     def measures(self, totals: Totals) -> Measures:
-        """Mean loss in nats and accuracy, both per target token; and the share of ends learnt, where a row has one."""
+        """Mean loss in nats and accuracy, both per target token; and the share of learnt ends, if a row has one."""
         count = totals.get("ends", 0)
         ends = {"ends_learnt": totals["learnt_ends"] / count} if count else {}
         return {
@@ -162,7 +162,7 @@ class SupervisedFineTuning:
 
 
 def _count_ends(ends: AnswerEnds, batch: PaddedBatch, guesses: Tensor) -> Totals:
-    """How many rows of a batch have an end, and at how many it is the likeliest token behind the true answer."""
+    """How many rows of a batch have an end, and in how many of them it is the likeliest token after the true answer."""
     row_of_target = batch.logit_positions // batch.tokens.shape[1]
     last = np.flatnonzero(np.diff(row_of_target, append=-1))
     last = last[batch.row_lengths[row_of_target[last]] < ends.context_length]

@@ -32,7 +32,7 @@ MODULE_PREFIX = "base_model.model."
 
 
 def drawn_parts(data: Data, seed: int) -> tuple[Indices, Indices] | None:
-    """The validation rows that choose, and those that judge; None where there are too few."""
+    """The validation rows that choose the checkpoint, and those that judge it; None if there are too few."""
     rows = data.validation_indices
     if len(rows) < MIN_ROWS:
         return None
@@ -77,7 +77,7 @@ class MeasuredRows:
         self._facts[name] = [round(one, DIGITS) if math.isfinite(one) else None for one in values]
 
     def facts(self, compared_model: str | None) -> dict[str, Any]:
-        """All that was measured, by the names of the job's metrics."""
+        """All measurements, by the names of the job's metrics."""
         return {**self._facts, "compared_model": compared_model}
 
 

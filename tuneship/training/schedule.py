@@ -27,7 +27,7 @@ class EvaluationSchedule:
     def __init__(
         self, validation_frequency: float, *, steps_per_epoch: int, total_steps: int
     ) -> None:
-        """`validation_frequency` up to 1 is a fraction of an epoch, from 2 on a number of steps."""
+        """`validation_frequency`: up to 1 a fraction of an epoch, from 2 on a number of steps."""
         if validation_frequency > 1:
             self._interval = float(int(validation_frequency))
         else:

@@ -45,7 +45,7 @@ class ResolvedHyperparameters:
 
 @dataclass(frozen=True)
 class DataKeys:
-    """Keys that open and seal the files of a job (`tuneship/security/sealed_files.py`); None: no such file."""
+    """Keys for a job's sealed files (`tuneship/security/sealed_files.py`); None: the job has no such file."""
 
     training: str | None = None
     validation: str | None = None
@@ -71,7 +71,7 @@ class Order:
 
     @classmethod
     def from_line(cls, line: str) -> "Order | None":
-        """The inverse of `to_line`; None for an incomplete line, whose writer closed the pipe."""
+        """The inverse of `to_line`; None for a truncated line, whose writer closed the pipe."""
         if not line.endswith("\n"):
             return None
         fields: dict[str, Any] = json.loads(line)
@@ -123,7 +123,7 @@ class TrainingSpec:
 
     @property
     def written_paths(self) -> tuple[Path, ...]:
-        """The folders that the attempt writes to, beside its own."""
+        """The folders to which the attempt writes, in addition to its own."""
         return self.output_dir, self.checkpoint_dir
 
     def to_json(self) -> str:

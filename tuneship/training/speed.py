@@ -29,7 +29,7 @@ class TrainingSpeed:
         self._step_began = self._clock()
 
     def end_step(self, tokens: int) -> None:
-        """Stop the clock of a step over so many tokens without padding."""
+        """Stop the clock of a step with this many tokens, not counting padding."""
         self._steps += 1
         self._recent.append((tokens, self._clock() - self._step_began))
 

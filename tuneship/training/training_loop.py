@@ -1,4 +1,4 @@
-"""One job from spec to adapter: read the rows, learn, evaluate, and save what a kill must not lose.
+"""One job from spec to adapter: reads the rows, learns, evaluates, and saves checkpoints for a restart.
 
 Its own loop, not a subclass of transformers' Trainer: on the same rows, losses and thread it is 1.5 to 2 times as
 fast (`benchmarks/training.py`), and its checkpoints are atomic and hold no pickles. Knows no HTTP and no database.
@@ -177,7 +177,7 @@ class TrainingLoop:
     def measure_rows(
         self, choosing: Indices, judging: Indices, spec: TrainingSpec, key: str | None
     ) -> None:
-        """Report the losses by row of the base model, of the best adapter, and of the compared one if it is there."""
+        """Report losses by row of the base model, the best adapter, and the compared adapter if there is one."""
         tokens = min(MAX_EVALUATION_TOKENS, self._standing.micro_batch_tokens)
         stop = self._stop.raise_if_requested
         rows, compared = MeasuredRows(self._data, choosing, judging, tokens, stop), None
@@ -203,7 +203,7 @@ class TrainingLoop:
         self._learner.save_adapter(directory, self._best_adapter, self._adapter_key)
 
     def _begin(self) -> None:
-        """Continue from the latest checkpoint, where there is one, and report from which step."""
+        """Continue from the latest checkpoint, if there is one, and report its step."""
         checkpoint, devices = self._checkpoints.latest(), self._ranks.size
         if checkpoint is not None:
             self._learner.restore(checkpoint.tensors)

@@ -70,7 +70,7 @@ def serve_rank_0(rank: int, connection: Connection, memory: int) -> None:
 
 
 def received(connection: Connection) -> Iterator[bytes]:
-    """Messages until rank 0 is gone."""
+    """Yield messages until rank 0 has ended."""
     while True:
         try:
             yield connection.recv_bytes()

@@ -121,9 +121,10 @@ def plot_rollout(
 def plot_evaluation(found: EvaluationFindings, settings: ReleaseEvaluation, file: Path) -> bool:
     """Draw the differences with their intervals, the whole first and then the slices, worst first.
 
-    Zero and both margins are lines; slices that were not tested are grey. False where nothing was compared.
+    Zero and both margins are lines; slices that were not tested are grey. Losses, which have no points, are left out.
+    False where nothing was compared.
     """
-    whole = [one for one in found.graders if one.difference is not None]
+    whole = [one for one in found.graders if one.difference is not None and one.measure == "score"]
     if not whole:
         return False
     slices = sorted(found.slices, key=lambda one: (one.difference is None, one.difference or 0.0))

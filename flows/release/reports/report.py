@@ -15,18 +15,18 @@ from flows.forms.release_form import ReleaseParameters
 from flows.release.loss_limits import Limit
 from flows.release.result import ReleaseResult
 from flows.shared.links import show_link
-from flows.shared.markdown import number, plain, table
 from flows.shared.private_files import make_private
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
+from tuneship.cards.markdown import number, plain, sentence, table
+from tuneship.cards.rendering import interval
 from tuneship.client import TuneshipError
-from tuneship.contract.evaluations import PairedReport
+from tuneship.contract.evaluations import GraderReport, Score
 from tuneship.gates.evaluation.evaluation_words import SLICE_WORDS
 from tuneship.gates.metrics.metrics_reader import read_series
 from tuneship.gates.metrics.series import RolloutSeries, Unusable
 from tuneship.gates.record import Phase
 from tuneship.gates.reports.step_load import StepLoad, explained, load_table, loads_by_step
-from tuneship.gates.reports.tables import Table
 from tuneship.gates.reports.words import OUTCOMES, in_words
 
 DECISIONS_SHOWN = 25
@@ -128,7 +128,7 @@ def report(
         "",
         ending,
         "",
-        *(f"- {plain(note)}" for note in result.notes),
+        *(f"- {sentence(note)}" for note in result.notes),
         "",
         *_table(
             ["what", "value"], [[row["what"], row["value"]] for row in summary(result, release)]
@@ -216,17 +216,17 @@ def _evaluation(result: ReleaseResult, pictures: Sequence[str]) -> list[str]:
         return []
     graders = [
         [
-            one.name,
-            _percent(one.candidate.score if one.candidate else None),
-            _percent(one.baseline.score if one.baseline else None),
+            one.name if one.measure == "score" else f"{one.name} (loss, lower is better)",
+            _mean(one, one.candidate),
+            _mean(one, one.baseline),
             one.wins,
             one.losses,
-            _interval(one),
+            interval(one),
             one.verdict or "reported",
         ]
         for one in found.graders
     ]
-    lines = ["## Held-out examples", "", plain(found.sentence), ""]
+    lines = ["## Held-out examples", "", sentence(found.sentence), ""]
     lines += _table(
         ["grader", "candidate", "baseline", "wins", "losses", "difference [90 %]", "verdict"],
         graders,
@@ -239,7 +239,7 @@ def _evaluation(result: ReleaseResult, pictures: Sequence[str]) -> list[str]:
                 one.examples,
                 one.wins,
                 one.losses,
-                _interval(one),
+                interval(one),
                 SLICE_WORDS[one.verdict],
             ]
             for one in found.slices
@@ -254,14 +254,10 @@ def _evaluation(result: ReleaseResult, pictures: Sequence[str]) -> list[str]:
     return lines
 
 
-def _interval(one: PairedReport) -> str:
-    if one.difference is None or one.low is None or one.high is None:
+def _mean(grader: GraderReport, one: Score | None) -> str:
+    if one is None:
         return "-"
-    return f"{100 * one.difference:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-
-
-def _percent(score: float | None) -> str:
-    return "-" if score is None else f"{100 * score:.1f} %"
+    return f"{100 * one.score:.1f} %" if grader.measure == "score" else f"{one.score:.4f} nats"
 
 
 def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries | None:
@@ -309,7 +305,7 @@ def _traffic(
         if shown.rows:
             text = explained(loads)
             lines += [text, ""] if text else []
-            lines += [table(shown), ""]
+            lines += [table(*shown), ""]
     return lines
 
 
@@ -341,7 +337,7 @@ def _decisions(result: ReleaseResult) -> list[str]:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    return [table(Table(titles, rows)), ""]
+    return [table(titles, rows), ""]
 
 
 def _list(sentences: Sequence[str]) -> list[str]:

@@ -59,7 +59,7 @@ def measures(result: ReleaseResult) -> Iterator[tuple[str, float]]:
         yield "exact_match/after", result.accuracy.after / result.accuracy.rows
     for one in result.evaluation.graders if result.evaluation else ():
         scores = {
-            "score": one.candidate.score if one.candidate else None,
+            one.measure: one.candidate.score if one.candidate else None,
             "difference": one.difference,
             "low": one.low,
             "high": one.high,

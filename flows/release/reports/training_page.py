@@ -13,10 +13,9 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from flows.release.loss_limits import Limit
-from flows.shared.markdown import number, table
+from tuneship.cards.markdown import number, table
 from tuneship.contract.reports.job_reports import JobMetrics
 from tuneship.gates.reports.curves import evaluations
-from tuneship.gates.reports.tables import Table
 
 
 class TrainingPage:
@@ -60,4 +59,4 @@ class TrainingPage:
                     # Embedded, because the UI cannot reach a file of this machine.
                     pictures.append(f"![Losses of {job_id}](data:image/png;base64,{picture})")
         titles = ("job", "step", "epoch", "training loss", "validation loss", "lowest")
-        return "\n\n".join([table(Table(titles, rows)), *pictures]) + "\n"
+        return "\n\n".join([table(titles, rows), *pictures]) + "\n"

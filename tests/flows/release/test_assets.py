@@ -14,7 +14,7 @@ from flows.tune_and_deploy import tune_and_deploy
 from tests.flows.release.test_retrain import release, write
 from tests.support.fakes.whole_service import WholeService
 from tests.support.waiting import until
-from tuneship.service.models.model_card import release_gates
+from tuneship.contract.model_card import ModelCard
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
@@ -63,8 +63,7 @@ def test_dataset_model_and_deployment_are_assets_with_numbers_and_their_origin(
     assert origins == [set(), {keys["dataset"]}, {keys["model"]}]
     assert "secret-name" not in json.dumps([dataset, model, deployment])
 
-    # The model card of an export names the same gates.
-    gates = {one["name"]: one for one in release_gates(json.loads(result.model_dump_json()))}
-    assert set(gates) >= {"error", *model["payload"]["gates"]}
-    reading = gates["error"]
-    assert reading["candidate_share"] == reading["candidate_bad"] / reading["candidate_requests"]
+    # The model card names the same gates.
+    card = ModelCard.model_validate_json(Path(str(result.model_card)).read_bytes())
+    assert card.decisions is not None
+    assert {one.name for one in card.decisions.gates} >= set(model["payload"]["gates"])

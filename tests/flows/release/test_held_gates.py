@@ -1,4 +1,4 @@
-"""A training gate that holds asks a person if the release says that somebody is there to answer."""
+"""A gate before any traffic that holds asks a person if the release says that somebody is there to answer."""
 
 from pathlib import Path
 from threading import Thread
@@ -11,6 +11,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 
 from flows.forms.release_form import ReleaseParameters
+from flows.release.held_out import HeldOutGate
 from flows.release.release_run import begin
 from tests.flows.conftest import wait_for
 from tests.flows.shared.test_approval import GIVEN_UP_S, resume
@@ -19,13 +20,15 @@ from tuneship.gates.gate_result import GateResult
 from tuneship.gates.training.training_gates import TrainingVerdict
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+OPEN = GateResult("T12 evaluation", "hold", note="not decided on 50 examples")
 HELD = GateResult("T8 enough data", "hold", note="12 examples")
 PASSED = GateResult("T1 finite", "pass")
 
 
-def release(run_key: str, **canary: Any) -> ReleaseParameters:
+def release(run_key: str, on_inconclusive: str = "continue", **canary: Any) -> ReleaseParameters:
     return ReleaseParameters.model_validate(
         {
+            "evaluation": {"on_inconclusive": on_inconclusive},
             "model": "ft:tuneship-tiny:m:0123456789",
             "model_name": "m",
             "endpoint": {"name": "shop"},
@@ -39,13 +42,15 @@ def release(run_key: str, **canary: Any) -> ReleaseParameters:
     )
 
 
-def judged(wanted: ReleaseParameters, verdict: TrainingVerdict) -> Any:
-    """Check this verdict in a run; return its result, None when the run goes on, and the run's notes."""
+def judged(wanted: ReleaseParameters, verdict: TrainingVerdict | GateResult) -> Any:
+    """Check a training, or the gate of an evaluation; return the run's result, None when it goes on, and its notes."""
 
     @flow
     def judging() -> Any:
         run = begin(wanted)
         try:
+            if isinstance(verdict, GateResult):
+                return run.check_evaluation(HeldOutGate(verdict, None)), run.notes
             return run.check_training(verdict), run.notes
         finally:
             run.record.release()
@@ -108,3 +113,29 @@ def test_nobody_is_asked_about_a_gate_that_rejects_or_without_a_person_to_ask(
     alone = release("alone", approval="never")
     result, _ = judged(alone, TrainingVerdict("hold", HELD.name, (HELD,)))
     assert (result.outcome, asked("alone")) == ("rejected", [])
+
+
+def test_a_person_decides_about_an_evaluation_that_cannot(fake: FakeService, records: Path) -> None:
+    for said, outcome in (("promote", None), ("roll back", "rejected")):
+        person = answer(said, decision=said, approver="Ann")
+        result, notes = judged(release(said, "hold"), OPEN)
+        person.join()
+        assert (result and result.outcome) == outcome
+        if result is None:
+            assert notes == ["gates that hold, a person decided: promote by Ann"]
+        else:
+            assert (result.reason, result.gate) == ("evaluation", OPEN.name)
+            assert "roll back by Ann" in result.notes[-1]
+
+
+def test_nobody_is_asked_about_an_evaluation_whose_release_goes_on_or_has_nobody(
+    fake: FakeService, records: Path
+) -> None:
+    result, notes = judged(release("on", "continue"), OPEN)
+    assert (result, asked("on")) == (None, [])
+    assert "holds, and the release goes on" in notes[0]
+    result, _ = judged(release("nobody", "hold", approval="never"), OPEN)
+    assert (result.outcome, result.reason, asked("nobody")) == ("rejected", "evaluation", [])
+    worse = GateResult(OPEN.name, "reject", -0.1, -0.03)
+    result, _ = judged(release("worse", "hold"), worse)
+    assert (result.outcome, result.gate, asked("worse")) == ("rejected", OPEN.name, [])

@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 from matplotlib.figure import Figure
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release.loss_limits import Limit
 from flows.release.reports.plots import plot_losses, plot_rollout
 from flows.release.reports.report import report, summary, with_pictures
-from flows.release.result import Accuracy, ReleaseResult
+from flows.release.reports.tracked import measures
+from flows.release.result import Accuracy, EvaluationFindings, ReleaseResult
 from flows.rollout.page import page
 from flows.rollout.result import result_of
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
+from tuneship.contract.evaluations import EvaluationSettings, GraderReport
 from tuneship.contract.jobs import JobMetrics
+from tuneship.gates.evaluation.evaluation_report import report_of
+from tuneship.gates.evaluation.evaluation_tally import ScoredExample, rules_of, tally_of
+from tuneship.gates.evaluation.verdict import judge
 from tuneship.gates.metrics.metrics_reader import read_series
 from tuneship.gates.record import Begun, Ended, Phase, RolloutRecord
 from tuneship.gates.reports.split_history import Change
@@ -145,6 +151,36 @@ def test_the_summary_tells_accuracy_and_leaves_out_what_was_not_reached() -> Non
     rows = {row["what"]: row["value"] for row in summary(refused(), RELEASE)}
     assert rows["exact match after"] == "100 of 200 (50.0 %)"
     assert "candidate deployment" not in rows
+
+
+def test_a_loss_grader_reads_as_nats_and_never_as_a_share() -> None:
+    wanted = EvaluationSettings.model_validate(
+        {"graders": [{"name": "c", "type": "choice"}, {"name": "l", "type": "loss"}]}
+    )
+    tally = tally_of(wanted, ())
+    for ours, theirs in ((1.25, 1.0), (1.0, 1.5), (3.0, 1.0)):
+        tally.add(ScoredExample({"c": 1.0, "l": ours}, {"c": 1.0, "l": theirs}))
+    # A model that refused the prompt has no loss.
+    tally.add(ScoredExample({"c": 0.0}, {"c": 1.0, "l": 9.0}))
+    found = report_of(
+        tally, judge(tally.counts, rules_of(wanted, has_baseline=True)), has_ended=True
+    )
+    graders = [GraderReport.model_validate(one) for one in found["graders"]]
+    findings = EvaluationFindings(
+        evaluation_id=None, sentence="s", graders=graders, slices=[], lost_lines=[]
+    )
+    result = refused().model_copy(update={"evaluation": findings})
+
+    text = report(result, RELEASE, [])
+
+    assert "| l (loss, lower is better) | 1.7500 nats | 1.1667 nats | 1 | 2 |" in text
+    # The mean of +0.25, -0.5 and +2 with Student's t interval, of scipy.
+    low, high = scipy.stats.t.interval(0.9, 2, 7 / 12, scipy.stats.sem([0.25, -0.5, 2.0]))
+    assert f"+0.5833 \\[{low:+.4f}, {high:+.4f}\\] nats" in text
+    assert "175.0 %" not in text
+    numbers = dict(measures(result))
+    assert numbers["evaluation/l/loss"] == 1.75
+    assert "evaluation/l/score" not in numbers
 
 
 def test_the_loss_picture_is_drawn_with_nulls_and_a_champion(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from flows.release.result import Contender, ReleaseResult
 from flows.rollout import promotion_approval
 from flows.rollout.page import page
 from flows.shared.approval import Approval
-from flows.shared.markdown import number, plain
 from tests.flows.conftest import plan
 from tests.support.payloads import BREAKS, SCRIPTS
+from tuneship.cards.markdown import number, plain
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun, RolloutRecord

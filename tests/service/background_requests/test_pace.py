@@ -1,9 +1,15 @@
 """How many background requests may be in flight at once."""
 
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from tuneship.service.background_requests.pace import MOST_AT_ONCE, BackgroundPace
+from tests.support.waiting import until
+from tuneship.service.background_requests.pace import (
+    BESIDE_OTHERS_S,
+    MOST_AT_ONCE,
+    BackgroundPace,
+)
 from tuneship.service.context.drain import Drain
 from tuneship.service.telemetry.in_flight import InFlightGenerations
 
@@ -72,10 +78,23 @@ def test_somebody_who_waits_leaves_each_batch_one_and_it_starts_over_after_that(
         shares = [joined.enter_context(joined_by(pace, client)) for client in ("alice", "bob")]
         warmed_up(shares[0])
         with in_flight.track("dep"):
-            assert [taken(share) for share in shares] == [1, 1]
+            until(shares[0].take)
+            assert [taken(share) for share in shares] == [0, 1]
         for share in shares:
             share.give_back()
         assert [taken(share) for share in shares] == [1, 1]
+
+
+def test_while_somebody_waits_a_tenant_begins_requests_with_pauses() -> None:
+    in_flight = InFlightGenerations()
+    with joined_by(pace_of(in_flight), "alice") as share, in_flight.track("dep"):
+        assert share.take()
+        begun = time.monotonic()
+        share.give_back()
+        assert not share.take()
+        until(share.take)
+        assert time.monotonic() - begun >= BESIDE_OTHERS_S / 2
+        share.give_back()
 
 
 def test_a_request_of_a_batch_is_nobody_who_waits() -> None:

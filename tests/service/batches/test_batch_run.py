@@ -174,7 +174,7 @@ def test_batches_of_two_tenants_go_on_side_by_side(service: Service) -> None:
 
 
 def test_while_somebody_waits_a_batch_has_one_request_in_flight(service: Service) -> None:
-    lines = requests(service, *(f"{number}" for number in range(40)))
+    lines = requests(service, *(f"{number}" for number in range(8)))
     in_flight: list[int] = []
 
     def note(_client: str) -> bool:
@@ -184,8 +184,8 @@ def test_while_somebody_waits_a_batch_has_one_request_in_flight(service: Service
     service.spare = note
     # Somebody waits for as long as this block, and is the only one whenever a request of the batch begins.
     with service.parts.in_flight.track(lines[0]["body"]["model"]):
-        assert ended(service, batch(service, *lines))["request_counts"]["completed"] == 40
-    assert in_flight == [1] * 40
+        assert ended(service, batch(service, *lines))["request_counts"]["completed"] == 8
+    assert in_flight == [1] * 8
 
 
 def test_metrics_and_gates_see_the_answers_of_a_batch_and_not_their_time(

@@ -96,6 +96,8 @@ REFUSED: list[tuple[Any, int, str]] = [
     (form({"type": "integer", "minimum": 3, "maximum": 2}), 422, HERE),
     (form({"oneOf": [{"type": "string"}, {"type": "string"}]}), 422, HERE),
     (form({"const": 10**400}), 422, HERE),
+    (form({"$ref": f"#/$defs/{PLANTED}"}), 422, f"{HERE}.$ref"),
+    (form({"required": [PLANTED], "additionalProperties": False, "type": "object"}), 422, HERE),
 ]
 
 

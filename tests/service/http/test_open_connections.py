@@ -5,13 +5,8 @@ from typing import Any
 
 import pytest
 
-from tuneship.host.open_files import (
-    MAX_CONNECTIONS,
-    ConnectionLimits,
-    NotEnoughFiles,
-    connection_limits,
-)
-from tuneship.service.http.sockets.open_connections import KeepPriority, OpenConnections
+from tuneship.host.open_files import MAX_CONNECTIONS, NotEnoughFiles, connection_limit
+from tuneship.service.http.sockets.open_connections import OpenConnections
 from tuneship.settings import ServiceSettings
 
 
@@ -27,93 +22,73 @@ class FakeConnection:
     def end_if_overdue(self) -> None:
         """Do nothing, because this connection is never overdue."""
 
-    def grace_s(self) -> float:
-        return 0.0
 
-
-def admitted(table: OpenConnections, source: str | None = "a", number: int = 1) -> list[Any]:
+def admitted(table: OpenConnections, number: int, *, has_key: bool = False) -> list[Any]:
     connections = [FakeConnection() for _ in range(number)]
-    assert all(table.admit(one, source) for one in connections)
+    assert all(table.admit(one, has_key=has_key) for one in connections)
     return connections
 
 
-def test_the_stranger_that_waits_longest_makes_room_for_a_newcomer() -> None:
-    table = OpenConnections(ConnectionLimits(3, 3))
-    first, second, third = admitted(table, number=3)
-    table.set_priority(first, KeepPriority.STRANGER)  # it has been answered meanwhile
-    admitted(table)
+def test_the_keyless_connection_that_waits_longest_makes_room_for_a_newcomer() -> None:
+    table = OpenConnections(3)
+    first, second, third = admitted(table, 3)
+    table.release(first, has_key=False)  # it has been answered meanwhile
+    admitted(table, 1)
     assert [first.is_cut, second.is_cut, third.is_cut] == [False, True, False]
     assert (len(table), table.evicted, table.refused) == (3, 1, 0)
 
 
-def test_strangers_never_take_the_place_of_a_connection_with_a_key() -> None:
-    table = OpenConnections(ConnectionLimits(10, 10))
-    busy, idle = admitted(table, number=2)
-    table.set_priority(busy, KeepPriority.BUSY)
-    table.set_priority(idle, KeepPriority.IDLE)
-    hostile = admitted(table, number=1000)
-    assert not busy.is_cut
-    assert not idle.is_cut
-    assert sum(one.is_cut for one in hostile) == 992
+def test_keyless_connections_never_take_the_place_of_one_with_a_key() -> None:
+    table = OpenConnections(10)
+    (proxied,) = admitted(table, 1, has_key=True)
+    busy, idle = admitted(table, 2)
+    table.protect(busy)
+    table.release(idle, has_key=True)
+    hostile = admitted(table, 1000)
+    assert not any(one.is_cut for one in (busy, idle, proxied))
+    assert sum(one.is_cut for one in hostile) == 993
 
 
 def test_idle_connections_with_a_key_make_room_and_busy_ones_do_not() -> None:
-    table = OpenConnections(ConnectionLimits(2, 2))
-    first, second = admitted(table, number=2)
-    table.set_priority(first, KeepPriority.IDLE)
-    table.set_priority(second, KeepPriority.BUSY)
-    (third,) = admitted(table)
+    table = OpenConnections(2)
+    first, second = admitted(table, 2, has_key=True)
+    table.protect(second)
+    (third,) = admitted(table, 1)
     assert first.is_cut
-    table.set_priority(third, KeepPriority.BUSY)
-    assert not table.admit(FakeConnection(), "a")
+    table.protect(third)
+    assert not table.admit(FakeConnection(), has_key=False)
     assert (len(table), table.refused) == (2, 1)
-
-
-def test_an_address_ends_its_own_connections_first() -> None:
-    table = OpenConnections(ConnectionLimits(100, 3))
-    (other,) = admitted(table, "other")
-    hostile = admitted(table, "hostile", 50)
-    assert not other.is_cut
-    assert sum(not one.is_cut for one in hostile) == 3
-    assert len(table) == 4
-
-
-def test_connections_of_a_declared_proxy_are_not_those_of_a_stranger() -> None:
-    table = OpenConnections(ConnectionLimits(10, 2))
-    proxied = admitted(table, None, 8)
-    admitted(table, "hostile", 100)
-    assert not any(one.is_cut for one in proxied)
 
 
 def test_the_count_is_right_after_any_history() -> None:
     dice = random.Random(5)  # noqa: S311 - a history, not a secret
-    table = OpenConnections(ConnectionLimits(20, 8))
+    table = OpenConnections(20)
     connections: list[Any] = []
     for _ in range(5000):
-        kind = dice.randrange(4)
+        kind = dice.randrange(5)
         if kind == 0 or not connections:
             one = FakeConnection()
-            if table.admit(one, dice.choice(["a", "b", "c", None])):
+            if table.admit(one, has_key=dice.random() < 0.2):
                 connections.append(one)
         elif kind == 1:
             table.leave(dice.choice(connections))
+        elif kind == 2:
+            table.protect(dice.choice(connections))
         else:
-            table.set_priority(dice.choice(connections), dice.choice(list(KeepPriority)))
+            table.release(dice.choice(connections), has_key=dice.random() < 0.5)
         assert len(table) == len(list(table)) <= 20
         assert not any(one.is_cut for one in table)  # type: ignore[attr-defined]
-        assert all(group.size <= 8 for group in table._sources.values())
     for one in connections:
         table.leave(one)
     assert not len(table)
-    assert not table._sources
+    assert not table.make_room()
 
 
 def test_connections_stay_below_the_limit_of_open_files() -> None:
     default = ServiceSettings()
-    assert connection_limits(default, 1024) == ConnectionLimits(512, 256)
-    assert connection_limits(default, 300) == ConnectionLimits(150, 75)
-    assert connection_limits(default, 1 << 20).together == MAX_CONNECTIONS
-    chosen = ServiceSettings(maximum_connections=100, maximum_connections_per_address=7)
-    assert connection_limits(chosen, 1024) == ConnectionLimits(100, 7)
+    assert connection_limit(default, 1024) == 512
+    assert connection_limit(default, 300) == 150
+    assert connection_limit(default, 1 << 20) == MAX_CONNECTIONS
+    assert connection_limit(ServiceSettings(maximum_connections=100), 1024) == 100
     with pytest.raises(NotEnoughFiles, match=r"TUNESHIP_MAXIMUM_CONNECTIONS is 600.*1024.*512"):
-        connection_limits(ServiceSettings(maximum_connections=600), 1024)
+        connection_limit(ServiceSettings(maximum_connections=600), 1024)

@@ -1,6 +1,7 @@
 """A tuned model is handed out as an archive that was compared, to whoever may have it, and nothing of it stays."""
 
 import asyncio
+import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 
 from tests.support.service.in_process import Service
 from tests.support.waiting import until
+from tuneship.contract.model_card import ModelCard
 from tuneship.conversion.order import ExportOrder, ExportReport
 from tuneship.host.staging import staged
 from tuneship.service.models.content import remove_unfinished
@@ -49,7 +51,7 @@ def test_an_export_is_an_archive_with_a_card_and_nothing_of_it_stays(service: Se
     model = service.model()
     files = files_in(content(service, model, format="gguf", gguf_type="q8_0"))
     name = f"{model.split(':')[2]}-gguf"
-    assert set(files) == {f"{name}/README.md", f"{name}/weights"}
+    assert set(files) == {f"{name}/{one}" for one in ("README.md", "model_card.json", "weights")}
     assert files[f"{name}/weights"] == b"exported"
     card = files[f"{name}/README.md"].decode()
     for said in (
@@ -57,9 +59,14 @@ def test_an_export_is_an_archive_with_a_card_and_nothing_of_it_stays(service: Se
         'base_model: "tuneship-tiny"',
         "license: ",
         "lora_rank",
-        "| training | `ds_",
+        "| training | ds_",
+        "**0 of 31 HTI-1 source attributes stated**",
+        "| SHA-256 of the base's model.safetensors |",
+        "over fixed texts the logits differ by",
+        hashlib.sha256(files[f"{name}/model_card.json"]).hexdigest(),
     ):
         assert said in card
+    assert ModelCard.model_validate_json(files[f"{name}/model_card.json"]).model.id == model
     (order,) = service.conversion.orders
     assert isinstance(order, ExportOrder)
     assert (order.format, order.gguf_type, order.base_name) == ("gguf", "q8_0", "tuneship-tiny")
@@ -73,7 +80,7 @@ def test_the_card_of_a_model_whose_data_is_deleted_says_so(service: Service) -> 
     card = next(
         text for name, text in files_in(content(service, model)).items() if "README" in name
     )
-    assert "| not known | not known | deleted |" in card.decode()
+    assert "| not known | not known | not known |" in card.decode()
 
 
 @pytest.mark.parametrize(

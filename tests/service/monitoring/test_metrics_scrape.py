@@ -158,6 +158,7 @@ def test_every_answer_has_a_first_token_before_its_last_one(busy: Busy) -> None:
 def test_states_split_and_backlog_are_those_of_the_rows(busy: Busy) -> None:
     samples = scraped(busy.service)
     assert value(samples, "tuneship_jobs", status="completed") == 1
+    assert value(samples, "tuneship_datasets", status="processed") == 1
     assert value(samples, "tuneship_deployments", status="running") == 2
     assert value(samples, "tuneship_machine_deployments", status="running") == 3
     split = {"endpoint_id": busy.canary, "deployment_id": busy.second}

@@ -50,6 +50,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         "maximum_active_jobs": 1000,
         "concurrent_jobs": 1000,
         "maximum_active_batches": 1000,
+        "maximum_active_evaluations": 1000,
         "maximum_webhooks": 1000,
         "webhook_allow_cidrs": ["127.0.0.0/8"],  # where nobody answers a test
     }
@@ -70,6 +71,7 @@ def ids_of(service: Service, client: str) -> dict[str, str]:
         "model_id": models[0]["id"],
         **batch_of(service, client),
         "webhook_id": webhook_of(service, client),
+        **run_of(service, client),
     }
 
 
@@ -111,6 +113,49 @@ def batch_of(service: Service, client: str) -> dict[str, str]:
     return {"batch_id": made.json()["id"], "batch_file_id": file}
 
 
+EVAL: dict[str, Any] = {
+    "data_source_config": {"type": "custom", "item_schema": {"type": "object"}},
+    "testing_criteria": [
+        {
+            "type": "string_check",
+            "name": "same",
+            "input": "{{sample.output_text}}",
+            "reference": "{{item.right}}",
+            "operation": "eq",
+        }
+    ],
+}
+RUN: dict[str, Any] = {
+    "data_source": {
+        "type": "completions",
+        "model": ENDPOINT,
+        "source": {"type": "file_content", "content": [{"item": {"right": PLANTED}}]},
+        "input_messages": {
+            "type": "template",
+            "template": [{"role": "user", "content": PLANTED}],
+        },
+    }
+}
+
+
+def made_by(service: Service, client: str, path: str, body: Any) -> str:
+    headers = bare_headers(service, client)
+    made = service.call("POST", f"{PREFIX}{path}", None, headers=headers, json=body)
+    assert made.status_code == 200, made.text
+    return made.json()["id"]
+
+
+def run_of(service: Service, client: str) -> dict[str, str]:
+    """Make an eval with a run that has ended, or waits where no answer comes."""
+    eval_id = made_by(service, client, "evals", EVAL)
+    run_id = made_by(service, client, f"evals/{eval_id}/runs", RUN)
+    if service.engines.may_answer.is_set():
+        path = f"/v1/evaluations/{run_id}"
+        service.until(lambda: service.call("GET", path, client).json()["status"] == "completed")
+    item = f"outputitem_{run_id.partition('_')[2]}-0"
+    return {"eval_id": eval_id, "run_id": run_id, "output_item_id": item}
+
+
 def missing_ids() -> dict[str, str]:
     job = new_id("ft")
     return {
@@ -120,6 +165,9 @@ def missing_ids() -> dict[str, str]:
         "batch_id": new_id("batch"),
         "webhook_id": new_id("wh"),
         "batch_file_id": shown_id(new_id("ds")),
+        "eval_id": new_id("eval"),
+        "run_id": new_id("evl"),
+        "output_item_id": "outputitem_" + "0" * 24 + "-0",
     }
 
 
@@ -137,6 +185,9 @@ def options_of(operation: Declared, ids: dict[str, str]) -> dict[str, Any]:
             "endpoint": "/v1/completions",
             "completion_window": "24h",
         },
+        "openai_create_eval": EVAL,
+        "openai_update_eval": {"name": "another"},
+        "openai_create_eval_run": RUN,
         "openai_create_webhook": HOOK,
         "openai_update_webhook": {"name": "another"},
         "openai_rotate_webhook_secret": {},
@@ -221,6 +272,7 @@ FURTHER = [
     ("openai_create_completion", "deployments:write", {}),
     ("openai_create_response", "deployments:write", {}),
     ("openai_create_embeddings", "deployments:write", {}),
+    ("openai_create_eval_run", "deployments:write", {}),
     ("openai_delete_model", "deployments:write", {}),
 ]
 
@@ -242,7 +294,9 @@ def test_an_operation_that_does_more_than_its_scope_says_needs_another(
     elif name == "openai_delete_model":  # which has a deployment from its first request
         service.call("POST", CHAT, json={"model": model, **MESSAGES})
     elif scope == "deployments:write":
-        options["json"]["model"] = model
+        options["json"] = json.loads(json.dumps(options["json"]).replace(ENDPOINT, model))
+    if name == "openai_create_eval_run":
+        ids["eval_id"] = made_by(service, "alice", "evals", EVAL)
     before = service.call("GET", "/v1/deployments").json()["deployments"]
 
     for scopes, status in ((SCOPES - {scope}, 403), (frozenset({operation.scope, scope}), 200)):
@@ -331,6 +385,9 @@ def test_planted_text_comes_back_nowhere(busy: Service, operation: Declared) -> 
         "model_id": PLANTED,
         "batch_id": "batch_" + PLANTED,
         "webhook_id": "wh_" + PLANTED,
+        "eval_id": "eval_" + PLANTED,
+        "run_id": "evl_" + PLANTED,
+        "output_item_id": PLANTED,
     }
     options = options_of(operation, missing_ids())
     places: list[dict[str, Any]] = [
@@ -382,7 +439,7 @@ def test_a_bad_body_is_refused_in_openais_form(busy: Service, operation: Declare
 def test_a_change_is_recorded_under_its_own_name(busy: Service, operation: Declared) -> None:
     if operation.name == "openai_delete_model":
         busy.model()
-    if operation.name == "openai_cancel_batch":
+    if operation.name in ("openai_cancel_batch", "openai_cancel_eval_run"):
         busy.engines.may_answer.clear()  # else it would have ended
     ids = ids_of(busy, "alice")
     if operation.name == "openai_delete_file":

@@ -42,7 +42,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
         "chat/completions",
         CHAT | {"messages": [{"role": "user", "content": "a", "audio": {"id": SECRET}}]},
         "unsupported_parameter",
-        "audio",
+        "messages[0].audio",
     ),
     ("chat/completions", CHAT | {"max_completion_tokens": 10**6}, "invalid_value", "max_completion_tokens"),
     ("chat/completions", CHAT | {"max_tokens": 10**6}, "invalid_value", "max_tokens"),

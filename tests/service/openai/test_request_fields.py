@@ -7,6 +7,8 @@ from openai.types import (
     batch_create_params,
     completion_create_params,
     embedding_create_params,
+    eval_create_params,
+    eval_update_params,
     file_create_params,
 )
 from openai.types.chat import (
@@ -26,8 +28,11 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_message_function_tool_call_param import (
     Function as CalledFunctionParam,
 )
+from openai.types.evals import create_eval_completions_run_data_source_param as completions_run
+from openai.types.evals import run_create_params as run_params
 from openai.types.fine_tuning import job_create_params as job_params
 from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
+from openai.types.graders import StringCheckGraderParam
 from openai.types.responses import (
     EasyInputMessageParam,
     FunctionToolParam,
@@ -74,6 +79,16 @@ from tuneship.contract.openai.chat import (
 )
 from tuneship.contract.openai.completions import TextCompletionCreate
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
+from tuneship.contract.openai.eval_runs import (
+    EvalRunCreate,
+    InputMessages,
+    RunDataSource,
+    RunSource,
+    SamplingParams,
+    SentRow,
+    TemplateMessage,
+)
+from tuneship.contract.openai.evals import EvalCreate, EvalCriterion, EvalDataSource, EvalUpdate
 from tuneship.contract.openai.files import FileUpload
 from tuneship.contract.openai.jobs import (
     FineTuningJobCreate,
@@ -135,6 +150,23 @@ def test_a_neutral_value_is_no_other_value_of_the_same_truth() -> None:
         (SupervisedHyperparametersParam, SupervisedHyperparameters),
         (file_create_params.FileCreateParams, FileUpload),
         (batch_create_params.BatchCreateParams, BatchCreate),
+        (eval_create_params.EvalCreateParams, EvalCreate),
+        (eval_create_params.DataSourceConfigCustom, EvalDataSource),
+        (StringCheckGraderParam, EvalCriterion),
+        (eval_create_params.TestingCriterionTextSimilarity, EvalCriterion),
+        (eval_update_params.EvalUpdateParams, EvalUpdate),
+        (run_params.RunCreateParams, EvalRunCreate),
+        (completions_run.CreateEvalCompletionsRunDataSourceParam, RunDataSource),
+        (run_params.DataSourceCreateEvalResponsesRunDataSource, RunDataSource),
+        (completions_run.SourceFileContent, RunSource),
+        (completions_run.SourceFileContentContent, SentRow),
+        (completions_run.SourceFileID, RunSource),
+        (completions_run.InputMessagesTemplate, InputMessages),
+        (completions_run.InputMessagesItemReference, InputMessages),
+        (completions_run.InputMessagesTemplateTemplateEvalItem, TemplateMessage),
+        (EasyInputMessageParam, TemplateMessage),
+        (completions_run.SamplingParams, SamplingParams),
+        (run_params.DataSourceCreateEvalResponsesRunDataSourceSamplingParams, SamplingParams),
         (webhook_create_params.WebhookCreateParams, WebhookEndpointCreate),
         (webhook_update_params.WebhookUpdateParams, WebhookEndpointUpdate),
         (webhook_rotate_secret_params.WebhookRotateSecretParams, WebhookSecretRotation),

@@ -169,11 +169,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "missing_required_parameter",
         "input[0].call_id",
     ),
-    ({"input": [{"type": "item_reference", "summary": SECRET}]}, "unsupported_value", "type"),
+    (
+        {"input": [{"type": "item_reference", "summary": SECRET}]},
+        "unsupported_value",
+        "input[0].type",
+    ),
     (
         {"input": [{**ITEM, "content": [{"type": "input_image", "image_url": SECRET}]}]},
         "unsupported_parameter",
-        "image_url",
+        "input[0].content.image_url",
     ),
     ({"metadata": {SECRET: 1}}, "invalid_type", "metadata"),
 ]

@@ -150,9 +150,7 @@ ALLOWED: Any = {
 }
 EXPLAIN = '<tool_call>\n{"name": "explain", "arguments": {}}\n</tool_call>'
 CHOICES: list[tuple[dict[str, Any], list[str], list[str]]] = [
-    ({}, ["hi", CALL, TWO], []),
     ({"parallel_tool_calls": False}, ["hi", CALL], [TWO]),
-    ({"tool_choice": "required"}, [CALL, TWO], ["hi"]),
     ({"tool_choice": NAMED}, [EXPLAIN], ["hi", CALL, EXPLAIN + "\n" + EXPLAIN]),
     ({"tool_choice": ALLOWED}, [CALL, CALL + "\n" + CALL], ["hi", EXPLAIN]),
 ]
@@ -316,31 +314,23 @@ UNFOLLOWED = {
     "properties": {SECRET: {"type": "string", "pattern": "(?=a)"}},
     "required": [SECRET],
 }
-WRITTEN_BADLY = calls(function={"name": "f", "arguments": SECRET})
 OLDER = {"role": "assistant", "content": None, "function_call": {"name": SECRET}}
 CUSTOM = {"type": "custom", "custom": {"name": SECRET}}
 CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tools": [TOOL, TOOL]}, "invalid_value", "tools[1]"),
-    ({"tools": [function(name=SECRET)]}, "invalid_value", f"{HERE}.name"),
-    ({"tools": [function(parameters={"type": "string"})]}, "invalid_value", f"{HERE}.parameters.type"),
     ({"tools": [function(parameters={"type": "object", "not": {}})]}, "unsupported_value", f"{HERE}.parameters.not"),
     ({"tools": [function(parameters=UNFOLLOWED)]}, "invalid_value", f"{HERE}.parameters.properties[0]"),
     ({"tools": [CUSTOM]}, "unknown_parameter", "tools[0].custom"),
-    ({"tools": [function(name=f"f{one}") for one in range(129)]}, "invalid_value", "tools"),
     ({"tools": [], "tool_choice": "required"}, "invalid_value", "tool_choice"),
     ({"tools": [TOOL], "tool_choice": NAMED}, "invalid_value", "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "invalid_value", "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": CUSTOM}, "unsupported_parameter", "custom"),
+    ({"tools": [TOOL], "tool_choice": CUSTOM}, "unsupported_parameter", "tool_choice.custom"),
     ({"tools": [TOOL], "tool_choice": SECRET}, "invalid_value", "tool_choice"),
     ({"parallel_tool_calls": SECRET}, "invalid_type", "parallel_tool_calls"),
-    (history(RESULT), "invalid_value", "messages[1].tool_call_id"),
     (history(calls()), "invalid_value", "messages"),
-    (history(calls(), *MESSAGES), "invalid_value", "messages[1].tool_calls"),
-    (history(calls(), {**RESULT, "tool_call_id": SECRET}), "invalid_value", "messages[2].tool_call_id"),
     (history(calls(), {"role": "tool", "content": SECRET}), "missing_required_parameter", "messages[2].tool_call_id"),
-    (history(WRITTEN_BADLY, RESULT), "invalid_value", "messages[1].tool_calls[0].function.arguments"),
     (history({"role": "assistant"}, *MESSAGES), "missing_required_parameter", "messages[1].content"),
-    (history(OLDER), "unsupported_parameter", "function_call"),
+    (history(OLDER), "unsupported_parameter", "messages[1].function_call"),
 ]  # fmt: skip
 
 
@@ -360,18 +350,16 @@ NEGATED = {"type": "object", "not": {}}
 ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "yes"}
 RESPONSES: list[tuple[dict[str, Any], str, str | None]] = [
-    ({"tools": [FLAT, FLAT]}, "invalid_value", "tools[1]"),
     ({"tools": [{**FLAT, "parameters": NEGATED}]}, "unsupported_value", "tools[0].parameters.not"),
-    ({"tools": [{**FLAT, "parameters": UNFOLLOWED}]}, "invalid_value", "tools[0].parameters.properties[0]"),
-    ({"tools": [{"type": "web_search", "search_context_size": SECRET}]}, "unsupported_value", "type"),
-    ({"tools": [{**FLAT, "defer_loading": True}]}, "unsupported_parameter", "defer_loading"),
+    ({"tools": [{"type": "web_search", "search_context_size": SECRET}]}, "unsupported_value", "tools[0].type"),
+    ({"tools": [{**FLAT, "defer_loading": True}]}, "unsupported_parameter", "tools[0].defer_loading"),
     ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "other"}}, "invalid_value", "tool_choice"),
     ({"tools": [FLAT], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "invalid_value", "tool_choice"),
     ({"input": [OUTPUT]}, "invalid_value", "input"),
     ({"input": [*MESSAGES, ITEM, *MESSAGES]}, "invalid_value", "input"),
     ({"input": [*MESSAGES, {**ITEM, "arguments": SECRET}, OUTPUT]}, "invalid_value", "input[1].arguments"),
     ({"input": [*MESSAGES, {**OUTPUT, "call_id": SECRET * 9}]}, "invalid_value", "input[1].call_id"),
-    ({"input": [*MESSAGES, {**ITEM, "namespace": SECRET}, OUTPUT]}, "unsupported_parameter", "namespace"),
+    ({"input": [*MESSAGES, {**ITEM, "namespace": SECRET}, OUTPUT]}, "unsupported_parameter", "input[1].namespace"),
 ]  # fmt: skip
 
 

@@ -25,14 +25,18 @@ from tests.support.models.conversion import ADAPTER
 from tests.support.objects.files import tar_of
 from tests.support.openai.batches import AT_ONCE
 from tests.support.service.engines import PlayedEngines, PlayedTrainer
+from tests.support.service.evaluations import PlayedAnswers
 from tests.support.service.in_process import LINES, Service, jsonl, split
+from tuneship.contract.evaluations import EvaluationStatus
 from tuneship.contract.openai.batches import BatchStatus
 from tuneship.events.attempt import Sender
 from tuneship.service.all_handlers import SERVED
+from tuneship.service.background_requests.background_run import BackgroundTiming
 from tuneship.service.batches.stored_answers import BatchStore
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import merging as dataset_merging
 from tuneship.service.deployments.deployment_keeper import DeploymentKeeper
+from tuneship.service.evaluations.evaluation_run import EvaluationRun, EvaluationStore
 from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.training_keeper import TrainingKeeper
 from tuneship.store.database import rows, tables
@@ -41,6 +45,7 @@ from tuneship.store.files.local_blobs import LocalBlobs
 from tuneship.store.records import (
     batch_records,
     endpoint_records,
+    evaluation_records,
     idempotency,
     job_leases,
     webhook_records,
@@ -55,6 +60,10 @@ DATASETS, FILES, BATCHES = "/v1/datasets", "/openai/v1/files", "/openai/v1/batch
 MODELS = "/v1/models"
 # The size of an adapter that goes to a bucket in several parts.
 LARGE_BYTES = 12 << 20
+# Of 64 examples, as a service stores them that answers slowly.
+PARTS = BackgroundTiming(soon_s=0, enough=128)
+# Evaluations of a worse model: one scores all examples, and the other ends early.
+EVALUATED: Mapping[str, bool] = {"whole": False, "early": True}
 # The names of the requests of every batch.
 BATCHED = [f"request {number}" for number in range(6)]
 
@@ -286,6 +295,22 @@ def answers(tenant: Tenant, death: Death) -> None:
         service.until(lambda path=path: service.call("GET", path).json()["status"] == "completed")
 
 
+def grades(tenant: Tenant, death: Death) -> None:
+    """Have two evaluations answered, one after the other."""
+    played = played_models(tenant.service).set_up()
+    death.arm()
+    for name, stop_early in EVALUATED.items():
+        played.ended(played.create(name=name, stop_early=stop_early, slice_by=["site"]))
+
+
+def played_models(service: Service) -> PlayedAnswers:
+    """Models that answer alike in every service, whose scores are stored in large parts."""
+    service.supervisor.leader_work.evaluations.timing = PARTS
+    played = PlayedAnswers(service)
+    played.base_fails, played.tuned_fails = range(40), range(0, 400, 3)
+    return played
+
+
 def imports(tenant: Tenant, death: Death) -> None:
     death.arm()
     tenant.import_large("one")
@@ -329,7 +354,7 @@ def _is_model(_result: object, _connection: object, table: sa.Table, *_: object)
     return table is tables.models
 
 
-def _was_counted(result: bool, *_: object) -> bool:
+def _was_counted(result: bool, *_: object, **__: object) -> bool:
     return result
 
 
@@ -409,74 +434,107 @@ OBJECT_POINTS = {
     ),
     "object: half fetched": Point(fetches, _half_fetched),
 }
-POINTS = OBJECT_POINTS | {
-    "accept: before the key": Point(accepts, lambda one: one.before(idempotency, "begin")),
-    "accept: while the key is taken": Point(accepts, lambda one: one.after(idempotency, "begin")),
-    "accept: before tx": Point(accepts, lambda one: _handler(one, "create_job", "before")),
-    "accept: inside tx": Point(accepts, lambda one: _handler(one, "create_job", "after")),
-    "accept: before the commit": Point(accepts, lambda one: one.before(Context, "commit")),
-    "accept: after commit, before the answer": Point(
-        accepts, lambda one: one.after(Context, "commit")
+# The points of an evaluation. Its first one has four parts at least, as a part has at most 128 examples of 400.
+EVALUATION_POINTS = {
+    "evaluation: before it runs": Point(
+        grades,
+        lambda one: one.before(EvaluationStore, "change", _becomes(EvaluationStatus.RUNNING)),
     ),
-    "upload: mid-file": Point(uploads, _written_in_half),
-    "upload: after rename, before the row": Point(
-        uploads, lambda one: one.after(LocalBlobs, "keep")
+    "evaluation: inside the tx of a part": Point(
+        grades, lambda one: one.after(evaluation_records, "advance", _was_counted)
     ),
-    "upload: after the row": Point(uploads, lambda one: _handler(one, "upload_dataset", "after")),
-    "upload: after commit, before the answer": Point(
-        uploads, lambda one: one.after(Context, "commit")
+    "evaluation: after the commit of a part": Point(
+        grades, lambda one: one.after(EvaluationRun, "_keep")
     ),
-    "merge: mid-write": Point(merges, lambda one: one.after(dataset_merging, "_append")),
-    "claim: after commit": Point(
-        trains, lambda one: one.after(TrainingKeeper, "_claim", lambda job, *_: job is not None)
+    "evaluation: all stored, before the end": Point(
+        grades, lambda one: one.before(EvaluationRun, "_finish")
     ),
-    "train: after spawn": Point(trains, lambda one: one.after(LocalTrainingLauncher, "_spawn")),
-    "train: mid-epoch": Point(trains, lambda _: None),
-    "train: mid-checkpoint tmp": Point(trains, lambda one: one.after(checkpoints, "write_sealed")),
-    "train: after checkpoint rename": Point(
-        trains, lambda one: one.after(checkpoints, "make_directory")
+    "evaluation: inside the tx of the end": Point(
+        grades,
+        lambda one: one.after(evaluation_records, "move", _becomes(EvaluationStatus.COMPLETED)),
     ),
-    "train: before finish CAS": Point(trains, lambda one: one.before(job_leases, "end")),
-    "train: after finish CAS": Point(
-        trains, lambda one: one.before(LocalTrainingLauncher, "clear")
-    ),
-    "model register": Point(trains, lambda one: one.after(rows, "insert", _is_model)),
-    "deployment: after the row": Point(deploys, lambda one: one.after(Context, "commit")),
-    "deployment: after spawn": Point(deploys, lambda one: one.after(PlayedEngines, "start")),
-    "deployment: before ready CAS": Point(
-        deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("running"))
-    ),
-    "deployment: deleting, after stop, before the row": Point(
-        deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("deleted"))
-    ),
-    "canary: inside swap": Point(shifts, lambda one: one.after(endpoint_records, "swap")),
-    "batch: after a commit of its client": Point(answers, lambda one: one.after(Context, "commit")),
-    "batch: after the check, before its row": Point(
-        answers,
-        lambda one: one.before(BatchStore, "change_state", _becomes(BatchStatus.IN_PROGRESS)),
-    ),
-    "batch: answers in a file, before they count": Point(
-        answers, lambda one: one.before(batch_records, "advance")
-    ),
-    "batch: inside the tx that counts answers": Point(
-        answers, lambda one: one.after(batch_records, "advance", _was_counted)
-    ),
-    "batch: after the commit of answers": Point(
-        answers, lambda one: one.after(BatchStore, "store")
-    ),
-    "batch: files made, before the end": Point(
-        answers, lambda one: one.before(batch_records, "move", _becomes(BatchStatus.COMPLETED))
-    ),
-    "batch: ended, before its parts are removed": Point(
-        answers, lambda one: one.before(LocalBlobs, "delete")
-    ),
-    "outbox: before send": Point(tells, lambda one: one.before(Sender, "send")),
-    "outbox: after send, before mark": Point(
-        tells, lambda one: one.before(webhook_records, "record_success")
-    ),
-    "audit: before commit": Point(accepts, lambda one: one.after(Chain, "add")),
-    "migration: mid": Point(opens, lambda one: one.after(alembic.op, "create_index")),
+    "evaluation: after its end": Point(grades, lambda one: one.after(EvaluationRun, "_finish")),
 }
+POINTS = (
+    OBJECT_POINTS
+    | EVALUATION_POINTS
+    | {
+        "accept: before the key": Point(accepts, lambda one: one.before(idempotency, "begin")),
+        "accept: while the key is taken": Point(
+            accepts, lambda one: one.after(idempotency, "begin")
+        ),
+        "accept: before tx": Point(accepts, lambda one: _handler(one, "create_job", "before")),
+        "accept: inside tx": Point(accepts, lambda one: _handler(one, "create_job", "after")),
+        "accept: before the commit": Point(accepts, lambda one: one.before(Context, "commit")),
+        "accept: after commit, before the answer": Point(
+            accepts, lambda one: one.after(Context, "commit")
+        ),
+        "upload: mid-file": Point(uploads, _written_in_half),
+        "upload: after rename, before the row": Point(
+            uploads, lambda one: one.after(LocalBlobs, "keep")
+        ),
+        "upload: after the row": Point(
+            uploads, lambda one: _handler(one, "upload_dataset", "after")
+        ),
+        "upload: after commit, before the answer": Point(
+            uploads, lambda one: one.after(Context, "commit")
+        ),
+        "merge: mid-write": Point(merges, lambda one: one.after(dataset_merging, "_append")),
+        "claim: after commit": Point(
+            trains, lambda one: one.after(TrainingKeeper, "_claim", lambda job, *_: job is not None)
+        ),
+        "train: after spawn": Point(trains, lambda one: one.after(LocalTrainingLauncher, "_spawn")),
+        "train: mid-epoch": Point(trains, lambda _: None),
+        "train: mid-checkpoint tmp": Point(
+            trains, lambda one: one.after(checkpoints, "write_sealed")
+        ),
+        "train: after checkpoint rename": Point(
+            trains, lambda one: one.after(checkpoints, "make_directory")
+        ),
+        "train: before finish CAS": Point(trains, lambda one: one.before(job_leases, "end")),
+        "train: after finish CAS": Point(
+            trains, lambda one: one.before(LocalTrainingLauncher, "clear")
+        ),
+        "model register": Point(trains, lambda one: one.after(rows, "insert", _is_model)),
+        "deployment: after the row": Point(deploys, lambda one: one.after(Context, "commit")),
+        "deployment: after spawn": Point(deploys, lambda one: one.after(PlayedEngines, "start")),
+        "deployment: before ready CAS": Point(
+            deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("running"))
+        ),
+        "deployment: deleting, after stop, before the row": Point(
+            deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("deleted"))
+        ),
+        "canary: inside swap": Point(shifts, lambda one: one.after(endpoint_records, "swap")),
+        "batch: after a commit of its client": Point(
+            answers, lambda one: one.after(Context, "commit")
+        ),
+        "batch: after the check, before its row": Point(
+            answers,
+            lambda one: one.before(BatchStore, "change_state", _becomes(BatchStatus.IN_PROGRESS)),
+        ),
+        "batch: answers in a file, before they count": Point(
+            answers, lambda one: one.before(batch_records, "advance")
+        ),
+        "batch: inside the tx that counts answers": Point(
+            answers, lambda one: one.after(batch_records, "advance", _was_counted)
+        ),
+        "batch: after the commit of answers": Point(
+            answers, lambda one: one.after(BatchStore, "store")
+        ),
+        "batch: files made, before the end": Point(
+            answers, lambda one: one.before(batch_records, "move", _becomes(BatchStatus.COMPLETED))
+        ),
+        "batch: ended, before its parts are removed": Point(
+            answers, lambda one: one.before(LocalBlobs, "delete")
+        ),
+        "outbox: before send": Point(tells, lambda one: one.before(Sender, "send")),
+        "outbox: after send, before mark": Point(
+            tells, lambda one: one.before(webhook_records, "record_success")
+        ),
+        "audit: before commit": Point(accepts, lambda one: one.after(Chain, "add")),
+        "migration: mid": Point(opens, lambda one: one.after(alembic.op, "create_index")),
+    }
+)
 
 
 def play(order: Order) -> None:

@@ -45,6 +45,9 @@ class PlayedWorker:
 class PlayedTrainer(PlayedWorker):
     """A trainer that writes progress when the test asks for it."""
 
+    # The model's chat template; it leaves out answers, which only training and scored prompts have.
+    template = b"{{ messages[0].content }}"
+
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
         self._line = os.dup(spec.inherited[0])
@@ -121,7 +124,7 @@ class PlayedTrainer(PlayedWorker):
         files = {
             "adapter_config.json": b"{}",
             "adapter_model.safetensors": b"weights",
-            "chat_template.jinja": b"{{ messages[0].content }}",
+            "chat_template.jinja": self.template,
         }
         for name, content in files.items():
             write_sealed(adapter / name, self.order.keys.adapter, content)
@@ -249,7 +252,7 @@ class PlayedReplica(PlayedWorker):
                 self._send({"tokens": tokens[:first], "finished": [], "scores": scores[:first]})
                 self.engines.may_go_on.wait(120)
             if self.running.pop(name, "gone") != "gone":
-                asked = played_prompt_scores(frame)
+                asked = played_prompt_scores(frame, self.engines.prompt_logprob_of)
                 prompt = {"prompt_scores": [[name, asked]]} if asked else {}
                 end = {"finished": [[name, reason]], "scores": scores[first:]}
                 self._send({"tokens": tokens[first:], **end, **prompt})
@@ -268,10 +271,15 @@ def played_scores(
     ]
 
 
-def played_prompt_scores(frame: dict[str, Any]) -> list[Any]:
-    """Scores of the prompt's tokens from the second on: -1 each."""
+def played_prompt_scores(
+    frame: dict[str, Any], logprob_of: Callable[[dict[str, Any]], float]
+) -> list[Any]:
+    """Scores of the prompt's tokens from the second on."""
     top = frame.get("prompt_logprobs")
-    return [] if top is None else [_played_score(token, -1.0, top) for token in frame["tokens"][1:]]
+    if top is None:
+        return []
+    logprob = logprob_of(frame)
+    return [_played_score(one, logprob, top) for one in frame["tokens"][1:]]
 
 
 def _played_score(token: int, logprob: float, top: int) -> list[Any]:
@@ -318,6 +326,8 @@ class PlayedEngines:
         self.at_load: Callable[[dict[str, Any]], object] = lambda _: None
         # The frames with which generations were requested.
         self.asked: list[dict[str, Any]] = []
+        # The log probability of each token of a prompt that is to be scored.
+        self.prompt_logprob_of: Callable[[dict[str, Any]], float] = lambda _: -1.0
         # The embedding of the first text of every request.
         self.vector = [0.5, -0.5, 0.25, 1.0]
         # The frames with which embeddings were requested.

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 from tests.support.service.in_process import CATALOGUE, Service, jsonl
 
@@ -11,7 +11,7 @@ TOKENIZER: Any = CATALOGUE.default.tokenizer
 ENDS = ("completed", "failed", "cancelled")
 GRADERS = [{"name": "chapter", "type": "string_check"}]
 SITES = ("A", "B")
-# Begins every prompt, and must be found nowhere but in the dataset.
+# Stands in every prompt, reference and answer, and must be found nowhere but in the dataset.
 PLANTED = "zq planted text"
 
 
@@ -21,7 +21,7 @@ def rows(count: int) -> list[dict[str, Any]]:
         {
             "instruction": f"{PLANTED}: case {number}?",
             "response": right(number),
-            "metadata": {"site": SITES[number % 2], "patient": number // 2},
+            "metadata": {"site": SITES[number % 2], "patient": number // 2, "note": PLANTED},
         }
         for number in range(count)
     ]
@@ -51,13 +51,18 @@ def _begun(service: Service, dataset_id: str, deployment_id: str) -> str:
 
 
 def right(number: int) -> str:
-    return f"chapter {number % 4}"
+    return f"{PLANTED}, chapter {number % 4}"
 
 
 class PlayedAnswers:
     """Deployments whose models answer rightly but for some cases; the tuned model has an adapter."""
 
+    dataset: str
+    baseline: str
+    candidate: str
+
     def __init__(self, service: Service) -> None:
+        """Play the models of a service, which need not run yet."""
         self.service = service
         # Cases in which the tuned and the base model are wrong.
         self.tuned_fails: Collection[int] = ()
@@ -65,10 +70,14 @@ class PlayedAnswers:
         # Case numbers in the order in which they were asked, for each of the models.
         self.asked: list[tuple[bool, int]] = []
         service.engines.answer_to = self._answer_to  # pyright: ignore[reportAttributeAccessIssue]
-        self.dataset = service.dataset(content=jsonl(*rows(400)))
-        model = service.model()
-        self.baseline = service.deployment("base")
-        self.candidate = service.deployment("tuned", model_name=model)
+
+    def set_up(self, **deployed: Any) -> Self:
+        """Upload the examples and deploy both models; `deployed`: more fields of the deployments."""
+        self.dataset = self.service.dataset(content=jsonl(*rows(400)))
+        model = self.service.model()
+        self.baseline = self.service.deployment("base", **deployed)
+        self.candidate = self.service.deployment("tuned", model_name=model, **deployed)
+        return self
 
     def moved_to(self, service: Service) -> "PlayedAnswers":
         """Let the models of another service on the same data answer alike; nothing was asked there yet."""
@@ -83,7 +92,7 @@ class PlayedAnswers:
         number = int(found[1]) if found else -1
         self.asked.append((is_tuned, number))
         is_wrong = number in (self.tuned_fails if is_tuned else self.base_fails)
-        text = "no idea" if is_wrong else right(number)
+        text = f"{PLANTED}, no idea" if is_wrong else right(number)
         return TOKENIZER.encode(text, add_special_tokens=False).ids
 
     def body(self, **fields: Any) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers, resolve
 from tuneship.events.delivery import Deliverer, DeliveryTiming
 from tuneship.host.gpus import GpuLeases
-from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
 from tuneship.replicas.local_replicas import process_starter
@@ -35,6 +34,7 @@ from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.capabilities import capabilities_of
+from tuneship.service.access.console_sessions import ConsoleSessions, session_rules
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
 from tuneship.service.background.clock_watch import ClockWatch, awake_s
@@ -46,6 +46,7 @@ from tuneship.service.context.cursors import Cursors
 from tuneship.service.context.parts import Parts
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.http import Boundary, build_app
+from tuneship.service.http.console import CONSOLE
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.sockets.connections import ConnectionTimeouts
@@ -160,6 +161,11 @@ class Service:
         if lease_s is not None:
             self.role = member(self.database, data_dir.name, lease_s)
         self.leadership = self.role.leadership
+        chain = Chain(b"a" * 32)
+        self.keys = Keys(self.database, b"pepper", self.clock, chain)
+        sessions = ConsoleSessions(
+            self.database, self.keys, b"console", (chain, self.clock), session_rules(self.settings)
+        )
         self.parts = Parts(
             settings=self.settings,
             public_url="http://service.test",
@@ -173,8 +179,9 @@ class Service:
             receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
             vault=Vault(b"v" * 32),
             keyring=Keyring(b"k" * 32),
-            audit=Chain(b"a" * 32),
+            audit=chain,
             audit_heads=Heads(data_dir / HEADS_FILE, b"h" * 32),
+            sessions=sessions,
             capabilities=capabilities_of(self.settings, isolates=isolates),
             convert=self.conversion if real is None else real.convert,
             clock=self.clock,
@@ -184,7 +191,6 @@ class Service:
             tracing=tracing_of(self.settings),
             draw=self._draw,
         )
-        self.keys = Keys(self.database, b"pepper", self.clock, self.parts.audit)
         # Whether a batch of a tenant may send one more request.
         self.spare: Callable[[str], bool] = lambda _: True
         self._background = BackgroundParts(
@@ -224,7 +230,7 @@ class Service:
         self.app = build_app(
             (*SERVED.values(), *OPENAI_SERVED.values()),
             Boundary(self.parts, self.keys, rates or none, **places),
-            [OPENAI],
+            [CONSOLE, OPENAI],
         )
 
     def _draw(self) -> int:
@@ -273,16 +279,15 @@ class Service:
     ) -> None:
         """Start the HTTP server as `tuneship serve` does; from now on calls go through sockets.
 
-        `together`: how many connections it keeps open, even if all come from one address. `budgets`: how many log
+        `together`: how many connections it keeps open. `budgets`: how many log
         messages are allowed by logger; unlimited by default, so that tests find every message.
         """
         with listener_on("127.0.0.1", 0) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            limits = ConnectionLimits(together, each=together)
             config = server_config(self.app, self.settings)
             proxies = self.settings.trusted_proxies
             timing = timing or ServerTiming(connection=PATIENT)
-            self._server = HttpServer(config, limits, proxies, budgets or {}, timing)
+            self._server = HttpServer(config, together, proxies, budgets or {}, timing)
             sockets = [listener.dup()]
         self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets), self.loop)
         self.until(lambda: self._server is not None and self._server.started)

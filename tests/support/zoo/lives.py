@@ -7,7 +7,7 @@ import asyncio
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -110,14 +110,16 @@ class Expected:
         return text in (self.answer, self.content) or (bare != self.answer and text.strip() == bare)
 
 
-def expected_rows(checkpoint: Checkpoint, folder: Path) -> list[Expected]:
+def expected_rows(
+    checkpoint: Checkpoint, folder: Path, rows: Sequence[Conversation] = ROWS
+) -> list[Expected]:
     """The rows as transformers reads them, with an end token where the template writes none.
 
     None at all where a prompt does not begin its conversation: such a base cannot be tuned as it is asked.
     """
     judge = Judge(AutoTokenizer.from_pretrained(folder), checkpoint.template.for_transformers)
     found: list[Expected] = []
-    for row in ROWS:
+    for row in rows:
         (turn,) = turns_of(judge, row)
         ids = judge.ids(row, asks=False)[: turn.end]
         if ids[: turn.start] != turn.prompt:
@@ -151,7 +153,7 @@ def live(world: World, checkpoint: Checkpoint) -> Life:
             return made
         return None
 
-    base = note("added", partial(_added, world, source, name))
+    base = note("added", partial(added, world, source, name))
     if base is None:
         return Life(results)
     rows = expected_rows(checkpoint, source)
@@ -170,7 +172,7 @@ def live(world: World, checkpoint: Checkpoint) -> Life:
     return Life(results)
 
 
-def _added(world: World, source: Path, name: str) -> Path:
+def added(world: World, source: Path, name: str) -> Path:
     with _in_this_process():
         try:
             adding.add(

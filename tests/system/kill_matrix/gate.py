@@ -18,6 +18,8 @@ Request = tuple[str, str]
 UPLOAD: Request = ("POST", "/v1/datasets")
 JOB: Request = ("POST", "/v1/fine-tuning/jobs")
 DEPLOYMENT: Request = ("POST", "/v1/deployments")
+EVALUATION: Request = ("POST", "/v1/evaluations")
+FINDINGS: Request = ("GET", "/v1/evaluations/[^/]+")
 ENDPOINT: Request = ("POST", "/v1/canary-endpoints")
 SHIFT: Request = ("PATCH", "/v1/canary-endpoints/[^/]+")
 LEASE: Request = ("POST", "/v1/canary-endpoints/[^/]+/lease")
@@ -43,6 +45,9 @@ POINTS = (
     Point("after-job", (JOB,), is_after=True),
     Point("before-deployment", (DEPLOYMENT,)),
     Point("after-deployment", (DEPLOYMENT,), is_after=True),
+    Point("before-evaluation", (EVALUATION,)),
+    Point("after-evaluation", (EVALUATION,), is_after=True),
+    Point("mid-evaluation", (EVALUATION, FINDINGS)),
     Point("before-endpoint", (ENDPOINT,), is_first_release=True),
     Point("after-endpoint", (ENDPOINT,), is_after=True, is_first_release=True),
     Point("before-shift", (SHIFT,)),

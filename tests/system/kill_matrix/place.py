@@ -25,14 +25,16 @@ from tests.system.kill_matrix.prefect_place import ROOT, PrefectServer
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate, DeploymentStatus
 from tuneship.contract.endpoints import CanaryEndpoint, CanaryEndpointCreate, Member
+from tuneship.contract.evaluations import OPEN
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import ENDED
 from tuneship.settings import ClientSettings
 
-ROWS = 64
+ROWS, EXAMPLES = 64, 20
 # Losses near the one of the simulated perplexity, which is 2.
 LOSSES = (0.72, 0.71, 0.70, 0.69)
 BASE_MODEL = "tuneship-tiny"
+NEVER_WRONG = {"name": "any", "type": "regex", "pattern": ".", "input": "{{item.reference}}"}
 AT_ONCE = GuardRules(silence_seconds=0, release_silence_hours=0)
 CANARY: Mapping[str, Any] = {
     "steps": [50, 100],
@@ -114,10 +116,13 @@ class Release:
         self.records = folder / "records"
         self.result = folder / "result.json"
         rows = [
-            {"instruction": f"{name}: what is case {n}?", "response": f"chapter {n % 4}"}
-            for n in range(ROWS)
+            json.dumps(
+                {"instruction": f"{name}: what is case {n}?", "response": f"chapter {n % 4}"}
+            )
+            for n in range(ROWS + EXAMPLES)
         ]
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "rows.jsonl").write_text("\n".join(rows[:ROWS]))
+        (folder / "held-out.jsonl").write_text("\n".join(rows[ROWS:]))
         traffic = {
             "prompts": str(folder / "rows.jsonl"),
             "requests_per_second": 20,
@@ -130,7 +135,12 @@ class Release:
             "hyperparameters": {"epochs": 1, "batch_size": 8, "learning_rate": 0.001},
             "validation_frequency": 2,
             "training_gates": {"min_gain": 0.0, "min_validation_examples": 1},
-            "evaluation": {"max_examples": 0, "max_tokens": 4},
+            # Too few examples to decide, so that the release goes on.
+            "evaluation": {
+                "file": str(folder / "held-out.jsonl"),
+                "graders": [NEVER_WRONG],
+                "max_tokens": 4,
+            },
             "canary": dict(CANARY) | {"traffic": traffic},
         }
         # Id of the deployment that served before; None for a first release.
@@ -221,6 +231,7 @@ class Release:
         for key in self.run_keys:
             tags = {RUN_TAG: key}
             assert len(list(client.jobs.iterate(tags=tags))) <= 1
+            assert len(list(client.evaluations.iterate(tags=tags))) <= 1
             live = client.deployments.iterate(tags=tags)
             made = {one.id: one.deployment_name for one in live}
             gone = client.deployments.iterate(tags=tags, status=DeploymentStatus.DELETED)
@@ -255,6 +266,11 @@ class Release:
             jobs = self.setup.direct.jobs.iterate(tags={RUN_TAG: key})
             assert all(one.status in (*ENDED, "cancelling") for one in jobs)
         assert all(record.has_ended for record in ReleaseRecords(self.records))
+        evaluations = self.setup.direct.evaluations
+        for key in self.run_keys:
+            for one in evaluations.iterate(tags={RUN_TAG: key}):
+                # It ends with its candidate's deployment, if nothing else ends it.
+                until(lambda one=one: evaluations.get(one.id).status not in OPEN)
         folder = RecordFolder(self.records, self.setup.settings.url)
         assert not any(folder.file(path.stem).is_open for path in folder.paths())
 

@@ -194,7 +194,8 @@ VICTIMS: dict[str, Callable[[Release, Point], None]] = {
 }
 BY_NAME = {point.name: point for point in POINTS}
 PER_COMMIT = {
-    "flow-SIGKILL": ["mid-shift"],
+    "flow-SIGKILL": ["mid-shift", "after-evaluation"],
+    "flow-SIGKILL-guard": ["mid-evaluation"],
     "flow-in-worker-SIGKILL": ["mid-shift"],
     "worker-SIGKILL": ["after-shift"],
     "worker-and-flow-SIGKILL": ["bake"],

@@ -105,6 +105,8 @@ def test_a_grader_that_was_read_can_be_read_again() -> None:
         ({"name": "b", "type": "json", "fields": []}, "fields", "out_of_range"),
         ({"name": "b", "type": "json", "pass_threshold": 0.5}, "pass_threshold", "invalid_value"),
         ({"name": "b", "type": "tool_calls", "input": "x"}, "input", "unknown_field"),
+        ({"name": "b", "type": "loss", "pass_threshold": 0.5}, "pass_threshold", "unknown_field"),
+        ({"name": "b", "type": "choice", "choices": [SECRET]}, "choices", "unknown_field"),
     ],
 )
 def test_a_grader_is_refused_with_its_place_and_never_the_text(
@@ -164,6 +166,17 @@ def test_names_that_cannot_decide_are_refused(gating: list[str], below: str) -> 
     with pytest.raises(PydanticCustomError) as refused:
         gating_names(read(*others, SIMILAR, FIELDS), gating)
     assert refused.value.context == {"below": below}
+
+
+def test_a_choice_decides_and_a_loss_does_not() -> None:
+    graders = read({"name": "c", "type": "choice"}, {"name": "l", "type": "loss"})
+    assert gating_names(graders, None) == ("c",)
+    for wanted in (["l"], ["c", "l"]):
+        with pytest.raises(PydanticCustomError, match="loss") as refused:
+            gating_names(graders, wanted)
+        assert refused.value.context == {"below": f"[{len(wanted) - 1}]"}
+    with pytest.raises(PydanticCustomError, match="loss"):
+        gating_names(graders[1:], None)
 
 
 def test_a_share_does_not_decide_even_by_default() -> None:

@@ -3,40 +3,36 @@
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
 from tuneship.client import AsyncClient, Client
-from tuneship.contract.declaring.operation import DECLARED, Operation
+from tuneship.contract.declaring.operation import DECLARED
 from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.contract.declaring.verbs import Verb
-from tuneship.service.all_handlers import SERVED
+from tuneship.contract.openai.declaring import OPENAI
+from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
 from tuneship.settings import ClientSettings
 
 
-def test_every_declared_operation_is_served_and_nothing_else() -> None:
-    assert {one.name for one in DECLARED} == set(SERVED)
-    assert all(SERVED[one.name].operation is one for one in DECLARED)
-
-
-def test_names_and_routes_are_unique() -> None:
-    assert len({one.name for one in DECLARED}) == len(DECLARED)
-    assert len({(one.method, one.path) for one in DECLARED}) == len(DECLARED)
-
-
-@pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
-def test_an_operation_has_a_known_scope_and_a_sentence(operation: Operation[..., object]) -> None:
-    assert operation.scope in SCOPES
-    if operation.scope.endswith(":read"):
-        assert operation.method == "GET" or operation.name == "validate_dataset"
-    assert (operation.declaration.__doc__ or "").rstrip().endswith(".")
-    with pytest.raises(NotImplementedError):
-        operation.declaration(*[None] * (len(operation.hints) - 1))
+@pytest.mark.parametrize(("declared", "served"), [(DECLARED, SERVED), (OPENAI, OPENAI_SERVED)])
+def test_every_declared_operation_is_served_with_a_known_scope_and_nothing_else_is(
+    declared: list[Any], served: dict[str, Any]
+) -> None:
+    assert {one.name: one for one in declared} == {
+        name: binding.operation for name, binding in served.items()
+    }
+    assert len({one.name for one in declared}) == len(declared)
+    assert len({(one.method, one.path) for one in declared}) == len(declared)
+    assert {one.scope for one in declared} <= SCOPES
 
 
 def test_reading_never_changes_and_creating_answers_201() -> None:
     for operation in DECLARED:
+        if operation.scope.endswith(":read"):
+            assert operation.method == "GET" or operation.name == "validate_dataset"
         assert operation.is_creating == (operation.status == 201)
         assert operation.method == "POST" or not operation.is_creating
 

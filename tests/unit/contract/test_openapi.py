@@ -14,9 +14,10 @@ from tuneship.contract.common import SERVICE
 from tuneship.contract.declaring.operation import DECLARED, TAR, Example, Operation
 from tuneship.contract.document.openapi import document, possible_errors
 from tuneship.contract.errors import BY_CODE, DatasetError, ErrorDetail, FineTuningError
+from tuneship.contract.openai.document import openai_document
 
 DOCUMENT = document()
-SNAPSHOT = Path(__file__).parents[3] / "docs" / "openapi.json"
+DOCS = Path(__file__).parents[3] / "docs"
 ENTRIES = {
     entry["operationId"]: (method, path, entry)
     for path, methods in DOCUMENT["paths"].items()
@@ -37,15 +38,16 @@ def content(place: dict[str, Any]) -> dict[str, Any]:
     return next(iter(place["content"].values()))
 
 
-def test_the_committed_snapshot_is_the_document() -> None:
-    hint = "run: tuneship openapi > docs/openapi.json"
-    assert json.loads(SNAPSHOT.read_text()) == DOCUMENT, hint
-
-
-def test_the_command_prints_the_document() -> None:
-    result = CliRunner().invoke(cli.app, ["openapi"])
-    assert result.exit_code == 0
-    assert json.loads(result.stdout) == DOCUMENT
+@pytest.mark.parametrize(
+    ("file", "whole", "options"),
+    [("openapi.json", DOCUMENT, []), ("openapi-openai.json", openai_document(), ["--openai"])],
+)
+def test_the_committed_snapshot_is_the_document_that_the_command_prints(
+    file: str, whole: dict[str, Any], options: list[str]
+) -> None:
+    arguments = ["openapi", *options]
+    assert json.loads((DOCS / file).read_text()) == whole, f"run: tuneship {' '.join(arguments)}"
+    assert json.loads(CliRunner().invoke(cli.app, arguments).stdout) == whole
 
 
 def test_every_declared_operation_stands_in_the_document_under_its_address() -> None:

@@ -12,10 +12,10 @@ from tuneship.contract.generation import Generate
 from tuneship.contract.lines.dataset_lines import parse_example
 from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.contract.lines.line_fields import DatasetFormat
-from tuneship.evaluation.items import EvaluationItem, read_item
+from tuneship.evaluation.items import EvaluationItem, MetadataRefused, read_item
 from tuneship.evaluation.leaks import hash_of, leaked_lines
 from tuneship.evaluation.selection import select
-from tuneship.evaluation.slices import SliceRefused, read_clusters, read_slices
+from tuneship.evaluation.slices import read_clusters, read_slices
 from tuneship.evaluation.texts import said, squeezed
 
 
@@ -156,7 +156,7 @@ def test_slices_are_labels_of_metadata() -> None:
 
 @pytest.mark.parametrize("value", ["", "x" * 65, "a\n", "é", "(none)", 1.5, ["a"], {"a": 1}])
 def test_a_value_that_is_no_label_is_refused_with_its_example(value: Any) -> None:
-    with pytest.raises(SliceRefused) as refused:
+    with pytest.raises(MetadataRefused) as refused:
         read_slices([{"a": "x", "site": "A"}, {"site": value}], ["a", "site"])
     found = refused.value
     assert (found.code, found.field, found.example) == ("invalid_slice", "slice_by[1]", 1)
@@ -165,7 +165,7 @@ def test_a_value_that_is_no_label_is_refused_with_its_example(value: Any) -> Non
 
 def test_a_field_that_no_line_has_is_refused() -> None:
     for read in (lambda: read_slices([{"a": 1}], ["b"]), lambda: read_clusters([{"a": 1}], "b")):
-        with pytest.raises(SliceRefused) as refused:
+        with pytest.raises(MetadataRefused) as refused:
             read()
         assert refused.value.code == "missing_field"
 
@@ -173,7 +173,7 @@ def test_a_field_that_no_line_has_is_refused() -> None:
 def test_the_fields_have_at_most_fifty_slices_together() -> None:
     metadata = [{"a": str(number), "b": number % 2} for number in range(48)]
     assert read_slices(metadata, ["a", "b"])
-    with pytest.raises(SliceRefused) as refused:
+    with pytest.raises(MetadataRefused) as refused:
         read_slices([*metadata, {"a": "0"}], ["a", "b"])
     found = refused.value
     assert (found.code, found.field, found.example) == ("too_many_slices", "slice_by[1]", 48)
@@ -182,7 +182,7 @@ def test_the_fields_have_at_most_fifty_slices_together() -> None:
 def test_clusters_have_numbers_and_examples_without_one_stand_alone() -> None:
     metadata = [{"p": "x"}, {}, {"p": 1}, {"p": "x"}, {}, {"p": "1"}, {"p": True}]
     assert read_clusters(metadata, "p") == [0, 1, 2, 0, 3, 4, 5]
-    with pytest.raises(SliceRefused) as refused:
+    with pytest.raises(MetadataRefused) as refused:
         read_clusters([{"p": [1]}], "p")
     assert (refused.value.code, refused.value.example) == ("invalid_slice", 0)
 

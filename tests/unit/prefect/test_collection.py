@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 from prefect import Task
 from prefect.logging import disable_run_logger
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    temporary_settings,
+)
 from pydantic import SecretStr
 
 from tests.support.service.in_process import Service
@@ -13,6 +18,14 @@ from tuneship.contract.declaring.operation import DECLARED, Operation
 from tuneship.contract.jobs import JobCreate, Jobs
 from tuneship.prefect import TuneshipCredentials, tasks
 from tuneship.prefect.waits import JobOverdue, WaitPolicy, wait_for_dataset, wait_for_job
+
+
+@pytest.fixture
+def no_prefect_server() -> Iterator[None]:
+    """Prefect fails where it needs a server, instead of starting a temporary one."""
+    settings = {PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}
+    with temporary_settings(settings, restore_defaults={PREFECT_API_URL}):
+        yield
 
 
 @pytest.fixture
@@ -42,8 +55,9 @@ def test_a_name_that_is_no_operation_is_no_task() -> None:
         tasks.no_such_operation  # noqa: B018 - the look-up itself is what fails
 
 
+@pytest.mark.usefixtures("no_prefect_server")
 def test_a_job_is_made_and_waited_for_at_the_service_of_the_credentials(
-    service: Service, credentials: TuneshipCredentials
+    service: Service, credentials: TuneshipCredentials, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = wait_for_dataset.fn(service.dataset(), credentials=credentials)
     wanted = JobCreate(base_model="tuneship-tiny", dataset_id=dataset.id, model_name="notes")
@@ -58,6 +72,7 @@ def test_a_job_is_made_and_waited_for_at_the_service_of_the_credentials(
     trainer.complete()
     with disable_run_logger():
         assert wait_for_job.fn(job.id, credentials=credentials).status == "completed"
+    assert "the progress was not written" not in caplog.text, "outside a run there is no page"
 
 
 def test_the_key_is_hidden_and_reaches_the_client(credentials: TuneshipCredentials) -> None:

@@ -48,6 +48,8 @@ def released(outcome: str, serving: str | None, report: Path | None = None) -> T
 def written_report(folder: Path) -> Path:
     folder.mkdir()
     (folder / "report.md").write_text("# Release\n")
+    (folder / "model_card.md").write_text("# Card\n")
+    (folder / "model_card.json").write_text("{}")
     (folder / "loss.png").write_bytes(picture(*PIXELS))
     (folder / "notes.txt").write_text("no part of a report")
     return folder

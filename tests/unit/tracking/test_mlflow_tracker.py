@@ -91,7 +91,12 @@ def test_a_run_that_is_written_again_is_completed_and_not_doubled(
     ]
     assert sorted(inputs) == [("ds_a", "a" * 36, "training"), ("ds_v", "b" * 36, "validation")]
     files = client.list_artifacts(logged.info.run_id, "release")
-    assert sorted(one.path for one in files) == ["release/loss.png", "release/report.md"]
+    assert sorted(one.path for one in files) == [
+        "release/loss.png",
+        "release/model_card.json",
+        "release/model_card.md",
+        "release/report.md",
+    ]
     assert logged.data.tags["tuneship.outcome"] == "promoted"
     [version] = client.search_model_versions("name = 'once'")
     assert version.run_id == logged.info.run_id

@@ -58,7 +58,8 @@ def test_an_offline_run_of_wandb_is_read_back_and_replaced_when_it_is_written_ag
     [kept] = write_outside([run], [target], PATIENCE_S)
     assert kept.place == again.place, "an export must not take the release away"
     assert (folders[0] / "files" / "release" / "report.md").read_text() == "# Release\n"
-    assert (folders[0] / "files" / "release" / "loss.png").is_file()
+    for name in ("loss.png", "model_card.md", "model_card.json"):
+        assert (folders[0] / "files" / "release" / name).is_file()
     assert not (folders[0] / "files" / "wandb-metadata.json").exists()
     records = records_of(folders[0] / "run-ft_first.wandb")
     assert points_of(records, "training_loss") == [(1, 2.0), (2, 1.5), (3, 1.25)]

@@ -55,6 +55,7 @@ def test_a_run_that_is_written_again_has_its_release_and_no_point_twice(
     assert len(curve(events, "training_loss")) == 3
     assert curve(events, "gate/T4 champion/value")[0][1] == 0.5
     [report] = events.Tensors("release/report")
+    assert len(events.Tensors("release/model_card")) == 1
     assert make_ndarray(report.tensor_proto).item() == b"# Release\n"
     [picture] = events.Images("release/loss")
     assert (picture.width, picture.height) == PIXELS

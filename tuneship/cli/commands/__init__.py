@@ -1,1 +1,1 @@
-"""The commands of people, beside those that the declarations make."""
+"""The hand-written commands, beside those that are made from the declarations."""

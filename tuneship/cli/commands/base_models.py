@@ -87,7 +87,13 @@ def add(
         chosen = identifier if identifier is not None else default_id(found)
         now = datetime.now(UTC)
         origin = add_model(
-            settings, found, chosen, now, _progress, hard_links=hard_links, weights=weights
+            settings,
+            found,
+            chosen,
+            now,
+            lambda text: typer.echo(f"{readable(text)} ...", err=True),
+            hard_links=hard_links,
+            weights=weights,
         )
     except StartupError as error:
         fail(str(error))
@@ -122,7 +128,7 @@ def bases(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show one base model: its origin, its files, its losses and who uses it."""
+    """Show one base model: its origin, files and losses, and the users of it."""
     settings = service_settings(data_dir=data_dir)
     catalogue, users = _catalogue(settings), _users(settings)
     model = _model(catalogue, identifier)
@@ -206,10 +212,6 @@ def remove(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = Fals
         write(f"removed {identifier}")
 
 
-def _progress(text: str) -> None:
-    typer.echo(f"{readable(text)} ...", err=True)
-
-
 def _need_service() -> None:
     """Exit with one line on the light install."""
     try:
@@ -284,7 +286,7 @@ def _record(
 
 
 def _row(record: Mapping[str, Any]) -> Row:
-    """A line of the table, of which people get the round number of parameters."""
+    """A line of the table; for people the number of parameters is rounded."""
     parameters, origin = record["parameters"], record["origin"]
     if parameters is not None and is_terminal():
         sizes = ((1_000_000_000, "B"), (1_000_000, "M"))

@@ -62,7 +62,7 @@ def status(
 
 
 def report_on(client: "Client", endpoint: "CanaryEndpoint") -> Row:
-    """An endpoint with what is known of its deployments."""
+    """An endpoint with the known facts about its deployments."""
     from tuneship.contract.errors import ResourceNotFound  # noqa: PLC0415 - starts slowly
 
     members: list[Row] = []

@@ -1,4 +1,4 @@
-"""`tuneship evaluations watch` and `inspect`: an evaluation until it has ended, and the answers behind its scores.
+"""`tuneship evaluations watch` and `inspect`: follow an evaluation to its end, and see the answers behind its scores.
 
 No answer is stored, so `inspect` asks both deployments again.
 """

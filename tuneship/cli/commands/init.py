@@ -1,4 +1,4 @@
-"""`tuneship init`: writes the pipeline (flows, tasks, deployments, examples) into a folder that is the user's own."""
+"""`tuneship init`: writes the pipeline (flows, tasks, deployments, examples) into a folder of the user."""
 
 import shutil
 import tempfile
@@ -77,7 +77,7 @@ def write_project(shipped: Path, folder: Path, requirements: str) -> None:
 
 
 def _move(names: Sequence[str], made: Path, folder: Path) -> None:
-    """Move the names into a folder that holds other things; what was moved goes back if one cannot be.
+    """Move the names into a folder that holds other things; if one cannot be moved, move the others back.
 
     A kill between two renames leaves the rest in `.tuneship-init-...`, and the next run names what is there.
     """

@@ -1,4 +1,4 @@
-"""`tuneship jobs watch`: a job live, over broken connections, until it has ended."""
+"""`tuneship jobs watch`: shows a job live until it has ended, and reconnects when the connection breaks."""
 
 import threading
 import time

@@ -106,7 +106,7 @@ def rotate(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace a key by one with the same client, scopes and lifetime, and show that one, once."""
+    """Replace a key by one with the same client, scopes and lifetime, and show the new key, once."""
     kept = timedelta(0) if overlap is None else _duration(overlap)
     with opened(data_dir) as keys:
         from tuneship.service.access.api_keys import KeyEnded, replace_credentials  # noqa: PLC0415 - light
@@ -153,7 +153,7 @@ def utc_now() -> datetime:
 
 @contextmanager
 def opened(data_dir: Path | None) -> Generator["Keys"]:
-    """The keys of the service on a data directory; exits with one line when there is none."""
+    """The keys of the service on a data directory; without a service there, exits with a one-line error."""
     with opened_installation(service_settings(data_dir=data_dir)) as opened:
         from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
         from tuneship.service.access.api_keys import Keys  # noqa: PLC0415

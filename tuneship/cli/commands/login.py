@@ -1,4 +1,4 @@
-"""`tuneship login`, `logout` and `whoami`: which service the commands talk to, and as whom."""
+"""`tuneship login`, `logout` and `whoami`: which service the commands call, and with which key."""
 
 import json
 import sys
@@ -112,7 +112,7 @@ def _check(chosen: ChosenService) -> None:
 
 @app.command()
 def logout() -> None:
-    """Forget what `tuneship login` kept. The key stays good until it is revoked."""
+    """Forget the stored login. The key stays valid until it is revoked."""
     with reported():
         file = login_file()
         if not file.is_file():
@@ -123,7 +123,7 @@ def logout() -> None:
 
 @app.command()
 def whoami(as_json: AsJson = False) -> None:
-    """Show which service the commands talk to, as whom, and what says so; ends with 1 if the key is refused."""
+    """Show the service and the identity of the commands, and where both are set; exit with 1 if the key is refused."""
     with reported():
         chosen = chosen_service()
         key = chosen.settings.api_key.get_secret_value()

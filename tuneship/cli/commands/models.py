@@ -3,15 +3,16 @@
 `tuneship models download` does the same with a key of the API, and `tuneship models import` takes an adapter in.
 """
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuneship.cli.commands.model_cards import ReleaseFile, card_of_release
 from tuneship.cli.common import fail, opened_installation, service_settings
 from tuneship.cli.connection import ENDED_BY_CTRL_C
 from tuneship.cli.output import write
+from tuneship.contract.model_card import ModelCard
 from tuneship.contract.models import ExportFormat, GgufType
 
 if TYPE_CHECKING:  # the light install has no service
@@ -38,12 +39,7 @@ def export(
         ),
     ] = "peft",
     gguf_type: Annotated[GgufType, typer.Option(help="The number format of a GGUF file.")] = "f16",
-    release: Annotated[
-        Path | None,
-        typer.Option(
-            help="The result file of its release, whose gates then stand in the model card."
-        ),
-    ] = None,
+    release: ReleaseFile = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="The data directory, as for `tuneship serve`.")
     ] = None,
@@ -55,11 +51,11 @@ def export(
 
         if folder.exists() or folder.is_symlink():
             fail(f"{folder} exists already")
-        gates = () if release is None else _gates_in(release)
+        card = None if release is None else card_of_release(release, model_id)
         try:
             model = _exportable(opened, model_id)
             refuse_hipaa(model, is_allowed=settings.export_hipaa_models)
-            count = _fill(settings, opened, model, folder, (wanted, gguf_type), gates)
+            count = _fill(settings, opened, model, folder, (wanted, gguf_type), card)
         except ExportRefused as error:
             fail(str(error))
         except OSError as error:
@@ -87,7 +83,7 @@ def _fill(
     model: "Exportable",
     folder: Path,
     wanted: tuple[str, str],
-    gates: tuple[dict[str, Any], ...],
+    card: ModelCard | None,
 ) -> int:
     """Make the folder, whole or not at all; returns the number of its files. Raises `ExportRefused` and `OSError`."""
     from tuneship.conversion.running import A_DAY, convert_in_process  # noqa: PLC0415
@@ -102,17 +98,8 @@ def _fill(
     place = folder.absolute().parent
     typer.echo("writing and comparing ...", err=True)
     with staged(place, EXPORTING, lambda where: remove_abandoned(where, EXPORTING)) as stage:
-        made = exporter.make(model, stage, wanted, A_DAY, gates)
+        made = exporter.make(model, stage, wanted, A_DAY, card)
         count = len(list(made.iterdir()))
         made.rename(folder)
     flush(place)
     return count
-
-
-def _gates_in(file: Path) -> tuple[dict[str, Any], ...]:
-    from tuneship.service.models.model_card import release_gates  # noqa: PLC0415 - the light install
-
-    try:
-        return tuple(release_gates(json.loads(file.read_text(encoding="utf-8"))))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        fail(f"--release: {file} is no result file of a release")

@@ -1,4 +1,4 @@
-"""Metrics as pandas frames. Whoever asks for a frame imports this: pandas takes a second to load.
+"""Metrics as pandas frames. Imported only when a frame is asked for: pandas takes a second to load.
 
 It ships no complete types, so what leaves this module is typed by hand.
 """
@@ -22,13 +22,16 @@ JOB_COLUMNS = (
 
 
 def job_frame(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]]) -> pd.DataFrame:
-    """One row a step and a float column for each of `columns`; null is NaN, infinities are kept."""
+    """A frame with one row for each step and one float column for each of `columns`; null is NaN, infinities are
+    kept.
+    """
     index = pd.Index(steps, name="step", dtype="int64")
     return pd.DataFrame(columns, index=index, dtype="float64")
 
 
 def deployment_frame(series: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """One row a bucket, by its start; a float column `<series>_<field>` for each array of numbers, and `complete`.
+    """A frame with one row for each bucket, by its start; a float column `<series>_<field>` for each array, and
+    `complete`.
 
     Each series has its own times, so a bucket that one of them leaves out is NaN there.
     """
@@ -54,7 +57,7 @@ def deployment_frame(series: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def scores_frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row an example by its line: outcome, a float column for each model and grader, a text for each slice."""
+    """A frame with one row for each example, indexed by line: outcome, scores by model and grader, and slices."""
     rows = [
         {
             "line": one["line"],

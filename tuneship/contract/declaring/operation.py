@@ -133,7 +133,7 @@ class Operation(Generic[P, R]):
 
     @property
     def is_form(self) -> bool:
-        """Whether it takes a file, in a form."""
+        """Whether its body is a form with a file."""
         return self.file_parameter is not None
 
     @property

@@ -38,7 +38,7 @@ def by_next_token(page: Any, sent: Arguments) -> dict[str, Any] | None:
 
 
 def by_after(page: Any, sent: Arguments) -> dict[str, Any] | None:
-    """Continue a job's log or the events. They never end: an unchanged token means that there is nothing new."""
+    """Continue a job's log or the events, which have no end: an unchanged token means that there is nothing new yet."""
     token = page.pagination.after
     return None if token in (None, sent.get("after")) else {"after": token}
 
@@ -53,7 +53,7 @@ class Paged(Generic[R, T]):
 
 
 class Walk(Generic[R, T]):
-    """One walk: call the operation with `arguments`, `take` the page, until `ended`.
+    """A walk over pages: calls the operation with `arguments`, then `take` on the page, until `ended`.
 
     New entries push older ones onto the next page while one walks; an entry of the last page is not returned again.
     """

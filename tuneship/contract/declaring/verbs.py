@@ -67,7 +67,7 @@ class _OperationVerb(ABC, Generic[P, R]):
 
     @abstractmethod
     def _call(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Call the operation on a blocking client, or return what a user of an asynchronous client awaits."""
+        """Call the operation on a blocking client, or return the awaitable of an asynchronous client."""
 
     @overload
     def __get__(self, resource: None, owner: type) -> Self: ...
@@ -91,10 +91,10 @@ class Verb(_OperationVerb[P, R]):
 
 
 class WaitVerb(_OperationVerb[P, R]):
-    """`evaluations.wait` and the like: calls an operation again and again until its reply says that all is over."""
+    """`evaluations.wait` and the like: calls an operation repeatedly until its reply reports the end."""
 
     def __init__(self, operation: Operation[P, R], is_over: Callable[[R], bool]) -> None:
-        """`is_over` reads a reply."""
+        """`is_over`: whether a reply reports the end."""
         super().__init__(operation)
         self.is_over = is_over
 
@@ -111,7 +111,7 @@ class RowFrame(Protocol):
 
 
 class RowDataset(Protocol):
-    """The part of a Hugging Face dataset by which an upload knows it."""
+    """The attributes by which an upload recognizes a Hugging Face dataset."""
 
     @property
     def column_names(self) -> Any: ...
@@ -126,13 +126,13 @@ Columns = Mapping[str, str]
 
 
 class Uploading(Protocol[Form_contra, R_co]):
-    """An upload as a method: a form, and what the file is made of."""
+    """An upload as a method: it takes a form, and the source of the file."""
 
     def __call__(self, form: Form_contra, file: Source, columns: Columns | None = None) -> R_co: ...
 
 
 class UploadVerb(Verb[..., R], Generic[Form, R]):
-    """`datasets.upload` and the like: makes JSON Lines of what the caller has, and sends them."""
+    """`datasets.upload` and the like: converts the caller's source to JSON Lines and sends it."""
 
     @overload
     def __get__(self, resource: None, owner: type) -> Self: ...
@@ -180,7 +180,7 @@ class AdapterVerb(Verb[..., R], Generic[Form, R]):
 
 
 class DownloadVerb(Verb[..., Any], Generic[P]):
-    """`models.download`: writes what the service sends into a new folder, and returns the folder."""
+    """`models.download`: writes the received archive into a new folder, and returns the folder."""
 
     def __init__(self, operation: Operation[P, bytes]) -> None:
         """Name the operation that answers with an archive."""

@@ -12,7 +12,13 @@ from typing import Any
 
 from tuneship.contract.declaring.examples import PATH_VALUES, REQUEST
 from tuneship.contract.declaring.operation import CREATED, DECLARED, TAR, Operation
-from tuneship.contract.document.openapi_schemas import Schemas, without_references
+from tuneship.contract.declaring.scopes import SCOPES
+from tuneship.contract.document.openapi_schemas import (
+    Schemas,
+    summary_of,
+    text_of,
+    without_references,
+)
 from tuneship.contract.errors import BY_CODE, ApiError, ErrorDetail
 from tuneship.contract.resources import SECTIONS
 
@@ -21,10 +27,28 @@ Json = dict[str, Any]
 DESCRIPTION = """\
 Tune language models, serve them, and shift traffic to them safely.
 
-Every request carries `Authorization: Bearer <API key>` and `X-Client-ID`; a key's scopes say what it may do. An error
-has one body shape (`Error`) everywhere, unknown routes and methods (405, with `Allow`) included. `X-Should-Retry` says
-whether the same request may succeed later, `Retry-After` after how many seconds. Within `v1` only optional fields,
-operations and event kinds are added: ignore what you do not know.
+Every request carries `Authorization: Bearer <API key>` and `X-Client-ID`, which names the tenant of the key; a key's
+scopes say what it may do. Only `/openapi.json`, `/healthz` (200 while the process lives; lists the safeguards that are
+enforced) and `/readyz` (503 while the service shuts down or its database takes no writes) need no key.
+
+**Errors.** An error has one body shape (`Error`) everywhere, unknown routes and methods (405, with `Allow`) included,
+and never holds what was sent. 400: the request cannot be read, or a field is missing or unknown. 422: it was read and
+refused. 409: it comes at the wrong moment. `X-Should-Retry` says whether the same request may succeed later,
+`Retry-After` after how many seconds. The checks come in this order: framing, key, route, rate, scope, size, media type,
+syntax, fields, referenced resources, state, quota (that of bytes with the size).
+
+**Values.** Types are strict: `"3"`, `3.0` and `true` are no integers. In a create, null counts as not sent. An unknown
+field or query parameter is 400 by its name. A JSON body may have 1 MiB and 10,000 values.
+
+**Rates.** Requests are counted in fixed windows of 60 seconds for each client id: 600, and 1,200 generations, unless
+the operator has set others. At the same time 64 generations, 4 uploads, 4 merges and 16 streams are accepted; fewer,
+but at least one, while others use most of the service. After 60 refusals with `Retry-After` in a minute each further
+one is delayed by a second. The headers of a 401 show the window of refused keys of the caller's address.
+
+**Versions.** The path names the version; `/v1` may be left out. Within `v1` only optional fields, operations and event
+kinds are added: ignore what you do not know. What will be removed is announced by the headers `Deprecation` and
+`Sunset`, and goes with a new version only. *Additive* marks what tuneship has beyond the API that it shares with other
+services: a client that does not know it never notices it.
 """
 
 # Errors that no rule of an operation brings: framing, keys, scopes, rates, faults.
@@ -46,6 +70,7 @@ HEADER_NOTES = {
     "X-RateLimit-Limit": ("integer", "Requests allowed in a window of 60 seconds."),
     "X-RateLimit-Remaining": ("integer", "Requests left in the current window."),
     "X-RateLimit-Reset": ("integer", "When the window resets, UTC epoch seconds."),
+    # Without it, SDKs retry exhausted quotas and wrong states, which have statuses that they repeat.
     "X-Should-Retry": ("string", "`true` when the same request may succeed later, else `false`."),
     "Retry-After": ("integer", "Seconds to wait before another try, 1 to 120."),
     "WWW-Authenticate": ("string", "`Bearer`."),
@@ -87,16 +112,33 @@ ALWAYS_SENT = {"X-Request-ID", "X-Should-Retry", "WWW-Authenticate", "Location"}
 REQUEST_HEADERS: dict[str, tuple[Json, str]] = {
     "Idempotency-Key": (
         {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x20-\\x7e]+$"},
-        "The same key and body within 24 hours give the first answer again instead of a second change.",
+        (
+            "The same key and body within 24 hours give the first answer again instead of a second change; another "
+            "body or `If-Match` is 422, a first request that is not answered yet 409."
+        ),
     ),
-    "If-Match": ({"type": "string"}, "Refuse with 412 unless this is still the record's `ETag`."),
+    "If-Match": (
+        {"type": "string"},
+        (
+            "Refuse with 412 unless this is still the record's `ETag`. Without it the last change wins. A change of "
+            "something that has no `ETag` is 400 with this header."
+        ),
+    ),
     "X-Routing-Key": (
         {"type": "string", "minLength": 1, "maxLength": 256},
-        "Requests with the same key go to the same member of a canary endpoint.",
+        (
+            "Requests with the same key go to the same member of a canary endpoint, unless the key is a large one "
+            "(`large_keys`)."
+        ),
     ),
     "X-API-Profile": (
         {"type": "string", "enum": ["full", "simplified", "auto"]},
-        "Which shape of the deployment record to answer; `auto` holds the names of both.",
+        (
+            "The shape of the answer: `full` and `simplified` have exactly the fields of one of the two references of "
+            "this API, without those that have no value; `auto` has the fields of both. Default: what the operator "
+            "has set for the client id, else for the service. Lists in `simplified` have no pages: they hold the "
+            "newest thousand, unless `limit` or `offset` is sent."
+        ),
     ),
     "Last-Event-ID": ({"type": "string"}, "Continue a stream behind this event, like `after`."),
 }
@@ -127,9 +169,11 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
     paths: dict[str, Json] = {}
     for operation in sorted(operations, key=lambda one: (sections.index(one.resource), one.path)):
         status = created_status if operation.is_creating else operation.status
-        entry = _OperationEntry(
-            operation, schemas, status, has_etag=_has_etag(operation, operations)
+        # Another operation at the same path takes `If-Match`.
+        has_etag = operation.method != "DELETE" and any(
+            "If-Match" in other.headers and other.path == operation.path for other in operations
         )
+        entry = _OperationEntry(operation, schemas, status, has_etag=has_etag)
         # OpenAPI knows no parameter that takes the rest of a path; the ids are percent-encoded.
         path = re.sub(r"{(\w+):path}", r"{\1}", operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = entry.as_json(responses)
@@ -146,18 +190,21 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
             "headers": HEADER_COMPONENTS,
             "parameters": PARAMETER_COMPONENTS,
             "securitySchemes": {
-                "bearerAuth": {"type": "http", "scheme": "bearer", "description": "The API key."},
-                "clientId": {"type": "apiKey", "in": "header", "name": "X-Client-ID"},
+                "bearerAuth": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "The API key. Its scopes are some of "
+                    f"{', '.join(f'`{scope}`' for scope in sorted(SCOPES))}.",
+                },
+                "clientId": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "X-Client-ID",
+                    "description": "The tenant. A key belongs to one; with another one it is 401.",
+                },
             },
         },
     }
-
-
-def _has_etag(operation: Operation[..., Any], operations: Iterable[Operation[..., Any]]) -> bool:
-    """Whether the reply carries an `ETag`: another operation at the same path takes `If-Match`."""
-    return operation.method != "DELETE" and any(
-        "If-Match" in other.headers and other.path == operation.path for other in operations
-    )
 
 
 def possible_errors(operation: Operation[..., Any]) -> dict[int, tuple[str, ...]]:
@@ -199,12 +246,11 @@ class _OperationEntry:
     def as_json(self, shared_responses: dict[str, Json]) -> Json:
         operation = self._operation
         # The summary is the docstring's first sentence. References to the API description are for readers of the code.
-        description = without_references(" ".join((operation.declaration.__doc__ or "").split()))
-        summary = re.split(r"[.;:] |\.$", description)[0]
+        description = without_references(text_of(operation.declaration.__doc__))
         entry: Json = {
             "operationId": operation.name,
             "tags": [operation.resource],
-            "summary": summary,
+            "summary": summary_of(description),
             "description": f"{description}\n\nScope: `{operation.scope}`.",
             "security": [
                 {"bearerAuth": [operation.scope]}
@@ -326,9 +372,9 @@ def _error_response(status: int, codes: tuple[str, ...]) -> Json:
     examples: Json = {}
     for code in codes:
         kind: type[ApiError] = BY_CODE[code]
-        meaning = (kind.__doc__ or "").partition("\n")[0]
+        meaning = text_of(kind.__doc__)
         notes.append(f"`{code}`: {meaning}")
-        usual = meaning.removesuffix(".").lower()
+        usual = meaning.partition("\n")[0].removesuffix(".").lower()
         message, param = ERROR_TEXTS.get((code, status), (usual, None))
         details = [ErrorDetail(param, "out_of_range", message.partition(" ")[2])] if param else []
         # A real error renders it, so that the example has the shape of what is sent.

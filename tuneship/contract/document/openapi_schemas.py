@@ -151,6 +151,16 @@ def not_null(schema: Json) -> Json:
     return {**kept[0], **rest} if len(kept) == 1 else {"anyOf": kept, **rest}
 
 
+def text_of(docstring: str | None) -> str:
+    """A docstring's paragraphs without its line breaks."""
+    return "\n\n".join(" ".join(one.split()) for one in (docstring or "").split("\n\n"))
+
+
+def summary_of(text: str) -> str:
+    """The first sentence of a description, or its first part."""
+    return re.split(r"[.;:]\s|\.$", text)[0]
+
+
 def without_references(text: str) -> str:
     """The text without references to sections of the API description, which readers of the document do not have."""
     return re.sub(r"\s*\(§[^)]*\)", "", text)

@@ -233,7 +233,7 @@ def _check_turns(turns: Sequence[_Turn], field: str) -> None:
 
 
 def _with_system(turns: Sequence[_Turn], system: str) -> list[_Turn]:
-    """The turns with the field `system` of ShareGPT first. The system turns at the front are one, as in requests."""
+    """Put ShareGPT's field `system` before the turns, and join the system turns at the front, as in requests."""
     first = next(number for number, turn in enumerate(turns) if turn.message["role"] != "system")
     own = "\n\n".join(turn.message["content"] for turn in turns[:first])
     if system.strip() and own.strip() and own != system:
@@ -286,7 +286,7 @@ def _turn(turn: object, field: str, *, is_last: bool) -> _Turn:
 def _content(
     fields: Mapping[str, Any], field: str, key: str, *, has_calls: bool, is_last: bool
 ) -> str:
-    """The text of a turn. Beside calls there may be none, and only the last turn must not be empty."""
+    """The text of a turn; only beside calls, or in a turn that is not the last, may it be empty."""
     value = fields.get(key)
     if has_calls and value is None:
         return ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class ExampleProblem(Exception):
-    """A line is refused: a code of the report, the field, and a message without content."""
+    """A line is refused, with a code, its field, and a message that quotes no content."""
 
     code: str
     field: str | None

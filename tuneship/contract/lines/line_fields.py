@@ -1,4 +1,4 @@
-"""The names of a line's fields: other files' names for them, and fields that nobody reads. Pure.
+"""The names of a line's fields, the names that other files use for them, and fields that are ignored. Pure.
 
 Next: `dataset_lines.py`, which reads them.
 """
@@ -38,13 +38,13 @@ OF_A_ROLE = {
 
 
 def chosen_alias(line: Mapping[str, Any], field: str) -> str | None:
-    """The name by which a line has a field: the first that is not null."""
+    """The name under which a line has a field: the first alias whose value is not null."""
     names = [name for name in ALIASES[field] if name in line]
     return next((name for name in names if line[name] is not None), names[0] if names else None)
 
 
 def format_of(line: Mapping[str, Any]) -> DatasetFormat:
-    """The format that a line has by its fields; `conversation` where they do not say it."""
+    """The format of a line, by its fields; `conversation` if the fields do not decide it."""
     fields = {name for name, value in line.items() if value is not None}
     if fields & {"messages", "conversations"} or isinstance(line.get("prompt"), list):
         return "conversation"
@@ -94,7 +94,7 @@ def unused_fields(line: Mapping[str, Any], dataset_format: DatasetFormat) -> set
 
 
 def _turns(line: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """The fields that have the turns of a conversation, with those turns that are objects."""
+    """The fields that hold the turns of a conversation, each with its turns that are objects."""
     fields = [name for name in ("conversations", "messages") if line.get(name) is not None][:1]
     for field in fields or ["prompt", "completion"]:
         try:

@@ -1,4 +1,4 @@
-"""Values of a line as tables leave them: lists and objects as JSON text, and nulls that other rows brought. Pure."""
+"""Values of a line as tables export them: lists and objects as JSON text, and nulls for other rows' keys. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -34,7 +34,7 @@ def from_text(text: str) -> object:
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without the null members of its objects; those of lists stay.
+    """The value without the null members of its objects; nulls in lists are kept.
 
     All objects of one column of Arrow (Parquet, Hugging Face) have the same keys: a key that an object lacks in the
     file that they came from is null.

@@ -1,4 +1,4 @@
-"""Strict JSON for request bodies and dataset lines: anything that parsers disagree about is refused.
+"""Strict JSON for request bodies and dataset lines: refuses whatever parsers read differently.
 
 Refused are a byte order mark, invalid UTF-8, NaN, Infinity, 1e999, duplicate keys, lone surrogates, depth beyond 32,
 and more values than any honest text has: a megabyte of `[],[],` would cost a third of a second before it is refused for
@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, cast
 # Far more than any body of the API needs, and far less than what overflows a parser.
 MAXIMUM_DEPTH = 32
 # Values of a request body: objects, arrays and their members. A conversation of a thousand turns
-# has 3,000.
+# has 3,000; a megabyte of `[],[],` would cost other callers a third of a second.
 MAXIMUM_VALUES = 10_000
 # Values of a line of a dataset, which may have 8 MiB.
 MAXIMUM_VALUES_OF_LINE = 100_000

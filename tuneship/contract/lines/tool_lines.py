@@ -30,7 +30,7 @@ def tools_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def comes_from_arrow(tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the functions, and so the calls beside them, have keys of other rows' functions, as null."""
+    """Whether the functions, and so the calls, have null values for keys of other rows, as Arrow writes them."""
     return any(has_null_property(tool["function"].get("parameters")) for tool in tools)
 
 
@@ -58,7 +58,7 @@ def read_tools(line: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tool(tool: object, field: str) -> dict[str, Any]:
-    """A function as OpenAI has it; one without the object around it is given that. Raises `ExampleProblem`."""
+    """A function in OpenAI's form; one without the surrounding object gets it. Raises `ExampleProblem`."""
     if isinstance(tool, str):
         tool = from_text(tool)
     fields = _object(tool, field)

@@ -6,12 +6,20 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from tuneship.contract.document.openapi_schemas import TEMPLATE, Json, Schemas
+from tuneship.contract.document.openapi_schemas import (
+    TEMPLATE,
+    Json,
+    Schemas,
+    summary_of,
+    text_of,
+)
 from tuneship.contract.openai import (
     batches,
     chat,
     completions,
     embeddings,
+    eval_runs,
+    evals,
     files,
     jobs,
     models,
@@ -28,9 +36,11 @@ SECTIONS = {
     embeddings: "Vectors of texts.",
     responses: "Texts and conversations that a model answers, without state.",
     models: "What can be asked.",
-    files: "Training data, results of jobs, and what batches read and write.",
+    files: "Training data, results of jobs, what batches read and write, and rows of evals.",
     jobs: "Fine-tuning jobs, their events and checkpoints.",
     batches: "Files of requests that are answered in the background.",
+    evals: "The form of rows, and the criteria by which answers to them are scored.",
+    eval_runs: "Models that answer the rows of an eval in the background, with the scores.",
     webhooks: "Receivers of the events in which jobs and batches end.",
 }
 FRAMES: dict[str, TypeAdapter[Any]] = {
@@ -105,11 +115,11 @@ def openai_document(url: str = "http://127.0.0.1:8700") -> Json:
 
 
 def _entry(operation: OpenAIOperation[..., Any], schemas: Schemas) -> Json:
-    description = " ".join((operation.declaration.__doc__ or "").split())
+    description = text_of(operation.declaration.__doc__)
     entry: Json = {
         "operationId": operation.name,
         "tags": [operation.resource],
-        "summary": re.split(r"[.;:] |\.$", description)[0],
+        "summary": summary_of(description),
         "description": f"{description}\n\nScope: `{operation.scope}`.",
         "parameters": [*_parameters(operation, schemas)],
     }

@@ -13,15 +13,15 @@ from tuneship.contract.openai.ids import FileId
 from tuneship.contract.openai.lists import AfterId
 from tuneship.contract.openai.request_fields import OpenAIRequest
 
-FilePurpose = Literal["fine-tune", "fine-tune-results", "batch", "batch_output"]
+FilePurpose = Literal["fine-tune", "fine-tune-results", "batch", "batch_output", "evals"]
 
 
 class FileUpload(OpenAIRequest):
-    """The form of an upload, beside its `file`: JSON Lines of training data, or of requests for a batch."""
+    """The form of an upload, beside its `file`: training data, requests of a batch, or rows of an eval."""
 
     unsupported = frozenset({"expires_after"})
 
-    purpose: Literal["fine-tune", "batch"]
+    purpose: Literal["fine-tune", "batch", "evals"]
     # The name in the head of the file's part; no part of its own.
     filename: SkipJsonSchema[str] = ""
 
@@ -90,7 +90,7 @@ EXAMPLE_LINE = (
     example=Example({"training": {"purpose": "fine-tune", "file": EXAMPLE_LINE}}, EXAMPLE_FILE),
 )
 def openai_create_file(form: FileUpload, file: BinaryIO) -> FileObject:
-    """Store a JSON Lines file: of training data as a dataset, refused whole for a bad line; or for a batch."""
+    """Store JSON Lines: training data as a dataset, refused whole for a bad line; or for a batch or an eval."""
     raise NotImplementedError
 
 
@@ -142,6 +142,6 @@ def openai_delete_file(file_id: FileId) -> FileDeleted:
 def openai_get_file_content(file_id: FileId) -> str:
     """Read the result file of a job, CSV in Base64, or what a batch has answered, with the scope `generate` as well.
 
-    Neither training data nor the requests of a batch can be read back.
+    Neither training data nor the requests of a batch or the rows of an eval can be read back.
     """
     raise NotImplementedError

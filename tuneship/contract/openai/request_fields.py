@@ -44,7 +44,7 @@ class OpenAIRequest(Request):
         sent = {name: one for name, one in cast("dict[str, Any]", value).items() if one is not None}
         for name in cls.unsupported & sent.keys():
             raise PydanticCustomError(
-                "unsupported_parameter", "is not supported here", {"param": name}
+                "unsupported_parameter", "is not supported here", {"below": f".{name}"}
             )
         for name in cls.neutral.keys() & sent.keys():
             values, given = cls.neutral[name], sent.pop(name)
@@ -58,5 +58,6 @@ class OpenAIRequest(Request):
             if not is_neutral:
                 known = " or ".join(json.dumps(one) for one in values)
                 text = f"is supported only as {known}"
-                raise PydanticCustomError("unsupported_value", cast("Any", text), {"param": name})
+                place = {"below": f".{name}"}
+                raise PydanticCustomError("unsupported_value", cast("Any", text), place)
         return sent

@@ -369,7 +369,7 @@ class AnswerTool(Reply):
 
 
 class InputTokenDetails(Reply):
-    """Always 0: what the engine keeps of earlier prompts is not counted for single requests."""
+    """Cached tokens of the prompt: always 0, because the engine does not count its prefix cache by request."""
 
     cached_tokens: Literal[0] = 0
     cache_write_tokens: Literal[0] = 0

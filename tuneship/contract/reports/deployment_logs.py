@@ -12,8 +12,8 @@ LogFilter = Annotated[
         min_length=1,
         max_length=1000,
         pattern=r"^[^\x00-\x1f\x7f]*$",
-        description="Conditions joined by `,` or ` AND `: `level=error`, `level>=warning`, `component!=replica`,"
-        " `request_id=req_...`, `message~text` (contains).",
+        description="Conditions, 16 at most, joined by `,` or ` AND `: `level=error`, `level>=warning`, "
+        "`component!=replica`, `request_id=req_...`, `message~text` (contains).",
     ),
 ]
 

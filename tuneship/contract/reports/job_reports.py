@@ -52,7 +52,7 @@ class JobMetrics(Reply):
             exclude_if=absent,
             description="Additive. The job has more than 5,000 steps, and some are left out: kept are the first and "
             "the last 250, every step at which the model was measured (of more than 2,500 the best and every nth), "
-            "and every nth between.",
+            "and every nth between. The stream of the log has every step.",
         ),
     ] = None
     row_losses: Annotated[

@@ -69,7 +69,7 @@ def read_schema(schema: Mapping[str, Any]) -> AnswerSchema:
 
 
 def followed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a request, or raise pydantic's error with the place of what cannot be followed."""
+    """Return the schema of a request; for an unsupported keyword raise pydantic's error with its place."""
     try:
         read_schema(schema)
     except SchemaRefused as error:
@@ -83,7 +83,7 @@ Pointer = tuple[str, ...]
 
 @dataclass
 class _Reader:
-    """Reads a schema, and counts what is in it."""
+    """Reads a schema, and counts its parts."""
 
     # The schema and all schemas within it, by the path that a reference to them has.
     schemas: dict[Pointer, Any] = field(default_factory=dict[Pointer, Any])
@@ -157,7 +157,7 @@ class _Reader:
         return dict(zip(keys, inner, strict=True)) if kind is dict else inner
 
     def resolve(self) -> None:
-        """Raise `SchemaRefused` for a reference to what is no schema here, or to nothing but itself."""
+        """Raise `SchemaRefused` for a reference that leads to no schema of this document, or only to itself."""
         for pointer, place in self.references:
             if pointer not in self.schemas:
                 raise SchemaRefused(place, "must name a schema within this one, as #/$defs/name")
@@ -166,7 +166,7 @@ class _Reader:
                 raise SchemaRefused(place, "leads back to itself")
 
     def loosen(self) -> None:
-        """Write `anyOf` for `oneOf` if at most one option can fit: a property that they all require distinguishes them.
+        """Rewrite `oneOf` as `anyOf` if at most one option can fit: a property that all require distinguishes them.
 
         The compiler cannot see that through references.
         """
@@ -223,7 +223,7 @@ def _are_distinguishable(options: list[Mapping[str, Any]]) -> bool:
 
 
 def _check_together(schema: Mapping[str, Any], place: str) -> None:
-    """Raise `SchemaRefused` for keywords that cannot stand beside each other."""
+    """Raise `SchemaRefused` for keywords that exclude each other."""
     for name in COMBINING:
         if name in schema and schema.keys() - DEFINITIONS != {name}:
             raise SchemaRefused(f"{place}.{name}", "must stand alone in its schema")

@@ -1,4 +1,4 @@
-"""Keywords of JSON Schema: those that a grammar follows, with their checks, and those refused by name. Pure."""
+"""Keywords of JSON Schema: the supported ones with their checks, and those that are refused by name. Pure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -169,7 +169,7 @@ def _multiple(value: object, place: str) -> None:
 
 
 def digits_of(value: float) -> float:
-    """A number without its decimal point; infinite for one with too many places behind it."""
+    """A number without its decimal point; infinite if it has too many decimal places."""
     number = Decimal(str(value)).normalize()
     decimals = max(0, -cast("int", number.as_tuple().exponent))
     return math.inf if decimals > MAX_MULTIPLE_DECIMALS else float(number.scaleb(decimals))

@@ -104,7 +104,7 @@ class FunctionTool(CreateRequest):
 
     @property
     def for_the_template(self) -> dict[str, Any]:
-        """The tool as it was sent, in its order, which is what templates write."""
+        """The tool as it was sent, with its keys in their order, as templates write it."""
         return self._sent or self.model_dump(exclude_unset=True)
 
 
@@ -171,7 +171,7 @@ def check_turn(
 
 
 def arguments_of(text: str) -> dict[str, Any] | None:
-    """The arguments of a call from their JSON; None for what is no JSON object."""
+    """The arguments of a call, parsed from their JSON; None if that is no JSON object."""
     try:
         value = strict_json.parse(text.encode(errors="surrogatepass"))
     except (strict_json.JsonRefused, ValueError):

@@ -1,5 +1,6 @@
 """The report of an evaluation as it is shown: scores, intervals, verdicts, and one sentence. Pure."""
 
+import math
 from typing import Any
 
 from tuneship.gates.evaluation.evaluation_tally import EvaluationTally
@@ -18,7 +19,8 @@ def report_of(
     examples = tally.counts
     decided = decided_report(found)
     graders, slices, words = decided["graders"], decided["slices"], decided["sentence"]
-    graders += [_graded(name, *scores) for name, scores in tally.graded.items()]
+    for name, scores in tally.graded.items():
+        graders.append((_loss if name in tally.losses else _graded)(name, *scores))
     if not has_ended:
         for one in graders:
             one["verdict"] = None
@@ -68,6 +70,22 @@ def _graded(name: str, candidate: list[float], baseline: list[float]) -> dict[st
     counts = PairedCounts(len(differences), wins, losses)
     made["baseline"] = _score(mean_interval(baseline, OF_SCORES, 0.0, 1.0))
     return made | _paired(counts, difference, None)
+
+
+def _loss(name: str, candidate: list[float], baseline: list[float]) -> dict[str, Any]:
+    """The report of a grader of losses, which decides nothing; a win is a lower loss. Of one example there is none."""
+    made: dict[str, Any] = {"name": name, "measure": "loss", "verdict": None}
+    made |= {"candidate": None, "baseline": None}
+    if len(candidate) < 2:
+        return made
+    made["candidate"] = _score(mean_interval(candidate, OF_SCORES, 0.0, math.inf))
+    if not baseline:
+        return made
+    differences = [one - other for one, other in zip(candidate, baseline, strict=True)]
+    difference = mean_interval(differences, OF_DIFFERENCES, -math.inf, math.inf)
+    wins, losses = sum(one < 0 for one in differences), sum(one > 0 for one in differences)
+    made["baseline"] = _score(mean_interval(baseline, OF_SCORES, 0.0, math.inf))
+    return made | _paired(PairedCounts(len(differences), wins, losses), difference, None)
 
 
 def _slice(one: SliceResult) -> dict[str, Any]:

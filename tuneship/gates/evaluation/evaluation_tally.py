@@ -22,7 +22,7 @@ Unscored = Literal["failed", "leaked", "too_long"]
 
 @dataclass(frozen=True)
 class ScoredExample:
-    """The scores of one example by grader, from 0 to 1, or why it has none."""
+    """The scores of one example by grader, or why it has none. A loss is missing where a model refused the prompt."""
 
     candidate: Mapping[str, float] = field(default_factory=dict[str, float])
     # Null where there is no baseline.
@@ -70,14 +70,21 @@ class _Outcomes:
 class EvaluationTally:
     """The counts of the examples that were added so far."""
 
-    def __init__(self, binary: Sequence[str], gating: Sequence[str], graded: Sequence[str]) -> None:
-        """`binary` and `graded` name the graders by their scores: 0 or 1, and from 0 to 1."""
+    def __init__(
+        self,
+        binary: Sequence[str],
+        gating: Sequence[str],
+        graded: Sequence[str],
+        losses: Sequence[str] = (),
+    ) -> None:
+        """`binary`, `graded` and `losses` name the graders by their scores: 0 or 1, from 0 to 1, and losses in nats."""
         self._graders = {name: _Outcomes() for name in binary}
         self._gating = gating
         self._slices: dict[tuple[str, str, str], _Outcomes] = {}
         self._unscored = Counter[str]()
         # Scores of each model, and their differences, of graders that do not decide.
-        self.graded = {name: (list[float](), list[float]()) for name in graded}
+        self.graded = {name: (list[float](), list[float]()) for name in (*graded, *losses)}
+        self.losses = frozenset(losses)
         self.scored = 0
 
     def add(self, example: ScoredExample) -> None:
@@ -89,6 +96,10 @@ class EvaluationTally:
         for name, outcomes in self._graders.items():
             outcomes.add(name, example)
         for name, (candidate, baseline) in self.graded.items():
+            beside = example.candidate if example.baseline is None else example.baseline
+            # Means of different examples would compare nothing.
+            if name not in example.candidate or name not in beside:
+                continue
             candidate.append(example.candidate[name])
             if example.baseline is not None:
                 baseline.append(example.baseline[name])
@@ -132,9 +143,10 @@ def rules_of(settings: EvaluationSettings, *, has_baseline: bool) -> EvaluationR
 
 def tally_of(settings: EvaluationSettings, stored: Iterable[Mapping[str, Any]]) -> EvaluationTally:
     """A tally of the examples that are stored already."""
-    graded = [one.name for one in settings.graders if one.is_graded]
+    losses = [one.name for one in settings.graders if one.type == "loss"]
+    graded = [one.name for one in settings.graders if one.is_graded and one.type != "loss"]
     binary = [one.name for one in settings.graders if not one.is_graded]
-    made = EvaluationTally(binary, settings.deciding, graded)
+    made = EvaluationTally(binary, settings.deciding, graded, losses)
     for one in stored:
         made.add(example_of(one))
     return made

@@ -31,7 +31,7 @@ class KeptBuckets:
     edges_ms: Edges = field(default_factory=lambda: NO_EDGES)
 
     def with_new(self, series: RolloutSeries) -> tuple[RolloutSeries, "KeptBuckets"]:
-        """Put the buckets of a new answer behind these. Returns the series, and what is new in it.
+        """Append the buckets of a new answer. Returns the series, and the new buckets.
 
         Raises `Unusable` where the server counts by other edges than before.
         """

@@ -85,7 +85,7 @@ def read_series(
     interval: str,
     counted_until: datetime | None = None,
 ) -> RolloutSeries:
-    """Join the answers to `GET .../metrics` of both deployments; None stands for a call that failed.
+    """Join both deployments' answers to `GET .../metrics`; None is a call that failed.
 
     Raises `Unusable`, also where the newest bucket contradicts itself. A bucket counts once both answers call it
     finished; buckets that ended by `counted_until` are not read again.
@@ -123,7 +123,7 @@ def read_series(
 
 
 def _problem(start: datetime, found: Sequence[ArmTraffic | str]) -> str | None:
-    """Say why a bucket cannot be counted, with the arm and the time; None for a sound one."""
+    """Say why a bucket cannot be counted, with its arm and time; None if it can."""
     for arm, traffic in zip(ARMS, found, strict=True):
         if isinstance(traffic, str):
             return f"the counts of the {arm} at {start:%H:%M:%S} contradict each other: {traffic}"
@@ -156,7 +156,7 @@ def read_answer(answer: Metrics) -> MetricsAnswer:
 
 @dataclass(frozen=True)
 class _ArmCounts:
-    """One deployment's answer, counted. A bucket that cannot be counted has its reason instead."""
+    """The counts of one deployment's answer. A bucket that cannot be counted has the reason instead."""
 
     traffic: Mapping[datetime, ArmTraffic | str]
     edges_ms: tuple[float, ...] | None
@@ -206,7 +206,7 @@ def _count(given: Metrics | None, seconds: int, arm: Arm) -> _ArmCounts:
 
 
 def _rows(metric: str, series: Series | None) -> dict[datetime, _Row]:
-    """One metric by bucket start, in any order. A bucket with two rows has one that says so."""
+    """One metric by bucket start, in any order. A repeated bucket is marked as such."""
     if series is None:
         return {}
     stamps = series.timestamps or []

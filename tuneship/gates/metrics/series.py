@@ -1,4 +1,4 @@
-"""The finished buckets of two deployments, joined by time: what one look at a rollout knows.
+"""The finished buckets of two deployments, joined by time: the data of one look at a rollout.
 
 Knows no gate and no rollout. Next: `metrics_reader.py` reads a series from two metrics answers, `tallies.py` counts
 it for the gates, `curves.py` pools it for pictures.
@@ -17,7 +17,7 @@ ARMS: Final[tuple[Arm, Arm]] = ("baseline", "candidate")
 
 
 class Unusable(Exception):
-    """An answer cannot be counted, so the look is a missing one; the message says why."""
+    """An answer cannot be counted, so that the look counts as missing; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ class ArmTraffic:
 
     @property
     def served(self) -> int:
-        """Answers whose latency was counted, to which its shares refer: our service leaves out those of batches."""
+        """Answers with a counted latency; the shares of slow answers refer to them. Our service leaves out those of
+        batches.
+        """
         if self.cells is not None:
             return self.cells.total
         return self.histogram[-1] if self.histogram else self.answered

@@ -14,7 +14,7 @@ from tuneship.gates.metrics.series import Arm, ArmTraffic, RolloutSeries
 
 @dataclass(frozen=True)
 class ArmPoint:
-    """One deployment in one stretch of time, which begins at `at`. NaN without a successful request."""
+    """One deployment in the stretch of time that begins at `at`. NaN without a successful request."""
 
     at: datetime
     error_percent: float
@@ -59,7 +59,7 @@ def evaluations(metrics: JobMetrics) -> list[tuple[int, float]]:
 
 
 def smoothed(values: Sequence[float | None], span: int) -> list[float]:
-    """A moving mean in which a value counts for about `span` steps; NaN before the first value."""
+    """A moving average over about `span` steps; NaN before the first value."""
     keep = 1.0 - 2.0 / (span + 1.0)
     total = weight = 0.0
     means: list[float] = []

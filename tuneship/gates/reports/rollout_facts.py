@@ -46,6 +46,7 @@ def facts_of(record: RolloutRecord) -> dict[str, Any]:
         "in_words": in_words,
         "driver": driven(record) or None,
         "approval": {name: getattr(answer, name) for name in names} if answer else None,
+        "approval_asked_at": record.asked.at if record.asked else None,
         "rollout_id": begun.rollout_id,
     }
 

@@ -8,7 +8,7 @@ from tuneship.gates.record import RolloutRecord, SplitConfirmed, SplitIntended
 
 
 class Change(BaseModel):
-    """One confirmed split; `at` is the service's time, null where that is unknown."""
+    """One confirmed split; `at` is the service's time, null if unknown."""
 
     at: datetime | None
     weights: dict[str, int]

@@ -1,4 +1,4 @@
-"""The load and latency of each deployment at each step of a rollout: the words under the picture.
+"""The load and latency of each deployment at each step of a rollout, in words for the picture's caption.
 
 Pure. A deployment answers more slowly under more load, so two latencies are comparable only where the loads are
 alike. Next: `curves.py` has the same series over time.
@@ -34,7 +34,7 @@ class StepLoad:
 def loads_by_step(
     history: Sequence[Change], series: RolloutSeries | None, candidate_id: str
 ) -> list[StepLoad]:
-    """The loads of each split during which a bucket was finished."""
+    """The loads for each split during which at least one bucket was finished."""
     known = [change for change in history if change.at is not None]
     if series is None or series.horizon is None or not known:
         return []
@@ -56,7 +56,7 @@ def loads_by_step(
 
 
 def explained(loads: Sequence[StepLoad]) -> str:
-    """Explain the picture of the latency in a sentence or two; empty where there is nothing to compare."""
+    """Explain the latency picture in one or two sentences; empty if there is nothing to compare."""
     both = [step for step in loads if None not in (step.baseline.p95_ms, step.candidate.p95_ms)]
     if not both:
         return ""

@@ -1,11 +1,11 @@
-"""The tables about a rollout: cells of text, every limit beside its value. Pure; whoever shows a table escapes it.
+"""The tables about a rollout, as text cells, each limit beside its value. Pure; the caller escapes the cells.
 
 Next: `flows/rollout/page.py` shows them as Markdown.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuneship.gates.gate_types import GateReading, ThresholdReading
 from tuneship.gates.record import Look
@@ -13,8 +13,7 @@ from tuneship.gates.record import Look
 LOOKS_SHOWN = 40
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table as text; the rows whose numbers are in `stressed` are those to look at first."""
 
     titles: Sequence[str]
@@ -61,14 +60,14 @@ def gate_table(gates: Sequence[GateReading]) -> Table:
 
 
 def threshold_table(thresholds: Sequence[ThresholdReading]) -> Table:
-    """Every plain threshold with the candidate's value; those that are exceeded are stressed."""
+    """Each plain threshold with the candidate's value; exceeded thresholds are stressed."""
     rows = [[one.name, _beside(one.value, one.limit), one.requests] for one in thresholds]
     above = frozenset(index for index, one in enumerate(thresholds) if one.is_above)
     return Table(("threshold", "candidate (limit)", "requests"), rows, above)
 
 
 def look_table(looks: Sequence[Look]) -> Table:
-    """The latest looks, and how many came before them."""
+    """The latest looks, and the number of earlier ones."""
     rows: list[list[object]] = []
     if len(looks) > LOOKS_SHOWN:
         rows.append(["...", "", "", f"{len(looks) - LOOKS_SHOWN} earlier looks", "", ""])

@@ -173,7 +173,7 @@ def driver_in_words(record: RolloutRecord) -> str | None:
 
 
 def driven(record: RolloutRecord) -> dict[str, float]:
-    """Sum the driver's counts over the rollout; empty without one. Unanswered requests are shared by weight."""
+    """Sum the driver's counts over the rollout; empty without a driver. Unanswered requests are divided by weight."""
     counts: dict[str, float] = {}
     share = 0.0
     for fact in record.facts:
@@ -237,7 +237,7 @@ def forecast_in_words(begun: Begun) -> list[str]:
 
 
 def _share_promoted(forecast: Forecast) -> str:
-    """Say how many of the simulated candidates were promoted, and what became of the others."""
+    """Say how many simulated candidates were promoted, and how the other rollouts ended."""
     back = forecast.drawn - forecast.promoted - forecast.undecided
     text = f"{forecast.promoted} of {forecast.drawn} within {_minutes(forecast.slowest_minutes or 0.0)}"
     for number, end in ((forecast.undecided, "undecided"), (back, "rolled back")):

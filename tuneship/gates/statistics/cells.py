@@ -40,7 +40,7 @@ NO_CELLS = Cells((), ())
 
 
 def cell_of(value: float) -> float:
-    """The place of a value among the cells: cell k ends at the value whose place is k."""
+    """The index of the cell that holds a value: cell k ends at the value whose index is k."""
     return PER_DOUBLING * math.log2(value)
 
 

@@ -12,7 +12,7 @@ _PRECISION = 1e-16
 
 
 def fair_coin_tail(heads: int, tosses: int) -> float:
-    """Probability that a fair coin shows at least so many heads."""
+    """Probability that a fair coin shows at least this many heads."""
     if heads <= 0 or heads > tosses:
         return float(heads <= 0)
     if 2 * heads <= tosses:

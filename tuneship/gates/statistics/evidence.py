@@ -78,7 +78,7 @@ class BucketCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The margin of a gate. Harm refutes each that is given, proof refutes one of them.
+    """The margins of a gate. Harm must exceed every given margin, proof only one.
 
     `harm`: p_c <= harm (proof: p_c >= ok). `ratio`: p_c <= ratio p_b (>=). `farther`: the candidate's share beyond a
     limit that is so many cells farther is at most (for proof: at least) the baseline's beyond the nearer one.
@@ -92,7 +92,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The harm mixture: the first bucket of each start, its weight, and the weight of those still to come."""
+    """The terms of the harm mixture: the first bucket of each start, its weight, and the weight left for later
+    starts.
+    """
 
     starts: tuple[int, ...]
     weights: tuple[float, ...]
@@ -144,7 +146,7 @@ def _wait_weights(number: int) -> tuple[tuple[float, ...], float]:
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """One alternative of one term after some buckets: 12 sums, their mixture, and the same with bursts capped."""
+    """One alternative of one term after some buckets: 12 sums, their mixture, and the mixture with capped bursts."""
 
     sums: Logs = (0.0,) * len(GRID)
     log_e: float = 0.0
@@ -152,7 +154,7 @@ class _Half:
     fast: float = 0.0
 
     def after(self, factor: Logs | None) -> "_Half":
-        """Add one bucket; None stands for a bucket without information."""
+        """Add one bucket; None is a bucket without information."""
         if factor is None:
             return self
         sums = list(map(add, self.sums, factor))

@@ -1,4 +1,4 @@
-"""The limits of a single gate as a plan sets them: which share is harm, and which is proof. Next: `plan.py`."""
+"""The limits of a single gate in a plan: the share that is harm, and the share that is proof. Next: `plan.py`."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ class GateLimits(StrictModel):
     ok: float | None = Field(default=None, gt=0, le=0.5, description=PROVEN)
 
     def limits(self) -> Limits | None:
-        """The three numbers, or None when one of them is missing."""
+        """The limits harm, proof and ratio of this gate, or None when one of them is missing."""
         # A null never means "no limit": the gate is not evaluated, and nothing is promoted past it.
         if self.ratio is None or self.harm is None or self.ok is None:
             return None
@@ -67,7 +67,7 @@ class SlowGate(GateLimits):
 
 
 class TypicalGate(StrictModel):
-    """The median: the candidate's answers beside those of the baseline that take longer than half of them."""
+    """Compares how many of the candidate's answers are slower than the baseline's median."""
 
     # Where no answer takes about the median time, as with a cache that half of the requests hit, a
     # longer time counts the same answers: equal deployments differ by nothing, and only a share is proof.
@@ -114,7 +114,7 @@ class LongGate(GateLimits):
 
 
 class CrashRule(StrictModel):
-    """One bucket in which so much fails at the candidate alone that no statistics over time are needed."""
+    """One bucket in which the candidate alone fails so often that no statistics over time are needed."""
 
     failures: int = Field(default=20, ge=5, description="Failures of different callers, at least.")
     share: float = Field(
@@ -139,7 +139,7 @@ class AbandonedGate(GateLimits):
 
 
 class RefusedGate(GateLimits):
-    """Requests that the deployment refuses although they are well formed, such as a prompt too long for it."""
+    """Well-formed requests that the deployment refuses, such as a prompt that is too long for it."""
 
     ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
     harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
@@ -147,4 +147,4 @@ class RefusedGate(GateLimits):
 
 
 class AnswerGate(GateLimits):
-    """A gate on what answers say. Only the traffic driver reads them, so it needs `traffic`."""
+    """A gate on the content of answers. Only the traffic driver reads answers, so the plan needs `traffic`."""

@@ -1,4 +1,4 @@
-"""Watches a running job: cancels one whose losses are not finite any more (T1), or that diverges (T2).
+"""Watches a running job, and cancels it when its losses are no longer finite (T1) or diverge (T2).
 
 Losses of small batches are noisy, so T2 compares medians, and its limits grow with the noise that the job itself shows
 after its warm-up. Next: `training_gates.py` judges the job once it has ended.
@@ -48,7 +48,7 @@ class DivergenceWatch:
 def watch_training(
     watch: DivergenceWatch, metrics: Mapping[str, Any], warmup_steps: int
 ) -> tuple[DivergenceWatch, GateResult | None]:
-    """One poll: the next watch, and a rejecting gate when the job should be cancelled."""
+    """Poll once: return the next watch, and a rejecting gate if the job should be cancelled."""
     try:
         curve = read_curve(metrics)
     except UnreadableMetrics:
@@ -63,7 +63,7 @@ def watch_training(
 def watch_losses(
     watch: DivergenceWatch, steps: Sequence[int], losses: Sequence[float]
 ) -> tuple[DivergenceWatch, GateResult | None]:
-    """One poll, with the losses of the steps after the warm-up."""
+    """Poll once, with the losses of the steps after the warm-up."""
     step, since = steps[-1] if steps else 0, watch.diverging_since
     # Readable losses end a row of broken polls; without a new step nothing is known about divergence.
     if step <= watch.step:
@@ -88,7 +88,7 @@ def _broken(watch: DivergenceWatch) -> tuple[DivergenceWatch, GateResult | None]
 
 
 def is_diverging(losses: Sequence[float]) -> bool:
-    """Whether the median of the newest losses is above that of the first ones, or of the lowest ones, beyond noise.
+    """Whether the median of the newest losses exceeds that of the first or of the lowest ones by more than noise.
 
     `losses` are those after the warm-up; those that are not finite are left out.
     """
@@ -106,7 +106,7 @@ def is_diverging(losses: Sequence[float]) -> bool:
 
 
 def noise_of(losses: Sequence[float]) -> float:
-    """The standard deviation of the logarithm of a single loss, from the differences between the first ones."""
+    """The standard deviation of the logarithm of a single loss, from differences between the first losses."""
     logs = [math.log(loss) for loss in losses[: NOISE_DIFFERENCES + 1]]
     differences = [after - before for before, after in pairwise(logs)]
     middle = median(differences)

@@ -53,12 +53,12 @@ class Paired:
         return f"{self.mean:+.4f} ± {self.error:.4f} over {self.rows} rows"
 
     def needs(self, error: float) -> int:
-        """The number of rows at which the standard error would be this small."""
+        """The number of rows that would make the standard error this small."""
         return math.ceil(self.rows * (self.error / error) ** 2)
 
 
 def read_row_losses(metrics: Mapping[str, Any]) -> RowLosses | None:
-    """The row losses in a job's metrics; None where there are none, or where they contradict each other.
+    """The row losses in a job's metrics; None if they are missing or contradict each other.
 
     A loss that is not finite is None.
     """

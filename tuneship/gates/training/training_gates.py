@@ -293,7 +293,9 @@ def _against_champion(evidence: Evidence) -> GateResult:
 
 
 def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: int) -> GateResult:
-    """Reject what is worse beyond the margin and beyond chance; pass what is certainly not far beyond it."""
+    """Reject a model that is worse beyond the margin and beyond chance; pass one that is certainly not far beyond
+    it.
+    """
     champion, loss = worse.theirs, worse.ours
     margin = rules.margin(champion)
     limit, note = champion + margin, f"worse than the champion's {champion:.4f} by {worse}"
@@ -395,7 +397,9 @@ def _first_model(evidence: Evidence) -> GateResult:
 
 
 def _ends(evidence: Evidence) -> GateResult:
-    """A model that has not learnt where an answer ends goes on until `max_tokens`, whatever its loss is."""
+    """Check that the model has learnt to end its answers; otherwise it goes on until `max_tokens`, whatever its
+    loss.
+    """
     name, share = "T11 ends learnt", evidence.job.ends_learnt
     if share is None:
         return GateResult(name, "not_available", note="not measured")

@@ -96,6 +96,11 @@ def is_in_force(row: Row | sa.RowMapping, moment: datetime) -> bool:
     return row["revoked_at"] is None and (expires is None or expires > moment)
 
 
+def _principal(row: sa.RowMapping) -> Principal:
+    lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
+    return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
+
+
 class NoSuchKey(LookupError):
     """There is no key with this id."""
 
@@ -263,8 +268,17 @@ class Keys:
         if noted is None or not timedelta(0) <= now - noted < USE_GRAIN:
             self._noted[public] = now
             self._unstored.add(public)
-        lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
-        return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
+        return _principal(row)
+
+    def principal_of(self, identifier: str) -> Principal | None:
+        """The caller that a key stands for; None where the key was revoked or has expired."""
+        row = self._row(identifier)
+        return _principal(row) if row is not None and is_in_force(row, self._clock()) else None
+
+    def expiry_of(self, identifier: str) -> datetime | None:
+        """When a key expires; None if it never does."""
+        row = self._row(identifier)
+        return None if row is None else row["expires_at"]
 
     async def wait_until_ended(self, identifier: str) -> None:
         """Return when a key was revoked or has expired. All who wait share one query a second."""
@@ -303,7 +317,7 @@ class Keys:
         return self._issued is not None and self._is_fresh(self._issued[0])
 
     def is_issued(self, authorization: list[str]) -> bool:
-        """Whether there is a key with the id in a header; its secret is not compared.
+        """Whether a key has the id in a header; its secret is not compared.
 
         All ids are read together, at most once a second, so that made-up keys do not cause a query each.
         """
@@ -346,7 +360,7 @@ def write_credentials(
     scopes: frozenset[str] = PRESETS["admin"],
     label: str = "credentials.json",
 ) -> None:
-    """Write a key into a file (0600): the first one, for the person who started the service, or one for a program.
+    """Write a key into a file (0600): the first key for the person who started the service, or one for a program.
 
     A new key replaces it there 30 days before it expires (it stays in force until then), and when it is revoked,
     belongs to another database, or has other scopes than this version gives it.

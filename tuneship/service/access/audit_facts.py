@@ -30,6 +30,8 @@ class AuditFacts:
     created_id: str | None = None
     # Something that the request touched has `audit_logging`.
     is_required: bool = False
+    # The same person has just read the same, and this is in the chain: a live page looks again.
+    is_repeated: bool = False
     # Something that the request touched is in hipaa mode.
     touches_hipaa: bool = False
     prompt_tokens: int | None = None
@@ -48,10 +50,11 @@ class AuditFacts:
 
     def requires_entry(self, status: int) -> bool:
         """Whether an answer of this status may only be given after its audit entry is committed."""
-        return self.is_required or status == 403 or (self.is_change and status < 400)
+        is_required = self.is_required and not (self.is_repeated and status < 400)
+        return is_required or status == 403 or (self.is_change and status < 400)
 
     def resource_of(self, status: int) -> str | None:
-        """The id to record: an opaque one, or one that was found to exist."""
+        """The id to record: an opaque one, or one that exists."""
         path_id = self.path_id
         if path_id is not None and status >= 400 and not OPAQUE_ID.fullmatch(path_id):
             path_id = None

@@ -32,7 +32,7 @@ def capabilities_of(settings: ServiceSettings, *, isolates: bool) -> Capabilitie
 
 
 def _missing_here(able: Mapping[str, bool], settings: ServiceSettings) -> list[str]:
-    """List what this installation lacks for hipaa mode. `able` says of each safeguard, by name, if it is enforced."""
+    """List what this installation lacks for hipaa mode. `able`: whether each safeguard, by name, is enforced."""
     missing = [
         f"{name}, which is not enforced here" for name in REQUIRED if not able.get(name, False)
     ]

@@ -1,4 +1,5 @@
-"""Data keys of sealed files, each wrapped by its tenant's key, which a key derived from the master key wraps.
+"""Data keys of sealed files: each is wrapped by its tenant's key, which is wrapped by a key derived from the master
+key.
 
 They are in one table, apart from the files. Destroying a key makes every copy of its file useless, backups of the files
 included (but not backups of the table). The files are sealed by `tuneship/security/sealed_files.py`.
@@ -35,14 +36,14 @@ class AnotherMasterKey(StartupError):
 
 
 class KeyGone(ObjectDamaged, FileNotFoundError):
-    """An object has no key. It is as good as gone, since an object that is deleted loses its key first."""
+    """An object's key was destroyed, so the object cannot be read: a delete destroys the key first."""
 
     def __init__(self) -> None:
         OSError.__init__(self, "the key of a stored file is gone")
 
 
 class Keyring:
-    """Creates, finds and destroys the keys of objects, which have the objects' names, and those of jobs (`jobs/<id>`).
+    """Creates, finds and destroys the data keys of objects, by the object's name, and of jobs, by `jobs/<id>`.
 
     The key of an adapter is made with its job, as `models/<job id>`; a model's files have the name of an attempt too.
     """
@@ -111,7 +112,7 @@ class Keyring:
         object_key_records.remove(connection, object_ids)
 
     def forget(self, database: Database) -> None:
-        """Remove destroyed keys from the database's log. Called regularly, since open transactions prevent it."""
+        """Remove destroyed keys from the database's log. Call it regularly, since open transactions can prevent it."""
         if not self._has_remains.is_set():
             return
         # Before the log is emptied: a key that is destroyed meanwhile sets it again.

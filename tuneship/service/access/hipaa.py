@@ -64,7 +64,7 @@ def is_hipaa(row: Mapping[str, Any]) -> bool:
 
 
 def with_required_settings(settings: S) -> S:
-    """The settings with all that the mode requires. Raises `ValidationFailed` for a field that contradicts it."""
+    """The settings with every safeguard of the mode. Raises `ValidationFailed` for a field that contradicts it."""
     required = {name: REQUIRED[name] for name in REQUIRED if name in type(settings).model_fields}
     for name, value in required.items():
         if name in settings.model_fields_set and getattr(settings, name) != value:
@@ -75,7 +75,9 @@ def with_required_settings(settings: S) -> S:
 
 
 def refuse_create(missing: Sequence[str], caller: Caller) -> None:
-    """Refuse to create something in hipaa mode where anything is missing; `ValidationFailed` names all of it."""
+    """Refuse to create a resource in hipaa mode if a prerequisite is missing; `ValidationFailed` names all missing
+    ones.
+    """
     if not caller.is_private:
         missing = [*missing, GOOD_WAY]
     if not caller.has_good_key:
@@ -87,7 +89,9 @@ def refuse_create(missing: Sequence[str], caller: Caller) -> None:
 
 
 def refuse_use(caller: Caller) -> None:
-    """Raises `InvalidRequestError` for plain HTTP from elsewhere, `PermissionDenied` for a key that lasts too long."""
+    """Refuse a request over plain HTTP from elsewhere (`InvalidRequestError`), or with a long-lived key
+    (`PermissionDenied`).
+    """
     if not caller.is_private:
         raise InvalidRequestError(f"a resource in hipaa mode needs {GOOD_WAY}")
     if not caller.has_good_key:

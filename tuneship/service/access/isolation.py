@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def worker_folder(settings: FileSettings, kind: str) -> Path:
-    """The folder in which workers find the stored objects of one kind: the files themselves, or copies from a bucket.
+    """The folder in which workers find stored objects of one kind: the originals, or copies from a bucket.
 
     Created here, since a process can only be given what exists.
     """
@@ -30,7 +30,7 @@ def worker_folder(settings: FileSettings, kind: str) -> Path:
 
 
 def can_isolate(settings: ServiceSettings) -> bool:
-    """Start a worker like those that serve, which tries to break out; True when every way is refused."""
+    """Whether a worker like those that serve fails in all its tries to break out."""
     # A service that was killed during the test has left its folder.
     for leftover in (settings.data_dir / "scratch").glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)

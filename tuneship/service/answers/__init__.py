@@ -1,1 +1,1 @@
-"""Answers of handlers, whatever sends them: refusals, streams, downloads, long JSON."""
+"""Answers of handlers, independent of how they are sent: refusals, streams, downloads, long JSON."""

@@ -1,4 +1,4 @@
-"""Turns whatever was raised into an error of the contract, in the same way for answers, streams and batches."""
+"""Turns any exception into an error of the contract, in the same way for answers, streams and batches."""
 
 import errno
 import logging
@@ -21,7 +21,7 @@ READ_ONLY_SQLSTATE = "25006"
 
 
 def error_from_exception(error: BaseException, request_id: str) -> ApiError:
-    """The error of the contract; one that was not raised as such is logged with the request's id.
+    """The contract's error for an exception; an unexpected one is logged with the request's id.
 
     No traceback, path or SQL ever leaves the service.
     """

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into those of the contract: they hold names and limits, never the value that was sent."""
+"""Turns pydantic's errors into those of the contract: with names and limits, never the sent value."""
 
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -28,6 +28,8 @@ FREE_KEYS = {"tags", "metadata"}
 IDS_NAMED = 10
 # Codes of fields and values that are known, and not supported here.
 NOT_SUPPORTED = {"unsupported_parameter", "unsupported_value"}
+# Kinds of problems of the contract's own validators that are codes, too.
+CODES = NOT_SUPPORTED | {"conflict", "out_of_range"}
 OUT_OF_RANGE = {
     "greater_than",
     "greater_than_equal",
@@ -41,7 +43,7 @@ OUT_OF_RANGE = {
 
 
 def field_path(parts: Iterable[int | str], *, known: bool = True) -> str | None:
-    """The path of a field, such as `members[0].id`; it ends at the parent of a name that the caller invented."""
+    """The path of a field, such as `members[0].id`; an invented name is left off its end."""
     text = ""
     for part in parts:
         if isinstance(part, int):
@@ -60,8 +62,8 @@ def field_path(parts: Iterable[int | str], *, known: bool = True) -> str | None:
 def _field(problem: Any, *, known: bool = True) -> str | None:
     """The field of a problem: its own path, or one that a validator names, whole or `below` that path."""
     named = problem.get("ctx", {})
-    path = named.get("param") or field_path(problem["loc"], known=known)
-    return path if path is None else path + named.get("below", "")
+    path = named.get("param") or field_path(problem["loc"], known=known) or ""
+    return (path + named.get("below", "")).removeprefix(".") or None
 
 
 def error_from_pydantic(error: ValidationError) -> ApiError:
@@ -83,7 +85,7 @@ def error_from_pydantic(error: ValidationError) -> ApiError:
         text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
         text = text.replace("must be a valid", "must be a")
         code = "wrong_type" if kind.endswith("_type") else "invalid_value"
-        if kind in NOT_SUPPORTED:
+        if kind in CODES:
             code = kind
         elif kind in OUT_OF_RANGE:
             code = "out_of_range"

@@ -1,4 +1,4 @@
-"""JSON of long answers in pieces, so that neither the event loop nor Python's lock is held for all of it.
+"""Makes the JSON of long answers in pieces, so that neither the event loop nor Python's lock is held throughout.
 
 pydantic writes a whole answer with the lock held: 300,000 log probabilities take a third of a second.
 """
@@ -40,7 +40,7 @@ def _within(value: Any) -> "dict[str, Any] | list[Any] | tuple[Any, ...] | None"
 
 
 def dumped(kind: "TypeAdapter[Any]", answer: Any) -> bytes:
-    """The JSON of an answer. The long fields of an object come after its short ones."""
+    """The JSON of an answer, with the long fields of an object after the short ones."""
     if isinstance(answer, BaseModel) and is_long(answer):
         return b"".join(_pieces(answer))
     return kind.dump_json(answer, by_alias=True)

@@ -16,7 +16,7 @@ from tuneship.contract.generation import BrokenOff
 
 @dataclass(frozen=True)
 class Frame:
-    """One piece of a stream. Text instead of an object is a mark for readers of events, e.g. `[DONE]`."""
+    """One frame of a stream. A text instead of an object is a mark for readers of events, e.g. `[DONE]`."""
 
     # The kind of the frame; without one, readers of events get only the data.
     event: str
@@ -49,7 +49,7 @@ class Stream:
 async def reframed(
     stream: Stream, first: Sequence[Frame], convert: Callable[[Frame], Sequence[Frame]]
 ) -> Stream:
-    """The stream with other frames: `first`, then what `convert` makes of each; only for readers of events."""
+    """The stream with converted frames, after `first`; only for readers of events."""
 
     async def frames() -> AsyncGenerator[Sequence[Frame]]:
         async with aclosing(stream.frames) as source:

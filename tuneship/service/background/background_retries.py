@@ -20,7 +20,7 @@ LONGEST_PAUSE = timedelta(seconds=30)
 
 
 class GivenUp(Exception):
-    """The work is not tried again. The text names the kind of the last error and nothing else of it."""
+    """The work will not be tried again. The text names only the kind of the last error."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class BackgroundRetries:
         self._by_name: dict[str, _Failure] = {}
 
     def add(self, name: str, error: Exception, *, counts: bool = True) -> int:
-        """Note a failure and return the number of those that count; `counts` is false for what passes by itself."""
+        """Note a failure and return the number of counted ones; `counts` is false for a failure that passes by
+        itself.
+        """
         before, now = self._by_name.get(name), self._clock()
         consecutive, counted = (before.consecutive, before.counted) if before else (0, 0)
         counted += counts and not passes_by_itself(error)
@@ -68,7 +70,7 @@ class BackgroundRetries:
         return failure is not None and failure.since <= self._clock() < failure.until
 
     def waiting(self) -> list[str]:
-        """The names whose pause lasts."""
+        """The names whose pause is not over."""
         return [name for name in list(self._by_name) if self.is_waiting(name)]
 
     def given_up(self, name: str) -> GivenUp | None:
@@ -83,7 +85,7 @@ class BackgroundRetries:
 
 
 def passes_by_itself(error: Exception) -> bool:
-    """Whether the database, the store of files or room is missing: no fault of the work that met it."""
+    """Whether the failure is an absent database, file store or disk space, and so not the fault of the work."""
     return is_away(error) or isinstance(error, (BlobsAway, CannotLaunch, DiskNearlyFull, FilesAway))
 
 

@@ -29,7 +29,7 @@ def utc_now() -> datetime:
 
 
 def awake_s() -> float:
-    """Seconds of real time; they include the time in which the machine was suspended if the system counts it."""
+    """Seconds of real time, including the time of a suspended machine if the system counts it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

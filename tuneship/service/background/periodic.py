@@ -18,7 +18,7 @@ class Periodic:
     """A background task of the service, with a thread of its own."""
 
     def __init__(self, work: Callable[[], None], every_s: float, failed: str) -> None:
-        """`work` may block and may raise; `failed` is the log line when it does."""
+        """`work` may block and may raise; `failed` is the log line for an error."""
         self._work = work
         self._every_s = every_s
         self._failed = failed

@@ -1,4 +1,4 @@
-"""Graceful shutdown within a bounded time, whatever hangs: what does not end is named in the log and left behind."""
+"""Graceful shutdown within a bounded time: tasks that hang are named in the log and abandoned."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ async def end_tasks(
 
 
 async def leave(spare: ThreadPoolExecutor, dismiss: Callable[[], None]) -> None:
-    """Return when the interpreter can end by itself; otherwise log what is stuck and end the process (exit code 0).
+    """Return if the interpreter can end by itself; otherwise log the stuck threads and end the process (exit code 0).
 
     The interpreter would wait forever for a thread that is stuck. Call this when everything that matters is stored.
     `spare`: the event loop's own pool; it is dismissed, and `dismiss` lets the idle threads of requests end.

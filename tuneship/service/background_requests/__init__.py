@@ -1,1 +1,3 @@
-"""Answers requests that nobody waits for, after all other requests; it knows neither what sends them nor files."""
+"""Answers requests without a waiting caller, after all other requests; independent of files and of the requests'
+source.
+"""

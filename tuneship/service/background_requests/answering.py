@@ -19,7 +19,7 @@ from tuneship.store.database.identifiers import new_id
 
 
 class BackgroundRequest(Protocol):
-    """One request, and the form in which its answer is kept."""
+    """One request, and the form in which its answer is stored."""
 
     async def begin(self, context: Context) -> tuple[RoutedRun, Callable[[], bytes]]:
         """The run of the main API that answers, and a function that returns the content to keep of its answer.
@@ -54,7 +54,7 @@ class BackgroundAnswer:
 
 @dataclass(frozen=True)
 class BackgroundCaller:
-    """The caller in whose name requests are answered."""
+    """The caller on whose behalf requests are answered."""
 
     client_id: str
     # What `kept_caller` returned for the request that made the resource.

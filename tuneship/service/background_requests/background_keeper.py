@@ -45,7 +45,7 @@ class BackgroundWork(Protocol):
 
     @property
     def requests(self) -> BackgroundRun:
-        """Its requests, which may be cancelled."""
+        """Its requests, with their cancellation."""
         ...
 
     async def run(self) -> None:
@@ -54,7 +54,7 @@ class BackgroundWork(Protocol):
 
 
 class BackgroundKind(Protocol[R]):
-    """One kind of resource."""
+    """One kind of resource with background requests."""
 
     # The name of a resource, for the log.
     name: str
@@ -130,7 +130,7 @@ class BackgroundKeeper(Generic[R]):
         self.timing = BackgroundTiming()
 
     async def run(self) -> None:
-        """Work until cancelled; what was not stored by then is answered again after the next start."""
+        """Work until cancelled; answers that were not stored by then are generated again after the next start."""
         try:
             with self._database.listening(self._ticks.wake):
                 await self._ticks.repeat(self._look)
@@ -172,7 +172,7 @@ class BackgroundKeeper(Generic[R]):
             return found, api_key_records.ended(connection, keys, self._clock())
 
     async def _cancel(self, row: R) -> None:
-        """Cancel a resource whose key has ended."""
+        """Cancel a resource because its key has ended."""
         try:
             await self.threads.run(self._kind.cancel_for_its_key, row)
             if row["id"] in self._runs:

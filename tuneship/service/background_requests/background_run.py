@@ -41,7 +41,7 @@ ROOM_PAUSE_S = 5.0
 
 @dataclass(frozen=True)
 class BackgroundTiming:
-    """When answers are stored, since slow ones must not be stored by thousands of writes; when to retry."""
+    """When to store answers (few writes even if answers are slow), and when to retry."""
 
     # Answers are stored after this time, as soon as there are `enough`.
     soon_s: float = 2.0
@@ -53,7 +53,7 @@ class BackgroundTiming:
 
 
 class BackgroundRun:
-    """The requests of one resource, whatever it is."""
+    """Answers the requests of one resource."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class BackgroundRun:
         threads: Threads,
         timing: BackgroundTiming,
     ) -> None:
-        """`threads` read requests and store answers."""
+        """`threads`: read requests and store answers."""
         self._new_context = new_context
         self._caller = caller
         self._pace = pace

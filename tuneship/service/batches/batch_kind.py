@@ -25,7 +25,7 @@ class BatchKind:
     lost: type[Exception] = BatchLost
 
     def __init__(self, store: BatchStore, new_context: NewContext) -> None:
-        """Keep what a batch's run is made of."""
+        """Keep the parts of a batch's run."""
         self._store = store
         self._new_context = new_context
 

@@ -28,7 +28,7 @@ class BatchRun:
         threads: Threads,
         timing: BackgroundTiming,
     ) -> None:
-        """`batch` is its row as it was just read."""
+        """`batch`: its row, just read."""
         self._store = store
         self._batch = batch
         self._threads = threads
@@ -106,7 +106,7 @@ class BatchRun:
         return BatchError(code="insufficient_quota", message=text)
 
     async def _finish(self, errors: list[BatchError]) -> None:
-        """Make the files of a batch, and end it; `errors` say why requests are left."""
+        """Make a batch's output files and end it; `errors` explains the unanswered requests."""
         batch, before = self._batch, BatchStatus(self._batch["status"])
         status = BatchStatus.COMPLETED
         if before is BatchStatus.CANCELLING:

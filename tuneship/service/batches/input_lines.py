@@ -1,4 +1,4 @@
-"""Reads the requests of a batch's file: all of them once, to check them, and then one after the other.
+"""Reads the requests of a batch's file: first all of them, for the check, then one after another.
 
 A problem names its line and its field, never what stands there.
 """
@@ -81,7 +81,7 @@ def _too_many(what: str, most: int) -> BatchError:
 
 
 def _texts_in(body: dict[str, Any]) -> int:
-    """The texts that a request for embeddings has; a list of token ids is one."""
+    """The number of texts in a request for embeddings; a list of token ids counts as one."""
     sent: Any = body.get("input")
     if not isinstance(sent, list):
         return 1
@@ -90,7 +90,7 @@ def _texts_in(body: dict[str, Any]) -> int:
 
 
 def requests_of(file: BinaryIO, endpoint: str, skipped: int) -> Iterator[BatchRequest]:
-    """The requests of a checked file behind the first `skipped` ones. Raises `OSError` and `BadRequestLine`."""
+    """The requests of a checked file, after the first `skipped`. Raises `OSError` and `BadRequestLine`."""
     for place, (_, line) in enumerate(_numbered(file)):
         if place >= skipped:
             custom_id, body = parse_line(line, endpoint)
@@ -98,7 +98,7 @@ def requests_of(file: BinaryIO, endpoint: str, skipped: int) -> Iterator[BatchRe
 
 
 def checked_body(sent: dict[str, Any], endpoint: str) -> Body | Exception:
-    """The body as its operation takes it, or why it does not. In a thread: a long one takes many milliseconds."""
+    """The parsed body, or the reason why it is refused. Runs in a thread: a long body takes many milliseconds."""
     _, kind = OPERATIONS[endpoint]
     try:
         body = kind.model_validate(sent, context=SERVICE, by_alias=True, by_name=False)

@@ -47,7 +47,7 @@ UNANSWERED = {
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """The request of one line, with its body as its operation takes it, or why it does not take it."""
+    """The request of one line, with its parsed body or the reason why it is refused."""
 
     custom_id: str
     endpoint: str

@@ -41,12 +41,12 @@ NewFiles = list[tuple[dict[str, Any], StagedFile]]
 
 
 class BatchLost(Exception):
-    """Somebody else has changed the batch: whoever worked on it stops and looks at its row again."""
+    """Another worker has changed the batch: the current one must stop and read the row again."""
 
 
 @dataclass(eq=False)
 class OverQuota(Exception):
-    """The files of the tenant may hold no more; `batch` is the row with what was stored until then."""
+    """The tenant's quota of bytes is used up; `batch` is the row with the answers stored so far."""
 
     batch: BatchRow
 
@@ -197,7 +197,7 @@ class BatchStore:
 
 
 def _counted(batch: BatchRow, answers: Sequence[BackgroundAnswer]) -> dict[str, Any]:
-    """The numbers of a batch with more answers, and the safeguards of what they have touched."""
+    """The counts of a batch with more answers, and the safeguards of the resources that answered."""
     succeeded = sum(one.is_success for one in answers)
     safeguards = dict(batch["security_settings"])
     safeguards["audit_logging"] |= any(one.has_audit for one in answers)

@@ -122,12 +122,12 @@ def _refuse_taken(catalogue: Catalogue, identifier: str) -> None:
 
 
 def staged(folder: Path, prefix: str) -> AbstractContextManager[Path]:
-    """A new folder beside the models, removed at the end; the next command removes that of a killed one."""
+    """A new folder beside the models, removed at the end; one left by a killed command is removed by the next."""
     return staging.staged(folder, prefix, _sweep)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed commands have left in the folder of added models, which may be missing."""
+    """Remove the remains of killed commands from the folder of added models, which may be missing."""
     if folder.is_dir():
         with staging.alone(folder):
             _sweep(folder)
@@ -143,7 +143,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _linked(settings: ServiceSettings, source: GgufSource, stage: Path) -> _Prepared:
-    """Put the file alone into a folder: transformers looks for others beside it."""
+    """Link the file alone into a folder, because transformers looks for others beside it."""
     if find_spec("gguf") is None:
         raise AddingRefused("a GGUF file needs `pip install 'tuneship[gguf]'`")
     _refuse_full(settings, source.bytes_needed)
@@ -282,7 +282,7 @@ def check(model: CataloguedModel) -> CheckResult:
 
 
 def _file_faults(model: Path) -> tuple[Origin | None, list[str]]:
-    """The origin of a model, and which of its files are not those that were added."""
+    """The origin of a model, and its files that differ from the added ones."""
     try:
         origin = Origin.read(model)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The base models: shipped ones, those that `tuneship models add` has added, and those of a catalogue file.
+"""The base models: shipped ones, added ones (`tuneship models add`), and those of a catalogue file.
 
 Reads checkpoints' metadata without loading torch. A catalogue is YAML:
 `models: [{id, path, name?, version?, description?, runtime?, runtime_options?, weights?, instance_type?}]`.
@@ -79,7 +79,7 @@ class CataloguedModel:
 
     @cached_property
     def fault(self) -> str | None:
-        """Why the model cannot be used, as far as that shows without loading it; None when nothing is wrong."""
+        """Why the model cannot be used, as far as can be seen without loading it; None if no reason is known."""
         try:
             _ = self.tensors, self.context_length
             kind = _object(self.path / "config.json").get("model_type")
@@ -92,6 +92,24 @@ class CataloguedModel:
             # transformers applies the adapter when it loads the model, so it would be trained with it.
             return "it holds an adapter beside its weights: merge it, or move its adapter_config.json elsewhere"
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
+
+    @cached_property
+    def origin(self) -> Origin | None:
+        """Its origin; None for one that is shipped or that the operator's file names."""
+        try:
+            return Origin.read(self.path)
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def hub_id(self) -> str | None:
+        """The hub's id that it was added from; None for another source."""
+        return self.origin.source if self.origin and self.origin.kind == "hub" else None
+
+    @cached_property
+    def licence(self) -> str | None:
+        """The licence that its source names."""
+        return self.origin.licence if self.origin else named_licence(self.path)
 
     @property
     def engine(self) -> EngineKind:
@@ -157,14 +175,14 @@ class CataloguedModel:
 
     @cached_property
     def hidden_size(self) -> int | None:
-        """The numbers of a hidden state; None where config.json does not say it."""
+        """The length of a hidden state; None if config.json does not give it."""
         config = _object(self.path / "config.json")
         size = config.get("hidden_size") or config.get("n_embd")
         return size if isinstance(size, int) else None
 
     @cached_property
     def longest_token(self) -> int | None:
-        """The most characters of text that one token stands for; None where the tokenizer may remove text.
+        """The maximum number of characters of one token; None if the tokenizer may remove text.
 
         It is known for byte-level tokenizers: those of GPT-2, Llama 3, Qwen and the shipped model.
         """
@@ -200,7 +218,7 @@ class CataloguedModel:
         return {"tokenizer", "token_texts", "vocabulary", "longest_token"} <= vars(self).keys()
 
     def read(self) -> None:
-        """Read the tokenizer and what is computed of it, which takes long for a large one. Raises `CatalogueFault`."""
+        """Read the tokenizer and the values derived from it, which is slow for a large one. Raises `CatalogueFault`."""
         _ = self.tokenizer, self.token_texts, self.vocabulary, self.longest_token
 
     @cached_property
@@ -225,11 +243,22 @@ class CataloguedModel:
 
     @cached_property
     def tuning_fault(self) -> str | None:
-        """Why the model cannot be tuned, as far as that shows without loading it; None when nothing is wrong."""
+        """Why the model cannot be tuned, as far as can be seen without loading it; None if no reason is known."""
         try:
             return self.text_format.tuning_fault
         except CatalogueFault as fault:
             return str(fault)
+
+
+def named_licence(folder: Path) -> str | None:
+    """The licence that the model card of a checkpoint names."""
+    try:
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        header: Any = yaml.safe_load(card.split("---\n", 2)[1]) if card.startswith("---\n") else {}
+        named = header.get("license")
+    except (OSError, ValueError, yaml.YAMLError, IndexError, AttributeError):
+        return None
+    return named if isinstance(named, str) and named else None
 
 
 def _template(path: Path) -> PromptTemplate:
@@ -343,7 +372,7 @@ class Catalogue:
         return iter(sorted(usable, key=lambda model: model.id))
 
     def weights_of(self, path: Path) -> str | None:
-        """The number format in which the model of a folder is served; None: by size and machine."""
+        """The number format for serving the model of a folder; None: chosen by size and machine."""
         model = self.at(path)
         return None if model is None else model.weights
 

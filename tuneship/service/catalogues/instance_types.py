@@ -1,4 +1,4 @@
-"""The instance types and regions of this installation: the embedded `local`, and those of the operator's file.
+"""The instance types and regions of this installation: the built-in `local`, and those of the operator's file.
 
 A file is YAML: `regions: [eu-1]` and `instance_types: [{name, compute_type, cpus?, memory_gb?, gpus?, regions?,
 node_labels?}]`. A region names this installation. On one machine a type is available where the machine has its
@@ -56,7 +56,7 @@ class InstanceKind:
         return self.regions is None or region in self.regions
 
     def agent_size(self, settings: AgentSettings) -> AgentSize:
-        """The size of an agent for it; the settings stand for what it leaves out."""
+        """The size of an agent for this type; missing values come from the settings."""
         return AgentSize(
             cpus=self.cpus or settings.agent_cpus,
             gpus=settings.agent_gpus if self.compute_type is None else self.gpus,
@@ -117,7 +117,7 @@ class InstanceCatalogue:
         return self.get(name) or EMBEDDED[0]
 
     def of_replicas(self, base: CataloguedModel | None) -> InstanceKind:
-        """The type of a base model's replicas where Ray places them. Raises `CatalogueFault` for an unknown one."""
+        """The type for a base model's replicas on Ray. Raises `CatalogueFault` for an unknown one."""
         name = LOCAL if base is None or base.instance_type is None else base.instance_type
         if (kind := self.get(name)) is None:
             raise CatalogueFault(f"the model catalogue names an unknown instance_type: {name}")

@@ -6,9 +6,6 @@ A source is a directory of a Hugging Face checkpoint, the id of one in the local
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from tuneship.conversion.gguf_header import GgufRefused, check_convertible, read_header
 from tuneship.host.startup import StartupError
@@ -17,6 +14,7 @@ from tuneship.service.catalogues.base_models import (
     CataloguedModel,
     CatalogueFault,
     cached_snapshot,
+    named_licence,
 )
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -65,15 +63,7 @@ class CheckpointSource:
     @property
     def licence(self) -> str | None:
         """The licence that the model card names."""
-        try:
-            card = (self.folder / "README.md").read_text(encoding="utf-8")
-            header: Any = (
-                yaml.safe_load(card.split("---\n", 2)[1]) if card.startswith("---\n") else {}
-            )
-            named = header.get("license")
-        except (OSError, ValueError, yaml.YAMLError, IndexError, AttributeError):
-            return None
-        return named if isinstance(named, str) and named else None
+        return named_licence(self.folder)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The bytes and the text that each token of a tokenizer stands for, for answers that name tokens one by one."""
+"""The bytes and the text of each token of a tokenizer, for answers that name single tokens."""
 
 import json
 import re
@@ -31,13 +31,13 @@ class TokenTexts:
         return self._known[token]
 
     def numbers_of(self, token: int) -> list[int]:
-        """Its bytes as numbers, in a list that all answers share."""
+        """The token's bytes as numbers, in a list that all answers share."""
         if token not in self._numbers:
             self._numbers[token] = list(self.bytes_of(token))
         return self._numbers[token]
 
     def text_of(self, token: int) -> str:
-        """The text of a token; for bytes that are no whole character, OpenAI's way to write them."""
+        """The text of a token; bytes that are no whole character are written as OpenAI does."""
         content = self.bytes_of(token)
         try:
             return content.decode()

@@ -72,7 +72,7 @@ class KeptAgent:
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of those that are wanted."""
+        """Whether it counts towards the wanted number."""
         return self.standing is not AgentStanding.LEAVING
 
 
@@ -88,7 +88,7 @@ class AgentKeeper:
         notifier: Notifier,
         timing: AgentKeeperTiming = AgentKeeperTiming(),
     ) -> None:
-        """`database` is fenced; `place`: the base models, and the groups that hear of failed starts."""
+        """`database`: fenced. `place`: the base models, and the groups to inform of failed starts."""
         self._database = database
         self._starter = starter
         self._orders = orders
@@ -135,7 +135,7 @@ class AgentKeeper:
     # Agents of an earlier leader.
 
     async def _adopt_all(self) -> None:
-        """Go on with the agents of the rows: with those that answer."""
+        """Take over the agents in the rows that still answer."""
         self._epoch, rows, failures = await self._write(self._read_rows)
         self._orders.failed.update(heard(failures, self._catalogue))
         adopting: list[asyncio.Task[None]] = []
@@ -193,7 +193,7 @@ class AgentKeeper:
     # The number of agents.
 
     async def _step(self) -> None:
-        """Start what is missing, and let those leave that are too many."""
+        """Start missing replicas, and let surplus ones leave."""
         for base, wanted in list(self._orders.wanted.items()):
             mine = [one for one in self._kept.values() if one.base == base and one.counts]
             # Those that are not ready leave first, then the newest.
@@ -285,7 +285,7 @@ class AgentKeeper:
     # One agent.
 
     async def _watch(self, kept: KeptAgent, address: AgentAddress) -> None:
-        """Wait until an agent is lost, also after its connection was made again; then forget it."""
+        """Wait until an agent is lost, even if its connection was made again meanwhile; then forget it."""
         while kept.link is not None:
             lost = await kept.link.wait_lost()
             try:
@@ -321,7 +321,7 @@ class AgentKeeper:
             await kept.link.unload(adapter)
 
     def replace(self, replica: str) -> None:
-        """End a replica that hangs; the next step starts another one."""
+        """End a hanging replica; the next step starts another one."""
         kept = self._kept.get(replica)
         if kept is not None and kept.standing is AgentStanding.READY:
             kept.standing = AgentStanding.LEAVING
@@ -337,7 +337,7 @@ class AgentKeeper:
         self._orders.changed.set()
 
     async def _drop(self, name: str, *, ends: bool = False) -> None:
-        """Forget an agent and remove its row. `ends`: have its launcher end it."""
+        """Forget an agent and remove its row. `ends`: also have its launcher end it."""
         self._kept.pop(name, None)
         try:
             await self._write(agent_records.remove, name)

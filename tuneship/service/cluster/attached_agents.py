@@ -31,7 +31,7 @@ TOPIC = "agents"
 
 
 class AttachedAgents:
-    """Keeps the groups of replicas at what the rows say."""
+    """Keeps the groups of replicas equal to the rows."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Who does the work that only one process may do: all of it, or in a cluster the leader.
+"""Decides which process does the work that only one may do: the only process, or the leader of a cluster.
 
 `SoleService` is for the one service on a database. `LeaseLeadership` is for a member of a cluster: it takes the lease
 when it is free (`store/cluster/leader_lease.py`), renews it, and ends its work as soon as it may be another's.
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership(Protocol):
-    """Whether this process leads, and the fence around what it then writes."""
+    """Whether this process leads, and the fence around its writes as leader."""
 
     @property
     def leads(self) -> bool:
@@ -63,12 +63,12 @@ class Leadership(Protocol):
 
 
 class Led:
-    """A background task that runs while this process leads, and works on the database behind the fence."""
+    """A background task that runs while this process leads, and writes behind the fence."""
 
     def __init__(
         self, leadership: Leadership, database: Database, make: Callable[[Database], BackgroundTask]
     ) -> None:
-        """`make` makes a new task for each time of leading."""
+        """`make`: makes a new task for each term of leadership."""
         self._leadership = leadership
         self._database = database
         self._make = make
@@ -95,7 +95,7 @@ class SoleService:
 
 
 class _Term:
-    """One time of leading, from the taking of the lease to its loss."""
+    """One term of leadership, from taking the lease to losing it."""
 
     def __init__(self, epoch: int, acts_until: float) -> None:
         self.epoch = epoch
@@ -114,10 +114,10 @@ class _Term:
 
 
 class LeaseLeadership:
-    """The leadership of a member of a cluster; `run` must run beside what is led."""
+    """The leadership of a member of a cluster; `run` must run beside the led tasks."""
 
     def __init__(self, database: Database, owner: str, lease_s: float = LEASE_S) -> None:
-        """`owner`: this process in the rows and the log."""
+        """`owner`: the name of this process in the rows and the log."""
         self._database = database
         self._owner = owner
         self._lease_s = lease_s
@@ -168,7 +168,9 @@ class LeaseLeadership:
     # The lease.
 
     async def run(self) -> None:
-        """Take the lease whenever it is free, and keep it, until cancelled; then give it back once nothing works."""
+        """Take the lease when it is free, and keep it until cancelled; then release it once the led tasks have
+        ended.
+        """
         try:
             while True:
                 epoch = await self._taken()
@@ -235,7 +237,7 @@ class LeaseLeadership:
             logger.warning("%s does not lead any more, epoch %d", self._owner, term.epoch)
 
     async def _give_back(self) -> None:
-        """Let the next leader begin at once, after what this one has led has ended."""
+        """Let the next leader begin at once, after this leader's tasks have ended."""
         term = self._term
         if term is None or not term.is_live:
             return

@@ -26,10 +26,6 @@ from tuneship.store.database.database import Database
 NUMBERS = 2**62
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Membership:
     """The differences between a service that is alone and a member of a cluster."""
@@ -40,7 +36,7 @@ class Membership:
     clock: Callable[[], datetime]
     notifier: Notifier
     # Whether it may take requests.
-    is_fit: Callable[[], bool] = _always
+    is_fit: Callable[[], bool] = lambda: True
     # Its background work.
     tasks: Sequence[BackgroundTask] = ()
     # The number of this process: of the metrics that it stores, and of the keys that it works on.

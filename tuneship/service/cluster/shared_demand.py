@@ -93,7 +93,7 @@ class SharedDemand:
                     await self._threads.run(self._take_back)
 
     def _present(self) -> dict[str, Any]:
-        """The demand of the last seconds by deployment, as it is published."""
+        """The published demand of the last seconds, by deployment."""
         self._recent.append(self._in_flight.take_all_demand(self._clock()))
         present: dict[str, list[float]] = {}
         for name in {name for demands in self._recent for name in demands}:
@@ -114,12 +114,12 @@ class SharedDemand:
     # What all have published.
 
     def read(self) -> None:
-        """Read what all members have published. May block."""
+        """Read the demand that all members have published. May block."""
         with self._database.read() as connection:
             self._published = member_demand.of_live(connection)
 
     def demand_of(self, deployment_id: str) -> Demand:
-        """The demand on a deployment at all members, as it was read last."""
+        """The demand on a deployment at all members, as of the last read."""
         in_flight = waiting = 0
         waited_s = 0.0
         for row in self._published:

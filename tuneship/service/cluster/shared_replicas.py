@@ -1,4 +1,4 @@
-"""The replicas that the members of a cluster share, where agents run them: what one member does with them."""
+"""Connects one member of a cluster to the replicas that agents run for all members."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

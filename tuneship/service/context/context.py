@@ -87,12 +87,12 @@ class Context:
             yield connection
 
     def require(self, scope: str, why: str = "") -> None:
-        """Raises `PermissionDenied` where the key lacks a scope that a request needs beside its operation's own."""
+        """Raises `PermissionDenied` if the key lacks a scope that the request needs beyond its operation's own."""
         if scope not in self.scopes:
             raise PermissionDenied(f"{why}this key lacks the scope {scope}")
 
     def page_size(self, limit: int) -> int:
-        """The entries on one page of a list: `limit`, or many where the caller could not see that there are more."""
+        """The entries on one page of a list: `limit`, or many if the caller could not see that there are more."""
         return WHOLE_LIST if self.wants_whole_lists else limit
 
     def touch(self, *resources: Row) -> None:
@@ -120,7 +120,7 @@ class Context:
                 self.touch(row)
 
     def refuse_stale(self, etag: str, message: str) -> None:
-        """Raises 412 when `If-Match` names another state than the present one, `etag`."""
+        """Raises 412 if `If-Match` names a state other than the current `etag`."""
         accepted = {tag.strip() for tag in (self.if_match or "*").split(",")}
         if not accepted & {"*", etag}:
             raise InvalidRequestError(message, status=412)

@@ -1,4 +1,4 @@
-"""Threads for the work of requests, shared fairly: no tenant can occupy all of them, and long work has its own.
+"""Threads for requests, shared fairly: no tenant can occupy all of them, and long work has a pool of its own.
 
 Knows no request; the boundary names the tenant of the work.
 """
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class FairThreads:
-    """A pool of threads in which the tenants with waiting work take turns, however much each of them has waiting.
+    """A pool of threads in which tenants with waiting work take turns, independent of how much work each has.
 
     Used by one event loop.
     """
@@ -30,7 +30,7 @@ class FairThreads:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no thread works. Work whose request was cancelled still runs to its end."""
+        """Whether no thread of this pool works. The work of a cancelled request still runs to its end."""
         return not self._running
 
     def dismiss(self) -> None:
@@ -129,7 +129,7 @@ class RequestThreads:
 
     @property
     def kinds(self) -> tuple[FairThreads, ...]:
-        """All pools."""
+        """All pools of threads."""
         return (
             self.requests,
             self.files,

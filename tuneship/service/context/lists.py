@@ -1,4 +1,4 @@
-"""The steps that all list operations share: a page of the caller's rows, and a page of a log behind a cursor."""
+"""Steps that all list operations share: a page of the caller's rows, and a page of a log after a cursor."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -22,7 +22,7 @@ def own_page(
     offset: int,
     touch: Callable[[sa.Connection, Sequence[R]], None] | None = None,
 ) -> Page[R]:
-    """One page of the caller's list, newest first; `touch` notes or refuses the rows that it shows."""
+    """One page of the caller's list, newest first; `touch` checks or records the shown rows."""
     with context.read() as connection:
         page = rows.listed(
             connection, listing, context.client_id, filters, limit=limit, offset=offset
@@ -40,7 +40,7 @@ def log_page(
     read: Callable[[sa.Connection, int], Sequence[R]],
     number: Callable[[R], int],
 ) -> tuple[Sequence[R], LogCursor]:
-    """The entries of a log behind the cursor `after`, oldest first, and the cursor behind the last of them.
+    """The entries of a log after the cursor `after`, oldest first, and the cursor of the last one.
 
     `log` is the name that the cursors are bound to; `read` returns the entries after a position, and `number` the
     position of one. Raises `ValidationFailed` for a cursor of another log.

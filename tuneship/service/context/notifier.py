@@ -19,14 +19,14 @@ class Notifier:
         self.wake(resource_id)
 
     def wake(self, resource_id: str) -> None:
-        """Wake those who listen in this process."""
+        """Wake the listeners in this process."""
         with self._lock:
             woken = list(self._waiting.get(resource_id, ()))
         for loop, event in woken:
             loop.call_soon_threadsafe(event.set)
 
     def wake_all(self) -> None:
-        """Wake everybody who listens, because it is not known what is new."""
+        """Wake all listeners, because the changed resource is unknown."""
         for resource_id in list(self._waiting):
             self.wake(resource_id)
 

@@ -163,7 +163,7 @@ class OperationCalls:
                 end.cancel()
 
     async def _key_end(self, context: Context) -> ApiError:
-        """The error for a caller whose key has ended, as soon as it has."""
+        """The error for a caller whose key ends, once it has ended."""
         await self._keys.wait_until_ended(context.audit_facts.key_id)
         context.key_has_ended = True
         return _key_ended()
@@ -227,7 +227,7 @@ def _key_ended() -> AuthenticationError:
 
 
 async def _commit_audit_entry(context: Context, status: int) -> None:
-    """Commit the audit entry of a call that requires one; without it there is no answer."""
+    """Commit the audit entry of a call that requires one; if this fails, there is no answer."""
     if context.audit_facts.requires_entry(status):
         await asyncio.to_thread(context.commit_audit_entry, status)
 
@@ -237,7 +237,7 @@ async def _unless_unwanted(
     departure: Coroutine[Any, Any, object],
     key_end: Coroutine[Any, Any, ApiError],
 ) -> Any:
-    """The result of `work`, which is cancelled when its caller has gone: nobody would read the answer.
+    """The result of `work`, which is cancelled when its caller disconnects.
 
     Raises `InvalidRequestError` then, or the result of `key_end` as soon as there is one.
     """

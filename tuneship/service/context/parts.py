@@ -11,6 +11,7 @@ from tuneship.metrics.recorder import Recorder
 from tuneship.replicas.replica_groups import ReplicaGroups
 from tuneship.security.vault import Vault
 from tuneship.service.access.capabilities import Capabilities
+from tuneship.service.access.console_sessions import ConsoleSessions
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.access.signed_audit import SignedAudit
 from tuneship.service.catalogues.base_models import Catalogue
@@ -52,6 +53,7 @@ class Parts:
     keyring: Keyring
     audit: Chain
     audit_heads: Heads
+    sessions: ConsoleSessions
     # The current UTC moment.
     clock: Callable[[], datetime]
     capabilities: Capabilities

@@ -48,20 +48,20 @@ def _no_bytes_left(context: Context) -> QuotaExceeded:
 
 @contextmanager
 def staging(context: Context) -> Generator[StagedFile]:
-    """Yield the staged file of a request. What `reserve` counts for it ends with the block, or when it is stored."""
+    """Yield the staged file of a request. Its reservation ends with the block, or when the file is stored."""
     counting = context.parts.staged_bytes.counting(context.client_id, context.staged)
     with counting, context.parts.blobs.staged() as file:
         yield file
 
 
 def own_room(context: Context) -> int:
-    """The bytes that the client's files may grow by, those included that are staged now."""
+    """The bytes by which the client's files may still grow, including those being staged now."""
     with context.read() as connection:
         return room_left(context.parts.settings, connection, context.client_id)
 
 
 def reserve(context: Context, room: int, *, announced: int = 0, arrived: int = 0) -> None:
-    """Count the bytes of the request's staged file. Raises `QuotaExceeded` where the client's have no such `room`."""
+    """Reserve the bytes of the request's staged file. Raises `QuotaExceeded` if the client has less `room`."""
     count = context.staged
     announced = max(announced, count.announced)
     if not context.parts.staged_bytes.raise_to(count, room, announced=announced, arrived=arrived):
@@ -69,7 +69,7 @@ def reserve(context: Context, room: int, *, announced: int = 0, arrived: int = 0
 
 
 def check_disk(context: Context) -> None:
-    """Raises `DiskNearlyFull` where the disk has no room for what open uploads are still going to bring."""
+    """Raises `DiskNearlyFull` if the disk lacks room for the rest of all open uploads."""
     check_room(context.parts.settings, context.parts.staged_bytes.coming(context.staged))
 
 

@@ -13,7 +13,7 @@ class InFlightLimits:
     """Limits how many requests of one kind may be in flight, for each client and together."""
 
     def __init__(self, each: int, together: int) -> None:
-        """A client has `each` at most, fewer when others have most of `together`, but always one."""
+        """A client has at most `each` slots, fewer while others hold most of `together`, but always one."""
         self._each = each
         self._together = together
         self._running: Counter[str] = Counter()

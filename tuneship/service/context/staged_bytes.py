@@ -14,7 +14,7 @@ SPACE_CHECK_BYTES = 64 << 20
 
 @dataclass(eq=False)
 class StagedCount:
-    """The bytes of one file: those that were announced, and those that have arrived."""
+    """The announced and the received bytes of one file."""
 
     announced: int = 0
     arrived: int = 0
@@ -62,7 +62,8 @@ class StagedBytes:
             return False
 
     def coming(self, count: StagedCount) -> int:
-        """Bytes that the disk needs room for: the rest of this file, and what the others bring before they look again.
+        """Bytes that still need room on the disk: the rest of this file, and what others receive before their next
+        check.
 
         A whole announcement of somebody else would let a tenant take the disk without sending a byte.
         """

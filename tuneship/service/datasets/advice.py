@@ -1,4 +1,4 @@
-"""Suggestions on how to improve a dataset, in plain sentences, from what its reading found."""
+"""Suggestions on how to improve a dataset, in plain sentences, from the facts found while reading it."""
 
 from collections.abc import Iterator
 
@@ -69,7 +69,7 @@ def _on_the_file(reading: DatasetReading) -> Iterator[str]:
 
 
 def _on_the_form(reading: DatasetReading) -> Iterator[str]:
-    """Say what a file without an example is, by its first line."""
+    """Suggest a format for a file without an example, by its first line."""
     head, tail = reading.head.removeprefix(BYTE_ORDER_MARK).lstrip(), reading.tail.rstrip()
     if head.startswith(b"["):
         yield "The file looks like one JSON array: write each element on a line of its own."
@@ -90,7 +90,7 @@ def _lines(number: int) -> str:
 
 
 def _on_fields(reading: DatasetReading) -> Iterator[str]:
-    """How fields are read that have other names or forms, and which ones are not read."""
+    """Say which fields were read under other names or in other forms, and which were ignored."""
     if any(one.message == strict_json.NO_JSON_NUMBER for one in reading.errors):
         yield "NaN and Infinity are no JSON: write null or a text, or leave the field out."
     yield from (text for name, text in REFUSED_SHAPES.items() if name in reading.other_shapes)

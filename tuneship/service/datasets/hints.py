@@ -75,7 +75,7 @@ class TextHints:
     """Finds special tokens and possible patient data in texts."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """`tokenizer`: the one whose special tokens are searched for; None: no search."""
+        """`tokenizer`: its special tokens are searched for; None: no search."""
         self._markers = None if tokenizer is None else special_texts(tokenizer)
 
     def warnings(

@@ -1,6 +1,7 @@
 """Finds the caller's datasets and their files."""
 
-from tuneship.contract.errors import ResourceNotFound
+from tuneship.contract.errors import DatasetError, ResourceNotFound
+from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY
 from tuneship.service.context.context import Context
 from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row
@@ -19,3 +20,10 @@ def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> 
     if row is None:
         raise ResourceNotFound("there is no such dataset", param=param)
     return row
+
+
+def refuse_unsafe(dataset: DatasetRow, param: str) -> None:
+    """Raises `DatasetError` (409) for one that was not uploaded by the rules of hipaa mode."""
+    if not dataset["came_safely"]:
+        text = f"the dataset did not come by {GOOD_WAY}, and with {GOOD_KEY}: upload it again"
+        raise DatasetError(text, param=param, status=409)

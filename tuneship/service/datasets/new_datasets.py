@@ -1,4 +1,4 @@
-"""Makes a dataset of a staged file: reads it, counts it, stores it and announces it."""
+"""Makes a dataset from a staged file: reads, counts, stores and announces it."""
 
 from typing import Any, Final
 

@@ -65,7 +65,7 @@ class DatasetProcessing:
             self._stopped.set()
 
     def _process_next(self) -> bool:
-        """Process the oldest dataset of the tenant whose turn it is; return whether to continue at once."""
+        """Process one tenant's oldest dataset, with tenants in turns; return whether to continue at once."""
         try:
             with self._database.read() as connection:
                 waiting = dataset_records.to_process(connection)
@@ -89,7 +89,7 @@ class DatasetProcessing:
         return True
 
     def _next(self, due: Sequence[str], clients: Mapping[str, str]) -> str:
-        """The oldest dataset that is due of the tenant whose last turn is longest ago; empty without any."""
+        """The oldest due dataset of the tenant whose last turn was longest ago; empty if none is due."""
         last = {client: turn for turn, client in enumerate(self._served, 1)}
         chosen = min(due, key=lambda one: last.get(clients[one], 0), default="")
         if chosen:

@@ -57,7 +57,7 @@ COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xf
 
 
 class ReadExample(NamedTuple):
-    """A good line: its number, its turns, and the functions that it lists, as text."""
+    """A valid line: its number, its turns, and its listed functions as text."""
 
     line: int
     messages: list[Message]
@@ -126,7 +126,7 @@ class DatasetReading:
             self.errors.append(_problem(line, problem.field, problem.code, problem.message))
 
     def note(self, fields: Mapping[str, Any], messages: list[Message]) -> None:
-        """Count what is worth a suggestion in a good line."""
+        """Count the facts about a valid line that deserve a suggestion."""
         self.other_names.update(other_names(fields, self.plan.format))
         named: set[str] = set()
         for name in unused_fields(fields, self.plan.format):
@@ -173,7 +173,9 @@ def read_dataset(file: BinaryIO, size: int, plan: Plan) -> DatasetReading:
 
 
 def _batches(examples: Iterator[ReadExample | None]) -> Iterator[list[ReadExample]]:
-    """Group examples: about `CHARACTERS_AT_ONCE` characters, or those of `LINES_AT_ONCE` lines."""
+    """Group examples into batches of about `CHARACTERS_AT_ONCE` characters or `LINES_AT_ONCE` lines, whichever comes
+    first.
+    """
     batch: list[ReadExample] = []
     size = lines = 0
     for example in examples:

@@ -54,7 +54,7 @@ CANNOT_BE_SERVED = (ModelNotFound, DeploymentError, FilesDamaged, CatalogueFault
 
 
 class DeploymentKeeper:
-    """Compares rows with processes at every tick, and remembers only what it works on."""
+    """Compares rows with processes at every tick; its only memory is the work in progress."""
 
     def __init__(  # noqa: PLR0913 - all that it uses, by name
         self,
@@ -98,7 +98,7 @@ class DeploymentKeeper:
         return (self._records, self._files, self._health_checks.threads)
 
     async def reconcile(self) -> bool:
-        """Start work on rows that are not settled, and a health check when one is due; return whether there are any."""
+        """Start work on unsettled rows, and a health check when one is due; return whether there are any rows."""
         is_unsettled = tables.deployments.c.status.in_(UNSETTLED)
         unsettled = await self._records.run(self._rows, is_unsettled)
         for row in unsettled:
@@ -214,7 +214,7 @@ class DeploymentKeeper:
             deployment_records.change_if_same(connection, row, self._clock(), **changes)
 
     async def warm(self) -> None:
-        """Load again what was running before a restart and was not asleep, then start the health checks."""
+        """Load again the deployments that ran before a restart and were not asleep, then start the health checks."""
         if self._shared is not None:
             await self._shared.attached.has_looked.wait()
         by_model: dict[str, list[DeploymentRow]] = {}
@@ -234,7 +234,7 @@ class DeploymentKeeper:
     async def _warm_model(
         self, deployments: Sequence[DeploymentRow], slots: asyncio.Semaphore
     ) -> None:
-        """Load all deployments of one model, whose files are read and checked once."""
+        """Load all deployments of one model; its files are read and checked once."""
         async with slots:
             try:
                 served = await self._files.run(self._checked_model, deployments[0])
@@ -262,7 +262,7 @@ class DeploymentKeeper:
 
 
 def check_tokens(served: ServedModel, adapter: Adapter) -> None:
-    """Raises `FilesDamaged` when a text now gives other tokens than those that the adapter was tuned with."""
+    """Raises `FilesDamaged` if a text has other tokens now than when the adapter was tuned."""
     try:
         parity = Parity.load(adapter.path, adapter.key)
     except ValueError as error:

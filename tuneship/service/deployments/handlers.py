@@ -116,7 +116,7 @@ def _check_safeguards(context: Context, deployment: DeploymentCreate, served: Fo
 
 
 def _check_replicas(row: Row) -> None:
-    """Check the numbers of replicas on the merged record, so that two updates cannot pass what one could not."""
+    """Check the numbers of replicas on the merged record, since two valid updates may be invalid together."""
     if row["min_replicas"] > row["max_replicas"]:
         raise field_error("max_replicas", "must be at least min_replicas")
     if row["min_replicas"] == 0 and not row["auto_scaling"]:
@@ -171,7 +171,7 @@ def get_deployment(context: Context, deployment_id: str) -> Deployment:
 
 
 def etag_of(row: DeploymentRow) -> str:
-    """The ETag of what a PATCH can change: a deployment that goes from `updating` to `running` keeps its ETag."""
+    """The ETag of the fields that a PATCH can change: going from `updating` to `running` does not change it."""
     settings = json.dumps([row["id"], *(row[name] for name in PATCHED)], sort_keys=True)
     return f'"{hashlib.sha256(settings.encode()).hexdigest()[:32]}"'
 
@@ -251,7 +251,9 @@ def _checked_changes(
 def delete_deployment(
     context: Context, deployment_id: str, force: bool = False
 ) -> DeploymentDeleted:
-    """Mark it for deletion; the supervisor drains and unloads it. Refused while endpoints use it, unless forced."""
+    """Mark a deployment for deletion; the supervisor drains and unloads it. Refused while endpoints use it, unless
+    forced.
+    """
     connection = context.transaction
     row = own_deployment(context, deployment_id)
     status = DeploymentStatus(row["status"])

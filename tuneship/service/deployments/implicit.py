@@ -150,7 +150,7 @@ async def wait_until_made(context: Context, deployment_id: str) -> None:
 
 
 def remove_implicit(context: Context, model_name: str) -> None:
-    """Delete the model's implicit deployment and wait until it is gone, so that the model can be deleted.
+    """Delete the model's implicit deployment and wait for its end, so that the model can be deleted.
 
     Raises `PermissionDenied` where the key may delete no deployment, and `DeploymentError` (503) while its last
     requests are still answered.
@@ -193,5 +193,5 @@ def delete_idle(database: Database, now: datetime) -> None:
 
 
 def _is_routed_to(connection: sa.Connection, row: DeploymentRow) -> bool:
-    """Whether somebody has put it behind an endpoint, and so wants to keep it."""
+    """Whether an endpoint uses the deployment, so that somebody wants to keep it."""
     return bool(endpoint_records.endpoints_naming(connection, row["client_id"], row["id"]))

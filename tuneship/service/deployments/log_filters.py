@@ -19,7 +19,7 @@ MAX_CONDITIONS = 16
 
 
 def conditions_of(text: str | None) -> list[sa.ColumnElement[bool]]:
-    """The conditions of a filter, none without one. Raises `ValidationFailed`."""
+    """The conditions of a filter; empty without a filter. Raises `ValidationFailed`."""
     if text is None:
         return []
     parts = JOINT.split(text)

@@ -20,7 +20,7 @@ def own_deployment(context: Context, deployment_id: str) -> DeploymentRow:
 
 
 def shown_deployment(context: Context, row: DeploymentRow | None) -> DeploymentRow:
-    """A deployment of the caller that was read; the request has looked at it. Raises `ResourceNotFound`."""
+    """A deployment of the caller, noted as read by the request. Raises `ResourceNotFound`."""
     if row is None or (
         row["status"] == DeploymentStatus.DELETED
         and context.now - row["updated_at"] > DELETED_SHOWN_FOR

@@ -87,7 +87,7 @@ class Buckets:
     def finer(
         self, chosen: Mask, numbers: Callable[[Columns], Sequence[int]]
     ) -> Sequence[int | None]:
-        """Numbers of the chosen buckets, each of which has a row; null where only wider windows are kept."""
+        """Detailed counts of the chosen buckets, one row each; null where only wider windows are stored."""
         if self.fine is None:
             return [None] * int(np.count_nonzero(chosen))
         found, rows = numbers(self.fine), cast("list[int]", self.rows[chosen].tolist())
@@ -142,7 +142,7 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
 def _in_flight(
     context: Context, connection: sa.Connection, source: WindowSource, interval_s: int
 ) -> dict[str, Any]:
-    """The ages of the requests in flight at this member and at those that have written theirs lately."""
+    """The ages of requests in flight at this member and at those that have reported theirs recently."""
     parts, deployment = context.parts, source.deployment_id
     members: list[Mapping[str, list[int]]] = [parts.in_flight.ages(deployment)]
     if parts.member_number != ALONE:
@@ -234,7 +234,7 @@ def _read_buckets(
 
 
 def latency_series(buckets: Buckets) -> dict[str, Any]:
-    """The buckets with successful requests: without one there is no latency. NaN, where all are of batches, is null."""
+    """Latencies of the buckets with successful requests. NaN, where all are of batches, becomes null."""
     chosen: Mask = buckets.facts["requests"] > buckets.facts["errors"]
     facts = buckets.facts[chosen]
     counts = columns.timed_requests(facts)
@@ -263,7 +263,7 @@ def throughput_series(buckets: Buckets) -> dict[str, Any]:
 
 
 def error_rate_series(buckets: Buckets) -> dict[str, Any]:
-    """The buckets in which anything was counted."""
+    """Error rates of the buckets with any count."""
     chosen = columns.is_some(buckets.facts)
     facts = buckets.facts[chosen]
     requests = np.where(facts["requests"] > 0, facts["requests"], np.nan)
@@ -284,7 +284,7 @@ def _of_more(name: str) -> Callable[[Columns], list[int]]:
 
 
 def traffic_series(buckets: Buckets) -> dict[str, Any]:
-    """The buckets in which anything was counted."""
+    """Traffic facts of the buckets with any count."""
     chosen = columns.is_some(buckets.facts)
     replicas = buckets.finer(chosen, _of_more("replicas"))
     return {
@@ -311,7 +311,7 @@ def token_usage_series(buckets: Buckets) -> dict[str, Any]:
 
 
 def latency_summary(buckets: Buckets) -> dict[str, Any]:
-    """The average and the quantiles of the timed requests; null without one."""
+    """The average and the quantiles of the timed requests; null if none was timed."""
     total = buckets.total[0]
     (count,) = columns.timed_requests(buckets.total).tolist()
     if not count:

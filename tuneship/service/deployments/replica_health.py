@@ -102,7 +102,7 @@ class HealthChecks:
         keeps_default: bool,
         shared: SharedReplicas | None = None,
     ) -> None:
-        """No check starts before `begin`. `shared`: the replicas are those of the whole cluster.
+        """Start no check before `begin`. `shared`: the replicas of the whole cluster.
 
         `keeps_default`: the default base model stays loaded when no deployment needs it.
         """
@@ -283,7 +283,7 @@ class HealthChecks:
     async def _start_missing(
         self, group: ReplicaGroup, running: Sequence[WatchedDeployment]
     ) -> list[RowChange]:
-        """Start missing replicas, once for all deployments, and return what is to be written into their rows."""
+        """Start missing replicas, once for all deployments, and return the changes for their rows."""
         asleep = [one for one in running if not one.wanted]
         awake = [one for one in running if one.wanted]
         due = [one for one in awake if not self._retries.is_waiting(one.id)]
@@ -323,7 +323,7 @@ class HealthChecks:
         return {**UNHEALTHY, "status": DeploymentStatus.FAILED, "error": failure}
 
     async def _write_changes(self, changes: Sequence[RowChange]) -> list[WatchedDeployment]:
-        """Write what differs, and return the deployments whose rows nobody else has changed."""
+        """Write the differences, and return the deployments whose rows nobody else has changed."""
 
         def write() -> list[WatchedDeployment]:
             kept = [one for one, values in changes if not _differs(one.row, values)]

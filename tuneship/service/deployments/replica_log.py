@@ -1,4 +1,4 @@
-"""The lines about replicas in a deployment's log: about those that serve it, and about no others.
+"""The lines about replicas in a deployment's log: only about replicas that serve it.
 
 Deployments of several tenants share the replicas of a base model. Each deployment counts as many as it wants as its
 own, and keeps them as long as they live; a replica that was started for another one is not in its log. No line names a
@@ -17,7 +17,7 @@ STARTED, ENDED = "replica started", "replica ended"
 
 @dataclass(frozen=True)
 class Listener:
-    """A deployment whose log is to be written."""
+    """A deployment whose log gets the lines."""
 
     deployment_id: str
     # The name of the adapter in the replicas; None for the base model.
@@ -40,7 +40,7 @@ class ReplicaNews:
     def entries(
         self, group: ReplicaGroup, listeners: Sequence[Listener], now: datetime
     ) -> list[LogEntry]:
-        """The log entries of all events since the last call, for each deployment those that concern it."""
+        """The log entries for all events since the last call; each deployment gets those of its own replicas."""
         happenings = group.take_events()
         return [
             LogEntry(listener.deployment_id, now, level, "replica", message)

@@ -26,7 +26,7 @@ from tuneship.store.records.deployment_logs import LogEntry
 
 
 def is_asleep(row: Row) -> bool:
-    """Whether the deployment was scaled to no replica, so that the next request wakes it."""
+    """Whether the deployment has been scaled to 0 replicas, so that the next request wakes it."""
     return (
         bool(row["auto_scaling"])
         and row["min_replicas"] == 0
@@ -49,7 +49,7 @@ class ScalingDecisions:
         leadership: Leadership,
         shared: SharedDemand | None = None,
     ) -> None:
-        """Start without decisions. `shared`: the demand at all members of a cluster, for which its leader decides."""
+        """Start without decisions. `shared`: the demand at all members of a cluster; its leader decides for all."""
         self._clock = clock
         self._in_flight = in_flight
         self._log = log

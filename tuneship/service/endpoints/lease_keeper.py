@@ -34,7 +34,7 @@ class LeaseKeeper:
         clock: Callable[[], datetime],
         held: Callable[[], Sequence[JobLease]],
     ) -> None:
-        """`held` returns, on any thread, the leases of the jobs that this service runs."""
+        """`held` returns, on any thread, the leases of this service's running jobs."""
         self._database = database
         self._clock = clock
         self._held = held

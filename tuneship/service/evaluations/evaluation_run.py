@@ -12,7 +12,9 @@ from tuneship.contract.evaluations import (
     EvaluationSettings,
     EvaluationStatus,
 )
+from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.scoring import (
+    Asked,
     DeploymentGone,
     HeldOutExample,
     Scoring,
@@ -29,9 +31,13 @@ from tuneship.gates.evaluation.verdict import (
     record_of,
 )
 from tuneship.host.thread_pools import Threads
-from tuneship.service.background_requests.answering import BackgroundAnswer
+from tuneship.service.background_requests.answering import BackgroundAnswer, BackgroundRequest
 from tuneship.service.background_requests.background_run import BackgroundRun
-from tuneship.service.evaluations.example_requests import ExampleRequest, answer_in
+from tuneship.service.evaluations.example_requests import (
+    ExampleRequest,
+    LikelihoodRequest,
+    answer_in,
+)
 from tuneship.service.evaluations.held_out import HeldOutReader
 from tuneship.store.database import rows, tables
 from tuneship.store.database.database import Database
@@ -46,8 +52,12 @@ class EvaluationLost(Exception):
     """Somebody else has changed the evaluation: whoever worked on it stops and looks at its row again."""
 
 
-class _BaselineGone(Exception):
-    """The evaluation whose scores stand for the baseline was deleted."""
+@dataclass(eq=False)
+class _InputGone(Exception):
+    """The dataset or the stored scores of an evaluation were deleted."""
+
+    code: str
+    why: str
 
 
 class _Decided(Exception):
@@ -77,6 +87,9 @@ class EvaluationRun:
         self._asked = [row["candidate"]]
         if baseline is not None and not baseline.startswith(EVALUATION):
             self._asked.append(baseline)
+        # Answers are greedy, but for a run of one of OpenAI's evals that says otherwise.
+        sampling: dict[str, Any] = (row["eval_run"] or {}).get("sampling", {})
+        self._options = {"temperature": 0.0, "max_tokens": self._settings.max_tokens, **sampling}
         self._rules = rules_of(self._settings, has_baseline=baseline is not None)
         self._scoring = Scoring(self._settings)
         self._examples: Sequence[HeldOutExample] = ()
@@ -99,9 +112,8 @@ class EvaluationRun:
         except DeploymentGone as gone:
             await self._threads.run(self._records.fail, self._row, "deployment_gone", gone.code)
             return
-        except _BaselineGone:
-            why = "the evaluation that stands for the baseline was deleted"
-            await self._threads.run(self._records.fail, self._row, "baseline_gone", why)
+        except _InputGone as gone:
+            await self._threads.run(self._records.fail, self._row, gone.code, gone.why)
             return
         await self._threads.run(self._finish)
 
@@ -117,12 +129,14 @@ class EvaluationRun:
                 stored = evaluation_records.results_of(connection, baseline)
                 self._known = {one["line"]: one for one in stored}
                 if not self._known:
-                    raise _BaselineGone
+                    why = "the evaluation that stands for the baseline was deleted"
+                    raise _InputGone("baseline_gone", why)
             self._tally = tally_of(
                 self._settings, evaluation_records.results_of(connection, row["id"])
             )
         if dataset is None:
-            raise EvaluationLost(row["id"])  # its owner has deleted it, and so ended the evaluation
+            # While the request that made the evaluation still read it; from then on that is refused.
+            raise _InputGone("dataset_gone", "the dataset was deleted")
         self._examples, _ = self._reader.read(dataset, self._settings)
         if row["leaked_lines"] is None:
             models = [name for name in (row["candidate_model"], row["baseline_model"]) if name]
@@ -139,12 +153,18 @@ class EvaluationRun:
             )
         self._leaked = frozenset(self._row["leaked_lines"] or ())
 
-    def _requests(self) -> Iterator[ExampleRequest]:
+    def _requests(self) -> Iterator[BackgroundRequest]:
         """The requests for the examples behind the stored ones; both models get an example before the next begins."""
         for example in self._examples[self._row["answered"] :]:
             if self._unscored_before(example) is None:
                 for deployment_id in self._asked:
-                    yield ExampleRequest(deployment_id, example.item, self._settings.max_tokens)
+                    for asked in self._scoring.asked(example):
+                        yield self._request(deployment_id, example.item, asked)
+
+    def _request(self, deployment_id: str, item: EvaluationItem, asked: Asked) -> BackgroundRequest:
+        if asked is None:
+            return ExampleRequest(deployment_id, item, self._options)
+        return LikelihoodRequest(deployment_id, item, asked)
 
     def _unscored_before(self, example: HeldOutExample) -> Stored | None:
         """The finished row of an example that is skipped; None where deployments must answer it."""
@@ -163,16 +183,18 @@ class EvaluationRun:
         for example in self._examples[self._row["answered"] :]:
             made = self._unscored_before(example)
             if made is None:
-                mine = waiting[used : used + len(self._asked)]
-                if len(mine) < len(self._asked):
+                asked = self._scoring.asked(example)
+                mine = waiting[used : used + len(self._asked) * len(asked)]
+                if len(mine) < len(self._asked) * len(asked):
                     break
                 used += len(mine)
-                given = [answer_in(one.content) for one in mine]
+                given = iter([answer_in(one.content) for one in mine])
+                models = [dict(zip(asked, given, strict=False)) for _ in self._asked]
                 known = self._known.get(example.line)
                 made = self._scoring.score(
                     example,
-                    given[0],
-                    given[1] if len(given) > 1 else None,
+                    models[0],
+                    models[1] if len(models) > 1 else None,
                     known and known["candidate"],
                 )
             results.append(made)
@@ -200,10 +222,6 @@ class EvaluationRun:
     ) -> None:
         """Store scores with the numbers of the evaluation, in one transaction."""
         row, now = self._row, self._records.clock()
-        safeguards: dict[str, Any] = dict(row["security_settings"])
-        safeguards["audit_logging"] |= any(one.has_audit for one in answers)
-        if any(one.is_hipaa for one in answers):
-            safeguards["compliance_mode"] = "hipaa"
         found = judge(self._tally.counts, self._rules)
         with self._records.database.write(row["client_id"]) as connection:
             is_stored = evaluation_records.advance(
@@ -213,7 +231,6 @@ class EvaluationRun:
                 now,
                 report=report_of(self._tally, found, has_ended=False),
                 stopped_early=is_decided,
-                security_settings=safeguards,
                 prompt_tokens=row["prompt_tokens"] + sum(one.prompt_tokens for one in answers),
                 completion_tokens=row["completion_tokens"]
                 + sum(one.completion_tokens for one in answers),

@@ -7,10 +7,8 @@ from typing import Any
 from tuneship.contract import evaluations as contract
 from tuneship.contract.common import Deleted
 from tuneship.contract.datasets import DatasetStatus
-from tuneship.contract.deployments import GONE
 from tuneship.contract.errors import (
     DatasetError,
-    DeploymentError,
     InvalidRequestError,
     ResourceNotFound,
 )
@@ -33,27 +31,23 @@ from tuneship.gates.evaluation.evaluation_report import report_of
 from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
 from tuneship.gates.evaluation.verdict import RULE_VERSION, judge
 from tuneship.service.answers.field_errors import field_error
-from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
-from tuneship.service.context.quotas import check_quota
-from tuneship.service.datasets.lookup import own_dataset
-from tuneship.service.deployments.lookup import own_deployment
+from tuneship.service.datasets.lookup import own_dataset, refuse_unsafe
 from tuneship.service.evaluations.evaluation_run import (
     EVALUATION,
     announce_end,
     evaluation_row,
 )
 from tuneship.service.evaluations.held_out import HeldOutReader
+from tuneship.service.evaluations.new_evaluations import record_evaluation, serving_deployment
 from tuneship.store.database import rows, tables
-from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import EVALUATIONS
 from tuneship.store.database.rows import Page
-from tuneship.store.database.tables import DeploymentRow, EvaluationRow
+from tuneship.store.database.tables import EvaluationRow
 from tuneship.store.records import evaluation_records
 
-NO_SAFEGUARDS = {"audit_logging": False, "compliance_mode": "none"}
 # Two evaluations are comparable if these are the same.
 SAME = ("graders", "max_examples", "seed", "max_tokens")
 
@@ -72,14 +66,16 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
     dataset = own_dataset(context, evaluation.dataset_id, "dataset_id")
     if dataset["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param="dataset_id", status=409)
-    candidate = _serving(context, evaluation.candidate, "candidate")
+    candidate = serving_deployment(context, evaluation.candidate, "candidate")
     baseline_model: str | None = None
     earlier: EvaluationRow | None = None
     if evaluation.baseline is not None and evaluation.baseline.startswith(EVALUATION):
         earlier = own_evaluation(context, evaluation.baseline, "baseline")
         baseline_model = earlier["candidate_model"]
     elif evaluation.baseline is not None:
-        baseline_model = _serving(context, evaluation.baseline, "baseline")["model_name"]
+        baseline_model = serving_deployment(context, evaluation.baseline, "baseline")["model_name"]
+    if context.audit_facts.touches_hipaa:
+        refuse_unsafe(dataset, "dataset_id")
     # Reads the file: a slice that no line has must not be found out after hours.
     parts = context.parts
     reader = HeldOutReader(parts.database, parts.blobs, parts.keyring, parts.halted)
@@ -87,53 +83,21 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
     if earlier is not None:
         _check_comparable(earlier, settings, sha256)
 
-    connection = context.transaction
-    most = context.parts.settings.maximum_active_evaluations
-    is_open = tables.evaluations.c.status.in_(OPEN)
-    check_quota(context, tables.evaluations, most, "evaluations that have not ended", is_open)
-    used_before = evaluation_records.verdicts_on(connection, context.client_id, sha256)
-    row = rows.insert(
-        connection,
-        tables.evaluations,
+    row = record_evaluation(
+        context,
+        dataset,
+        settings,
         {
-            "id": new_id("evl"),
-            "client_id": context.client_id,
-            "created_at": context.now,
-            "updated_at": context.now,
             "tags": evaluation.tags,
             "name": evaluation.name,
-            "dataset_id": dataset["id"],
             "dataset_sha256": sha256,
             "candidate": candidate["id"],
             "baseline": evaluation.baseline,
             "candidate_model": candidate["model_name"],
             "baseline_model": baseline_model,
-            "settings": settings.model_dump(mode="json", by_alias=True),
-            "status": EvaluationStatus.QUEUED,
-            # Requests from a file that was not uploaded safely are not private.
-            "caller": kept_caller(
-                context, is_private=context.caller.is_private and dataset["came_safely"]
-            ),
-            "security_settings": NO_SAFEGUARDS,
-            "answered": 0,
-            "report": {},
-            "used_before": used_before,
-            "prompt_tokens": 0,
-            "completion_tokens": 0,
         },
     )
-    context.audit_facts.created_id = row["id"]
     return _shown(row)
-
-
-def _serving(context: Context, deployment_id: str, param: str) -> DeploymentRow:
-    try:
-        row = own_deployment(context, deployment_id)
-    except ResourceNotFound as error:
-        raise ResourceNotFound(error.message, param=param) from None
-    if row["status"] in GONE or row["status"] == "failed":
-        raise DeploymentError(f"{param} names a deployment that does not serve", param=param)
-    return row
 
 
 def _check_comparable(

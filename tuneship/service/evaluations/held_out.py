@@ -16,11 +16,10 @@ from tuneship.contract.lines.dataset_lines import (
     parse_example,
 )
 from tuneship.contract.lines.example_problem import ExampleProblem
-from tuneship.evaluation.items import EvaluationItem, numbered, read_item
+from tuneship.evaluation.items import EvaluationItem, MetadataRefused, numbered, read_item
 from tuneship.evaluation.leaks import leaked_lines
 from tuneship.evaluation.scoring import HeldOutExample, held_out_examples
 from tuneship.evaluation.selection import select
-from tuneship.evaluation.slices import SliceRefused
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
 from tuneship.service.access.data_keys import Keyring
 from tuneship.service.answers.field_errors import field_error
@@ -68,7 +67,7 @@ class HeldOutReader:
         picked = [found[position] for position in chosen]
         try:
             examples = held_out_examples(picked, settings)
-        except SliceRefused as error:
+        except MetadataRefused as error:
             line = None if error.example is None else picked[error.example][0]
             detail = ErrorDetail(error.field, error.code, error.message, line=line)
             text = f"{error.field} {error.message}" + ("" if line is None else f" (line {line})")

@@ -42,7 +42,7 @@ def create_webhook(context: Context, webhook: WebhookCreate) -> WebhookSecret:
 
 
 def add_webhook(context: Context, webhook: WebhookCreate, **columns: str) -> WebhookSecret:
-    """Record a webhook with a new secret; `columns` are further ones of its row."""
+    """Record a webhook with a new secret; `columns` are additional columns of its row."""
     # The name is resolved before the transaction, so that no writer waits for a slow resolver.
     _check_url(context, webhook.url)
     check_quota(context, tables.webhooks, context.parts.settings.maximum_webhooks, "webhooks")

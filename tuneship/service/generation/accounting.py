@@ -19,7 +19,7 @@ from tuneship.store.records.deployment_logs import LogEntry
 
 
 class NoTurn(InternalError):
-    """The time of a request of a batch ended while others went before it."""
+    """A batch's request ran out of time while other requests went first."""
 
     def __init__(self) -> None:
         super().__init__("the request waited too long behind others", status=503, retry_after=1)
@@ -111,7 +111,7 @@ class GenerationAccount:
         self._log("info", "the caller disconnected")
 
     def failed(self, error: Exception) -> None:
-        """Count and log a refusal by the deployment, or an error of it. Messages never hold what was sent."""
+        """Count and log a refusal by the deployment, or an error of it. Messages never hold text of the request."""
         if isinstance(error, NoTurn):
             self._log("info", f"{error.status} {error.code}: {error.message}")
             return
@@ -133,7 +133,7 @@ class GenerationAccount:
         error.headers |= {"X-Deployment-ID": self.target.deployment_id}
 
     def _ended(self, outcome: RequestOutcome, *, by_caller: bool = False) -> Observation:
-        """`by_caller`: counted by caller too, who is the routing key if there is one, else the API key."""
+        """`by_caller`: also count by caller, who is the routing key if there is one, else the API key."""
         target, caller = self.target, None
         if by_caller:
             # Neither is stored.

@@ -29,7 +29,7 @@ def schema_of(form: ResponseFormat) -> AnswerSchema:
 
 
 def check_schema(read: AnswerSchema, field: str, *, is_flexible: bool = False) -> str:
-    """The grammar of the texts that fit a schema. Raises `ValidationFailed` on `field` if nothing can follow it."""
+    """The grammar for a schema. Raises `ValidationFailed` on `field` if no grammar can follow the schema."""
     try:
         grammar = grammar_of(read.schema, is_flexible=is_flexible)
     except ValueError:  # a number or a text that JSON holds in no portable way

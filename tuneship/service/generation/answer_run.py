@@ -1,4 +1,4 @@
-"""One of the answers of a request: from the request to a replica to its text, with the log probabilities of its tokens.
+"""Writes one answer of a request: from the request to a replica to the text, with log probabilities.
 
 An answer whose replica was lost is written once more, unless the caller has already read some of its text.
 """
@@ -43,7 +43,7 @@ class AnswerRun:
         plan: CallPlan | None = None,
         is_raw: bool = False,
     ) -> None:
-        """`request` says how to read the tokens of `prepared`, `plan` how to read calls of functions.
+        """`request`: settings for decoding the tokens of `prepared`. `plan`: how to read calls of functions.
 
         `is_raw`: the prompt was not rendered by the template, so its answer is no turn of a conversation.
         """
@@ -68,7 +68,7 @@ class AnswerRun:
         self.begun = asyncio.Event()
 
     async def run(self, now: datetime | None, emit: Emit | None) -> WrittenAnswer:
-        """Write it; `emit` gets each piece of the text. Raises `ServingError`.
+        """Write the answer; `emit` gets each piece of the text. Raises `ServingError`.
 
         `now`: the request waits for its first token since then; None where another of its answers says so.
         """
@@ -163,7 +163,7 @@ class AnswerRun:
         )
 
     async def _is_whole(self, text: str) -> bool:
-        """Whether a text that a stop text ended fits what the request asks for."""
+        """Whether a text that a stop text ended satisfies the request's format."""
         grammar, owner = self._prepared.grammar, self._prepared.owner
         if self._plan is not None and self._reader is not None:
             if self._reader.calls or not self._reader.is_complete:
@@ -193,7 +193,9 @@ class AnswerRun:
         is_end: bool = False,
         is_last: bool = False,
     ) -> None:
-        """Emit the next piece of the text. `is_end`: no text follows it; `is_last`: nor did a stop text cut any off."""
+        """Emit the next piece of the text. `is_end`: it is the last piece; `is_last`: no stop text cut it off
+        either.
+        """
         released = None
         if logprobs is not None:
             self._released += len(piece_text)

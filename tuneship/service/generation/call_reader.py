@@ -21,12 +21,12 @@ class ReadPiece:
 
 
 class CallReader:
-    """Reads one answer. `is_complete` is whether its last call has ended, `calls` are those begun so far."""
+    """Reads calls from one answer. `is_complete`: its last call has ended. `calls`: the calls begun so far."""
 
     def __init__(
         self, syntax: CallSyntax, *, is_text_before: bool = False, needs_call: bool = False
     ) -> None:
-        """`is_text_before`: calls may follow free text; else an answer is calls from its first character, or none.
+        """`is_text_before`: calls may follow free text; otherwise an answer begins with a call or has none.
 
         `needs_call`: it is calls, and nothing else.
         """
@@ -45,7 +45,7 @@ class CallReader:
             self._begin_calls()
 
     def feed(self, text: str, *, is_last: bool = False) -> ReadPiece:
-        """Take the next piece of the answer; return what is certain now."""
+        """Take the next piece of the answer; return the parts that can no longer change."""
         self._rest += text
         self._piece = ReadPiece()
         while self._read(is_last):
@@ -54,7 +54,9 @@ class CallReader:
         return self._piece
 
     def _text(self, is_last: bool) -> bool:
-        """Free text, up to the marker of a call. Space before a marker is no part of it, so space waits."""
+        """Read free text up to the marker of a call. Space before a marker is no part of the text, so space is held
+        back.
+        """
         place = self._rest.find(self._marker)
         if place >= 0:
             self._piece.text += self._rest[:place].rstrip()
@@ -94,7 +96,7 @@ class CallReader:
         return self._skip(self._syntax.begin, self._name)
 
     def _name(self, is_last: bool) -> bool:  # noqa: ARG002 - all readers have it
-        """The name, which is reported once all of it is there."""
+        """Read a function's name, which is reported only when complete."""
         size = 0
         while size < len(self._rest) and NAME_CHARACTER.match(self._rest[size]):
             size += 1
@@ -151,7 +153,7 @@ class CallReader:
         return len(self._rest)
 
     def _behind(self, is_last: bool) -> bool:
-        """The text behind a call, which leads to another one or ends the answer."""
+        """Read the text after a call, which leads to another call or ends the answer."""
         between, end = self._syntax.between, self._syntax.end
         self.is_complete = self._rest == end
         if between and self._rest.startswith(between):
@@ -161,7 +163,7 @@ class CallReader:
         return False
 
     def _skip(self, text: str, following: Callable[[bool], bool]) -> bool:
-        """Go on behind a text once all of it is there."""
+        """Continue after an expected text, once it is complete."""
         if not self._rest.startswith(text):
             return False
         self._rest = self._rest[len(text) :]

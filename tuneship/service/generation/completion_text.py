@@ -15,7 +15,7 @@ UNFINISHED = "\ufffd"
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """How the text of an answer is cut out of what the model writes."""
+    """How to cut an answer's text out of the model's output."""
 
     # The last tokens of the prompt: decoders treat the first token of a text differently.
     before: Sequence[int] = ()
@@ -31,7 +31,7 @@ class Completion:
     """Takes tokens and returns the pieces of text that are certain; all pieces together are the completion."""
 
     def __init__(self, decode: Callable[[list[int]], str], cut: AnswerCut) -> None:
-        """`decode` is the tokenizer's."""
+        """`decode`: the tokenizer's function."""
         self._decode = decode
         self._cut = cut
         held_back = [len(stop) - 1 for stop in cut.stops]
@@ -75,7 +75,7 @@ class Completion:
         return self._release(after[len(before) :], is_last=True, pad=pad)
 
     def _decoded(self) -> tuple[str, str]:
-        """The text of the last piece, alone and with the tokens after it.
+        """The text of the last piece, alone and followed by the next tokens.
 
         These few tokens are decoded again each time, since some decoders treat the first token of a text differently.
         """
@@ -83,7 +83,7 @@ class Completion:
         return before, self._decode(self._tokens[self._piece_start :])
 
     def _release(self, text: str, *, is_last: bool, pad: str = "") -> str:
-        """Return the text up to a stop text, or up to what may be the beginning of one."""
+        """Return the text up to a stop text, or up to the possible beginning of one."""
         held = self._without_lead(self._held_back + text, is_last=is_last)
         if held is None:
             self._held_back += text
@@ -101,7 +101,7 @@ class Completion:
         return piece
 
     def _without_lead(self, held: str, *, is_last: bool) -> str | None:
-        """The text behind the lead; None while it may still be a part of the lead."""
+        """The text after the lead; None while the text may still be part of the lead."""
         lead = self._cut.lead
         if self._is_lead_over:
             return held

@@ -92,7 +92,7 @@ class DrilledGeneration(_DrilledRun, GenerationRun):
         return prepared
 
     async def _run(self, prepared: list[GenerateRequest]) -> WrittenAnswers:
-        """Take the text of an answer, or all but its first words."""
+        """Answer with an empty text or with the first words only, if the drawn fault says so."""
         is_emptied, is_cut = drawn(self._faults.empty_rate), drawn(self._faults.short)
         if not (is_emptied or is_cut):
             return await super()._run(prepared)
@@ -142,7 +142,7 @@ def drawn(share: float) -> bool:
 
 
 def shortened(text: str) -> tuple[str, float]:
-    """The first fifth of the words, at least one, and its share of them."""
+    """The first fifth of the words (at least one), and the share of the words that is kept."""
     words = list(re.finditer(r"\S+", text))
     if not words:
         return text, 1.0

@@ -47,7 +47,7 @@ from tuneship.store.database.rows import Row
 
 
 class GenerationRun(RoutedRun):
-    """One request for a completion. Its methods stand in the order in which they run."""
+    """One request for a completion. Its methods are in the order in which they run."""
 
     work = "generation"
     too_large_param = "max_tokens"
@@ -75,7 +75,7 @@ class GenerationRun(RoutedRun):
         self._plan: CallPlan | None = None
 
     async def stream(self) -> Stream:
-        """Run in a task of its own, and return when the first text is there."""
+        """Run in a new task, and return when the first text has arrived."""
         self._text = TextStream(self._context.request_id)
         return await self._text.open(self.answer())
 
@@ -196,7 +196,7 @@ class GenerationRun(RoutedRun):
         return WrittenAnswers(answers, sum(len(one.tokens) for one in prepared))
 
     async def _run_all(self, prepared: list[GenerateRequest]) -> list[WrittenAnswer]:
-        """Write all answers at once. Those that share a prompt wait until the first of them has read it.
+        """Write all answers at once; answers to the same prompt wait until the first of them has read it.
 
         The first error ends the others. Raises `ServingError`.
         """

@@ -154,7 +154,7 @@ def _replica_request(
 
 
 def owner_of(deployment: Row) -> str:
-    """The owner of a deployment, as replicas know it: owners take turns there, and no tenant is named."""
+    """The deployment's owner as a hash, because replicas let owners take turns without knowing the tenant's name."""
     return hashlib.sha256(deployment["client_id"].encode()).hexdigest()[:16]
 
 
@@ -168,7 +168,7 @@ class PromptTooLong(ValidationFailed):
     """A prompt does not fit into the context."""
 
     def __init__(self, param: str, tokens: str, context_length: int) -> None:
-        """`tokens` is a number, or says that there are more than one."""
+        """`tokens`: a number, or a text that says there are more than one."""
         message = f"has {tokens} tokens, the context holds {context_length}"
         details = [ErrorDetail(param, "out_of_range", message)]
         super().__init__(f"{param} {message}", param=param, details=details)
@@ -188,7 +188,7 @@ class RenderedPrompt:
 
     @property
     def tokens(self) -> list[int]:
-        """Its token ids, which take much longer than the text."""
+        """Its token ids, which take much longer to compute than the text."""
         if not self.hidden:
             return encode(self.text_format.tokenizer, self.text)
         return _encoded_with(self.text_format, self.text, self.hidden)
@@ -201,7 +201,9 @@ def rendered_prompt(
     tools: Sequence[Mapping[str, Any]] = (),
     limits: RenderLimits = ANYWHERE,
 ) -> RenderedPrompt:
-    """Render up to the assistant's turn. Raises `ValidationFailed` on `param` for what cannot be text."""
+    """Render up to the assistant's turn. Raises `ValidationFailed` on `param` for characters that cannot be plain
+    text.
+    """
     markers = text_format.special_texts
     texts = [*texts_within([list(messages), list(tools)])]
     if markers is None or not any(map(markers.search, texts)):
@@ -228,7 +230,7 @@ def rendered_prompt(
 def _encoded_with(
     text_format: ModelTextFormat, rendered: str, hidden: Mapping[str, list[int]]
 ) -> list[int]:
-    """Encode a text as a whole, with other tokens in place of those of each character in `hidden`."""
+    """Encode a whole text, replacing the tokens of each character in `hidden` by other tokens."""
     encoding = encoding_of(text_format.tokenizer, rendered)
     tokens: list[int] = []
     done = 0
@@ -282,7 +284,7 @@ def _replaced(value: Any, markers: "re.Pattern[str]", placeholders: Mapping[str,
 
 
 def _encoded_as_text(text_format: ModelTextFormat, special: str, param: str) -> list[int]:
-    """Encode a special token's text in parts none of which is a special token: their tokens spell the same text."""
+    """Encode a special token's text in parts that are no special tokens, so that they spell the same text."""
     markers = text_format.special_texts
     for parts in ([special[:1], special[1:]], list(special)):
         if markers is None or not any(map(markers.search, parts)):

@@ -36,7 +36,7 @@ BEING_DELETED = "the deployment is being deleted"
 
 
 class RoutedRun(ABC):
-    """One request that a deployment answers."""
+    """One request to a deployment."""
 
     # The word for what the model does, in errors.
     work: ClassVar[str]
@@ -51,7 +51,7 @@ class RoutedRun(ABC):
     _in_flight: InFlightGeneration
 
     def __init__(self, context: Context, target: RoutingTarget, started: float) -> None:
-        """`started` is when the request came, by `time.perf_counter`."""
+        """`started`: arrival time of the request, by `time.perf_counter`."""
         self._context = context
         self._parts = context.parts
         self._target = target
@@ -74,7 +74,7 @@ class RoutedRun(ABC):
 
     @abstractmethod
     def _note_request(self) -> None:
-        """Note for the span what was asked for."""
+        """Note the request's facts for the span."""
 
     @asynccontextmanager
     async def _accounted(self) -> AsyncGenerator[GenerationAccount]:
@@ -99,7 +99,7 @@ class RoutedRun(ABC):
                 raise
 
     async def _route(self) -> None:
-        """Read the deployment and its model. Raises `ResourceNotFound` for what this caller may not use."""
+        """Read the deployment and its model. Raises `ResourceNotFound` if this caller may not use them."""
         context, target = self._context, self._target
         row = await cached_row(context, tables.deployments, target.deployment_id)
         if row is not None:
@@ -135,6 +135,7 @@ class RoutedRun(ABC):
             text = "the deployment is still being created"
             raise DeploymentError(text, status=503, retry_after=1)
         if status not in SERVING:
+            # A 500 would blame the model, and a 503 would ask the caller to try again.
             raise DeploymentError(BEING_DELETED if status in GONE else "the deployment has failed")
         # After a restart requests come before the keeper has checked every deployment, and each of them loads
         # its model.

@@ -17,7 +17,7 @@ FIRST_TOKEN = "gen_ai.first_token"  # noqa: S105 - the name of an event
 def note_request(
     notes: SpanNotes, target: RoutingTarget, served: ServedModel, request: Generate
 ) -> None:
-    """Note what was asked for, and of which model."""
+    """Note the request's settings and its model."""
     kind = "text_completion" if request.messages is None else "chat"
     is_json = request.response_format is not None and request.response_format.type != "text"
     asked = {
@@ -33,7 +33,7 @@ def note_request(
 def note_embedding(
     notes: SpanNotes, target: RoutingTarget, served: ServedModel, dimensions: int | None
 ) -> None:
-    """Note that texts are embedded, and by which model."""
+    """Note that texts are embedded, and with which model."""
     asked = {"gen_ai.embeddings.dimension.count": dimensions}
     _note(notes, "embeddings", target, served, asked)
 

@@ -17,7 +17,7 @@ PIECES_TOGETHER = 20
 
 
 class TextStream:
-    """Carries text from the task that generates it to the caller who reads it."""
+    """Passes text from the generating task to the reading caller."""
 
     def __init__(self, request_id: str) -> None:
         """The request's id is for the log and for the error at the end."""
@@ -31,7 +31,7 @@ class TextStream:
         self._changed.set()
 
     async def open(self, generation: Coroutine[Any, Any, Generation]) -> Stream:
-        """Start the generation and return when its first text is there.
+        """Start the generation and return when its first text has arrived.
 
         Raises the generation's error where it fails, or is refused, before any text.
         """

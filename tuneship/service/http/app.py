@@ -1,7 +1,9 @@
 """Routes every request of every dialect to its operation: reads the call, and writes the answer.
 
-Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler. The
-values are read by `arguments.py`; `context/operation_calls.py` carries out the call.
+Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler.
+Nothing is looked up for a caller without the right to it, and a missing scope, whose refusal is a row of the audit
+chain, counts towards the rate limit like any other request. The values are read by `context/arguments.py`;
+`context/operation_calls.py` carries out the call.
 """
 
 import asyncio
@@ -10,7 +12,6 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from ipaddress import ip_address
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,23 +23,20 @@ from starlette.types import ASGIApp
 
 from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import ApiError, InvalidRequestError
-from tuneship.service.access.api_keys import Principal
-from tuneship.service.access.audit_facts import AuditFacts
-from tuneship.service.access.hipaa import Caller
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.context import profiles
+from tuneship.service.context.arguments import path_arguments, query_arguments, validated
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context
 from tuneship.service.context.operation_calls import Arguments, OperationCalls, WholeAnswer
-from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary
+from tuneship.service.http.contexts import context_of
 from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.disconnect import wait_for_disconnect
 from tuneship.service.http.downloads import DownloadResponse
 from tuneship.service.http.forms import Content
-from tuneship.service.http.forwarding import is_address_known, is_scheme_known
 from tuneship.service.http.main_api import MAIN
-from tuneship.service.http.middleware import EntryMiddleware, address_of
+from tuneship.service.http.middleware import EntryMiddleware
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.request_content import SHORT_BODY_BYTES, content_of, parsed
 from tuneship.service.http.responses import error_response
@@ -105,7 +103,8 @@ class _OperationEndpoint:
 
     async def answer(self, request: Request) -> Response:
         dialect: Dialect = request.state.dialect
-        context = _context_of(self._boundary, self._operation, request)
+        identifier = next(iter(request.path_params.values()), None)
+        context = context_of(self._boundary, self._operation, request, identifier)
         request.state.operation, request.state.span = self._operation, context.span
         try:
             window: RateWindow | None = request.state.window
@@ -147,39 +146,6 @@ class _OperationEndpoint:
                 yield await read(context.client_id, _arguments, operation, request, content)
             else:
                 yield _arguments(operation, request, content)
-
-
-def _context_of(boundary: Boundary, operation: Operation[..., Any], request: Request) -> Context:
-    principal: Principal = request.state.principal
-    identifier = next(iter(request.path_params.values()), None)
-    address = address_of(request)
-    # Private is TLS or this machine, unless a proxy is in between that may have been reached otherwise: in a cluster
-    # there always is one.
-    is_alone = boundary.parts.settings.cluster is None
-    is_local = is_alone and bool(address) and ip_address(address).is_loopback
-    is_private = is_scheme_known(request.scope) and (request.scope["scheme"] == "https" or is_local)
-    return Context(
-        parts=boundary.parts,
-        client_id=principal.client_id,
-        request_id=request.state.request_id,
-        if_match=request.headers.get("if-match"),
-        routing_key=request.headers.get("x-routing-key"),
-        last_event_id=request.headers.get("last-event-id"),
-        scopes=principal.scopes,
-        accept=request.headers.get("accept", ""),
-        caller=Caller(
-            is_private=is_private,
-            is_address_known=is_address_known(request.scope),
-            key_lifetime=principal.lifetime,
-        ),
-        audit_facts=AuditFacts(
-            key_id=principal.key_id,
-            address=address,
-            action=operation.name,
-            is_change=operation.is_change,
-            path_id=None if identifier is None else request.state.dialect.stored_id(identifier),
-        ),
-    )
 
 
 def _arguments(operation: Operation[..., Any], request: Request, content: Content) -> Arguments:

@@ -1,4 +1,4 @@
-"""The parts that the HTTP boundary needs beside those of the handlers: API keys, rate limits, limits in flight."""
+"""The parts of the HTTP boundary that handlers do not need: API keys, rate limits, limits in flight."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

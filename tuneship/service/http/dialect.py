@@ -1,26 +1,30 @@
 """The differences between the APIs, or kinds of pages, that the boundary answers, each below a prefix of its own."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import ApiError, ResourceNotFound
+from tuneship.service.access.api_keys import Principal
 from tuneship.service.http.boundary import Boundary
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One API, or one kind of pages. What is not given is as in the main API (`main_api.py`)."""
+    """One API, or one kind of pages. Its defaults are those of the main API (`main_api.py`)."""
 
     # The beginning of its addresses.
     prefix: str
     # The values that are sent as a key, and those that name the client; None where the key alone counts.
-    credentials: Callable[[Request], tuple[list[str], list[str] | None]]
+    credentials: Callable[[Request], tuple[list[str], list[str] | None]] = lambda _request: ([], [])
+    # Finds the caller in place of a key. Raises `ApiError`.
+    authenticate: Callable[[Boundary, Request], Awaitable[Principal]] | None = None
     # Raises `AuthenticationError` where a request names another client than its key's.
     check_client: Callable[[Request, str], None] = lambda _request, _client_id: None
     # Its operations, whether they are served or not.
@@ -38,11 +42,15 @@ class Dialect:
     answer_headers: Callable[[Mapping[str, Any], float], Mapping[str, str]] = (
         lambda _state, _began: {}
     )
-    # An error as its clients expect it, and its body with the id of the request.
+    # An error as its clients expect it, and its answer, with the id of the request.
     own_error: Callable[[Request, ApiError], ApiError] = lambda _request, error: error
-    error_body: Callable[[ApiError, str], str] = lambda error, request_id: json.dumps(
-        error.as_json(request_id)
+    error_answer: Callable[[Request, ApiError, str], Response] = (
+        lambda _request, error, request_id: json_response(error.status, error.as_json(request_id))
     )
-    error_media: str = "application/json"
     # The error for an address without a route.
     unknown_route: Callable[[], ApiError] = lambda: ResourceNotFound("there is no such route")
+
+
+def json_response(status: int, body: dict[str, Any]) -> Response:
+    """An answer in JSON."""
+    return Response(json.dumps(body), status, media_type="application/json")

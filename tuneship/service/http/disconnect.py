@@ -1,4 +1,4 @@
-"""Notices that a caller has disconnected, and stops sending to it."""
+"""Notices when a caller disconnects, and stops sending to it."""
 
 import asyncio
 from collections.abc import Coroutine

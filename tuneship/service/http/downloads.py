@@ -1,4 +1,4 @@
-"""Sends a `Download`: block by block from a thread, as fast as its reader takes them."""
+"""Sends a `Download`: reads blocks in a thread, as fast as the caller receives them."""
 
 import asyncio
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ class DownloadResponse(Response):
         slot: AbstractContextManager[object],
         key_end: KeyEnd,
     ) -> None:
-        """The download is closed with the last byte, when its reader has gone, or at the end of `key_end`.
+        """Close the download after the last byte, when its reader disconnects, or at `key_end`.
 
         `slot` is held until then.
         """

@@ -16,11 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import ApiError, InvalidRequestError, QuotaExceeded
+from tuneship.service.context.arguments import check_file_media, form_tags
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve
 from tuneship.service.context.staged_bytes import SPACE_CHECK_BYTES
 from tuneship.service.datasets.reading import FILE_LIMIT
-from tuneship.service.http.arguments import check_file_media, form_tags
 from tuneship.store.files.blobs import StagedFile
 from tuneship.store.records import idempotency
 
@@ -73,7 +73,7 @@ class Upload:
 
 
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
-    """The body as it arrives. Raises 413 beyond `limit` bytes, for a body whose length was not announced."""
+    """The body as it arrives. Raises 413 beyond `limit` bytes, even if no length was announced."""
     size = 0
     try:
         async for block in request.stream():
@@ -86,7 +86,7 @@ async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
 
 
 def check_length(request: Request, limit: int) -> int:
-    """The announced length in bytes, 0 without one. Raises 413 before anything is read."""
+    """The announced length in bytes, 0 if there is none. Raises 413 before anything is read."""
     length = request.headers.get("content-length", "")
     announced = int(length) if length.isdigit() else 0
     if announced > limit:

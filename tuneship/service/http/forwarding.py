@@ -32,7 +32,7 @@ def names_a_proxy(header: bytes) -> bool:
 
 
 def is_scheme_known(scope: Mapping[str, Any]) -> bool:
-    """Whether a request came here directly, or a declared proxy has named the scheme by which it came."""
+    """Whether a request came directly, or a declared proxy has named its original scheme."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     if not any(names_a_proxy(name) for name, _ in headers):
         return True
@@ -41,7 +41,7 @@ def is_scheme_known(scope: Mapping[str, Any]) -> bool:
 
 
 def is_address_known(scope: Mapping[str, Any]) -> bool:
-    """Whether a request came here directly, or a declared proxy has named the address from which it came."""
+    """Whether a request came directly, or a declared proxy has named its original address."""
     if not any(names_a_proxy(name) for name, _ in scope["headers"]):
         return True
     is_replaced = scope["client"] != scope["state"].get(PEER)

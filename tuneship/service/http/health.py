@@ -16,7 +16,8 @@ from starlette.responses import Response
 from tuneship.contract.errors import InternalError
 from tuneship.service.access.capabilities import Capabilities
 from tuneship.service.http.boundary import Boundary
-from tuneship.service.http.responses import error_response, json_response
+from tuneship.service.http.dialect import json_response
+from tuneship.service.http.responses import error_response
 
 # A check may wait this long, e.g. behind another writer.
 CHECK_TIMEOUT_S = 5.0
@@ -37,7 +38,7 @@ class Readiness:
     """Answers `/readyz` from a check that runs at most once in `fresh_s` seconds, however many callers ask."""
 
     def __init__(self, boundary: Boundary) -> None:
-        """The check is a write and needs no key: `ready_for_s` limits how often callers can cause one."""
+        """`ready_for_s`: how often the check may run at most, since it writes and callers need no key for it."""
         self._parts = boundary.parts
         self._is_fit = boundary.is_fit
         self._fresh_s = boundary.ready_for_s

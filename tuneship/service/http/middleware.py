@@ -18,8 +18,9 @@ from tuneship.contract.errors import (
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import OPAQUE_ID
 from tuneship.service.http.boundary import Boundary
+from tuneship.service.http.contexts import address_of
 from tuneship.service.http.dialect import Dialect
-from tuneship.service.http.forwarding import plain_address, source_of
+from tuneship.service.http.forwarding import source_of
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.request_spans import request_span
 from tuneship.service.http.responses import error_response
@@ -96,6 +97,11 @@ class EntryMiddleware:
         """
         if self._boundary.parts.drain.has_begun:
             raise InternalError("the service is shutting down", status=503, retry_after=1)
+        if dialect.authenticate is not None:
+            request.state.principal = await dialect.authenticate(self._boundary, request)
+            if (connection := request.scope["state"].get(CONNECTION)) is not None:
+                connection.show_key(is_valid=True)
+            return
         limits = self._boundary.limits
         source = source_of(request.client.host if request.client else "")
         failures = limits.failures(source)
@@ -147,7 +153,7 @@ class EntryMiddleware:
             parts.audit.add(connection, AuditRecord(parts.clock(), *refused))
 
     def _count(self, scope: Scope, status: int, started: float) -> None:
-        """Count the request for the metrics, and send its span where there is a collector."""
+        """Count the request for the metrics, and send its span if there is a collector."""
         parts, state = self._boundary.parts, scope["state"]
         client_id = state["principal"].client_id if "principal" in state else NO_CLIENT
         operation = state["operation"].name if "operation" in state else NO_OPERATION
@@ -200,11 +206,6 @@ class _CommonHeaders:
             end = start + PIECE_BYTES
             piece = {**message, "body": body[start:end], "more_body": has_more or end < len(body)}
             await self._send(piece)
-
-
-def address_of(request: Request) -> str:
-    """The address that the request came from; empty when a proxy names something that is no address."""
-    return plain_address(request.client.host if request.client else "")
 
 
 def _check_framing(scope: Scope) -> None:

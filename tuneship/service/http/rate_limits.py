@@ -122,7 +122,7 @@ class RateLimits:
         return RateWindow(limit, remaining, reset, remaining == 0, retry_after)
 
     def _end(self, kind: str, caller: str) -> tuple[int, int]:
-        """Epoch second at which the present window of a caller ends, and the whole seconds until then."""
+        """The end of a caller's current window as epoch seconds, and the whole seconds until then."""
         now = self._clock().timestamp()
         # Each caller's windows begin at a second of its own, so that not all come back together.
         offset = zlib.crc32(f"{kind} {caller}".encode()) % WINDOW_S

@@ -12,9 +12,9 @@ from starlette.requests import Request
 
 from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import InvalidRequestError
+from tuneship.service.context.arguments import check_json_media, json_object
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import staging
-from tuneship.service.http.arguments import check_json_media, json_object
 from tuneship.service.http.forms import Content, Upload, check_length, limited, read_form
 
 JSON_BODY_BYTES = 1 << 20

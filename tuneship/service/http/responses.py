@@ -1,8 +1,5 @@
 """Renders errors as HTTP responses."""
 
-import json
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,8 +15,7 @@ def error_response(request: Request, error: Exception) -> Response:
     dialect: Dialect = request.state.dialect
     request_id: str = request.state.request_id
     shown = dialect.own_error(request, error_from_exception(error, request_id))
-    body = dialect.error_body(shown, request_id)
-    response = Response(body, shown.status, media_type=dialect.error_media)
+    response = dialect.error_answer(request, shown, request_id)
     response.headers.update(shown.headers)
     response.headers["X-Should-Retry"] = "true" if shown.retryable else "false"
     retry_after = shown.retry_after
@@ -32,7 +28,3 @@ def error_response(request: Request, error: Exception) -> Response:
     if shown.status in CLOSING_STATUSES:
         response.headers["Connection"] = "close"
     return response
-
-
-def json_response(status: int, body: dict[str, Any]) -> Response:
-    return Response(json.dumps(body), status, media_type="application/json")

@@ -24,7 +24,7 @@ def route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Respon
 
 
 def route_path(path: str, declared: Sequence[str]) -> str:
-    """`path` with a last parameter that does not match the words of the other `declared` paths."""
+    """`path` with a last parameter that excludes the words of the other `declared` paths."""
     last = LAST.fullmatch(path)
     if last is None:
         return path

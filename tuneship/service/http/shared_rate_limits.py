@@ -30,7 +30,7 @@ class _Chunk:
 
 
 class SharedRateLimits(RateLimits):
-    """Passes what this member has taken from the windows that all share."""
+    """Spends this member's chunks of the windows that all members share."""
 
     def __init__(
         self, control: int, generate: int, clock: Callable[[], datetime], database: Database
@@ -84,7 +84,7 @@ class SharedRateLimits(RateLimits):
         return chunk, RateWindow(limit, remaining, reset, remaining == 0, retry_after)
 
     def _taking(self, chunk: _Chunk, client_id: str, kind: str) -> "asyncio.Task[None]":
-        """Take a chunk, once for all who wait for it."""
+        """Take a chunk, once for all waiting requests."""
         if chunk.taking is None or chunk.taking.done():
             chunk.taking = asyncio.create_task(self._take(chunk, client_id, kind))
         return chunk.taking

@@ -43,7 +43,7 @@ class StreamResponse(Response):
         slot: AbstractContextManager[object],
         key_end: KeyEnd,
     ) -> None:
-        """`slot` is held from the first byte to the last; an error that it raises is the answer instead.
+        """`slot`: held while the stream is sent; an error that it raises is sent as the answer instead.
 
         `key_end` returns, when the reader's key ends, the error that the stream ends with.
         """
@@ -119,7 +119,7 @@ class StreamResponse(Response):
 async def with_keep_alives(
     frames: AsyncGenerator[Sequence[Frame]], silence_s: float
 ) -> AsyncGenerator[Sequence[Frame | None]]:
-    """The frames, and a None for every `silence_s` in which none came."""
+    """The frames, with a None after every `silence_s` seconds without one."""
     upcoming: asyncio.Future[Sequence[Frame] | None] | None = None
     try:
         while True:
@@ -154,7 +154,7 @@ def as_event(frame: Frame | None) -> bytes:
 
 
 def as_line(frame: Frame | None) -> bytes:
-    """A frame as a line of JSON; empty for marks such as `[DONE]`, since readers of lines stop at the end."""
+    """A frame as a line of JSON; empty for marks such as `[DONE]`, which readers of lines do not need."""
     if frame is None or not isinstance(frame.data, BaseModel):
         return b""
     return dumped_frame(frame.data).encode() + b"\n"

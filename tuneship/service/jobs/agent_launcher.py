@@ -65,7 +65,7 @@ STOP_S = 2.0
 
 
 class NodeTraining(FolderTraining):
-    """A training on a node, whose files are copied into its work folder."""
+    """A training on a node; its files are copied into the job's work folder."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class NodeTraining(FolderTraining):
     # Starting.
 
     async def begin(self, order: TrainingOrder) -> None:
-        """Send the files and the order. Where it raises, as `AgentTrainingLink.train` does, nothing computes."""
+        """Send the files and the order. After an error, as with `AgentTrainingLink.train`, nothing computes."""
         link, spec = await self._connected(), self.attempt.spec
         self._link = link
         await link.warm(order.base, isolated=self._agents.isolated)
@@ -156,7 +156,9 @@ class NodeTraining(FolderTraining):
         return self.exit_code() is None
 
     def exit_code(self) -> int | None:
-        """As the agent has reported it; `LOST` when the lease is over so long that the process cannot run any more."""
+        """The exit code that the agent reported; `LOST` once the lease has been over so long that the process must have
+        ended.
+        """
         if self._code is None and time.monotonic() > self._renewed_at + GONE_S:
             logger.warning("the agent of a training is lost: %s", self._job_id)
             self._code = LOST
@@ -165,7 +167,7 @@ class NodeTraining(FolderTraining):
     # Following.
 
     async def _follow(self, link: AgentTrainingLink) -> None:
-        """Copy what comes until the end, over one connection after the other."""
+        """Copy progress until the end, reconnecting as needed."""
         while self._code is None:
             try:
                 await self._copy(link)
@@ -289,7 +291,7 @@ class AgentTrainingLauncher:
         clock: Callable[[], datetime],
         lease_threads: Threads,
     ) -> None:
-        """`agents`: starts them. `size_of`: of an instance type, by its name.
+        """`agents`: starts the agents. `size_of`: the size of an instance type, by its name.
 
         `lease_threads`: extend leases, which nothing else may delay.
         """
@@ -345,7 +347,7 @@ class AgentTrainingLauncher:
         await self._folders.clear(job_id)
 
     async def stop(self) -> None:
-        """Have all processes killed, as far as their agents answer in time."""
+        """Have all processes killed, if their agents answer in time."""
         ending = [asyncio.create_task(one.end()) for one in self._running if one.is_running]
         ending.append(asyncio.create_task(self._next.stop()))
         await asyncio.wait(ending, timeout=STOP_S)
@@ -367,7 +369,7 @@ def _replace(arrived: Path, final: Path) -> None:
 
 
 def _keep_checkpoint(arrived: Path, folder: Path, step: int) -> None:
-    """Put a checkpoint in its place, and keep the one before it as well, as the training process does."""
+    """Publish a checkpoint, and keep the previous one as well, as the training process does."""
     put_in_place(arrived, folder, step)
     for old in sorted(folder.glob(f"{STEP}*"), reverse=True)[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One attempt at a job, as the keeper follows it: how much of its progress is stored, and how it ended."""
+"""One attempt at a job from the keeper's view: how much of its progress is stored, and how it ended."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ ENDS = ("completed", "failed", "cancelled")
 
 @dataclass
 class Attempt:
-    """The progress of one attempt, as far as it is stored."""
+    """The stored progress of one attempt."""
 
     # The right to store it, which may be a later attempt's.
     claim: JobLease

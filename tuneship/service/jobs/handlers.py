@@ -25,7 +25,7 @@ from tuneship.contract.jobs import (
     JobSummary,
 )
 from tuneship.contract.reports.job_reports import JobLogEntry, JobLogs
-from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
+from tuneship.service.access.hipaa import HIPAA
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.context.bindings import serves
@@ -33,7 +33,7 @@ from tuneship.service.context.context import Context
 from tuneship.service.context.lists import log_page, own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
-from tuneship.service.datasets.lookup import own_dataset
+from tuneship.service.datasets.lookup import own_dataset, refuse_unsafe
 from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.lookup import own_job
 from tuneship.service.jobs.record_progress import forecast_end
@@ -124,9 +124,8 @@ def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Da
     row = own_dataset(context, dataset_id, param)
     if row["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param=param, status=409)
-    if job.security_settings.compliance_mode == HIPAA and not row["came_safely"]:
-        text = f"the dataset did not come by {GOOD_WAY}, and with {GOOD_KEY}: upload it again"
-        raise DatasetError(text, param=param, status=409)
+    if job.security_settings.compliance_mode == HIPAA:
+        refuse_unsafe(row, param)
     if param == "dataset_id" and row["num_examples"] < SMALLEST_DATASET:
         raise DatasetError(f"a job needs at least {SMALLEST_DATASET} examples", param=param)
     return row

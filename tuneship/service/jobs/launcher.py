@@ -1,4 +1,4 @@
-"""How trainings are launched, behind a protocol: the keeper decides about jobs and knows no process, folder or node.
+"""The protocol for launching trainings: the keeper decides about jobs without knowing processes, folders or nodes.
 
 `local_launcher.py` is the implementation for processes of this machine, `agent_launcher.py` the one for processes on
 other machines. A launcher may be asked about the same attempt again after the service was restarted, so nothing that it
@@ -17,7 +17,7 @@ from tuneship.training.spec import DataKeys
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """One attempt at a job, whose files were checked."""
+    """An order for one attempt at a job, with checked files."""
 
     # The job's row as it was claimed, with the number of the attempt.
     job: Row
@@ -34,7 +34,7 @@ class TrainingOrder:
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A checkpoint in the store of files, as a job's row names it."""
+    """A checkpoint in the store of files, as named by a job's row."""
 
     attempt: int
     step: int
@@ -78,7 +78,7 @@ class Training(TrainingProgress, Protocol):
         ...
 
     async def kept_step(self) -> int:
-        """The step of the latest checkpoint that the job's next attempt can resume from; 0 without one."""
+        """The step of the latest checkpoint from which the next attempt can resume; 0 if there is none."""
         ...
 
     def keep_only(self, checkpoint: StoredCheckpoint) -> None:
@@ -117,5 +117,5 @@ class TrainingLauncher(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End what ends with the service; jobs go on from their checkpoints when it is back."""
+        """End all trainings with the service; their jobs resume from checkpoints after its next start."""
         ...

@@ -56,7 +56,7 @@ class LocalTraining(FolderTraining):
         await self.threads.run((self.folder / CANCEL_FILE).touch)
 
     async def end(self) -> None:
-        """Kill the process group; returns when the process is gone."""
+        """Kill the process group and wait until the process has ended."""
         if self.attempt.checkpoints is not None:
             self.attempt.checkpoints.stop()
         await self.threads.run(self.kill)
@@ -79,7 +79,7 @@ class LocalTrainingLauncher:
         clock: Callable[[], datetime],
         preloads: bool,
     ) -> None:
-        """`preloads`: load the libraries of trainings some time later, before there is a job."""
+        """`preloads`: load the training libraries shortly after the start, before the first job."""
         self._runtime = runtime
         self._folders = folders
         self._running: list[LocalTraining] = []

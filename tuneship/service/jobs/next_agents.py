@@ -1,4 +1,4 @@
-"""Agents for the next attempts of jobs whose agents are lost: they are started while the lease of the last one lasts.
+"""Starts agents for the next attempts of jobs with lost agents, while the lease of the last attempt still lasts.
 
 Such an agent loads what every training needs, and waits. It has no order and computes nothing: that takes a claim of
 the job, which nobody gets before the lease is over. So the seconds of the start are not added to those of the lease.
@@ -26,14 +26,14 @@ class NextAgents:
     """At most one waiting agent for a job."""
 
     def __init__(self, agents: TrainingAgents, threads: Threads) -> None:
-        """`agents` starts them. `threads`: for their connections."""
+        """`agents`: starts the agents. `threads`: for connections to them."""
         self.agents = agents
         self._threads = threads
         self._waiting: dict[str, asyncio.Task[Waiting]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def prepare(self, job_id: str, base: Path, size: AgentSize) -> None:
-        """Start an agent for the next attempt of a job, unless there is one; call it again for one that is lost."""
+        """Start an agent for the next attempt of a job, unless there is one; call it again if that one is lost."""
         starting = self._waiting.get(job_id)
         if starting is not None and _is_of_use(starting):
             return
@@ -43,7 +43,7 @@ class NextAgents:
         asyncio.get_running_loop().call_later(KEPT_S, self._expire, job_id, starting)
 
     async def take(self, job_id: str) -> TrainingAgent | None:
-        """Wait for the agent of a job and hand it over; None where there is none that answers."""
+        """Wait for a job's prepared agent and hand it over; None if none answers."""
         starting = self._waiting.get(job_id)
         if starting is None:
             return None
@@ -59,13 +59,13 @@ class NextAgents:
         return agent
 
     def drop(self, job_id: str) -> None:
-        """End the agent of a job, if there is one, as it is not needed."""
+        """End a job's prepared agent, if there is one, since it is not needed."""
         starting = self._waiting.pop(job_id, None)
         if starting is not None:
             self._spawn(self._end(starting))
 
     async def stop(self) -> None:
-        """End all of them."""
+        """End all prepared agents."""
         for job_id in [*self._waiting]:
             self.drop(job_id)
         await asyncio.gather(*self._ending, return_exceptions=True)

@@ -44,7 +44,7 @@ Line = dict[str, Any]
 
 
 def forecast_end(job: JobRow, now: datetime) -> datetime | None:
-    """The time at which a running job will end if its next steps take as long as those of this attempt.
+    """The expected end of a running job, if its next steps take as long as those of this attempt.
 
     None before the attempt's first step.
     """

@@ -36,7 +36,7 @@ SENT = "sent"
 
 
 class StoredCheckpoints:
-    """The checkpoints of a job in the store, as one attempt reads and adds to them."""
+    """Reads and adds the stored checkpoints of a job, for one attempt."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class StoredCheckpoints:
         threads: Threads,
         clock: Callable[[], datetime],
     ) -> None:
-        """`attempt`: the attempt's folder in the work folder of the job; `threads`: for the uploads alone."""
+        """`attempt`: the attempt's folder in the job's work folder; `threads`: for uploads only."""
         self._job_id, self._number = job["id"], job["attempt"]
         self._attempt, self._blobs, self._threads = attempt, blobs, threads
         self._retries = BackgroundRetries(clock)
@@ -60,7 +60,7 @@ class StoredCheckpoints:
         self._upload: asyncio.Task[None] | None = None
 
     def fetch(self) -> None:
-        """Bring the checkpoint that the row names into the work folder, unless there is a later one.
+        """Download the checkpoint that the row names into the work folder, unless a later one is there.
 
         One that is missing or damaged is left out: losing some steps is better than failing the job. Raises `OSError`
         and `BlobsAway`.
@@ -87,7 +87,7 @@ class StoredCheckpoints:
             check_digest(folder / name, sha256)
 
     def keep_only(self, checkpoint: StoredCheckpoint) -> None:
-        """Note that the row names it, so that earlier ones are not needed any more."""
+        """Note that the row names this checkpoint, so that earlier ones are no longer needed."""
         self._needed_from = checkpoint.step
 
     def look(self) -> None:
@@ -105,7 +105,7 @@ class StoredCheckpoints:
             self._retries.add(self._job_id, error)
 
     def stop(self) -> None:
-        """Take no more notice of an upload; its thread may still finish it."""
+        """Ignore a running upload from now on; its thread may still finish it."""
         if self._upload is not None:
             self._upload.cancel()
 

@@ -46,7 +46,7 @@ class StreamPosition:
 
 
 def position_of(context: Context, job_id: str, token: str | None) -> StreamPosition:
-    """Read a cursor; without one, the position is the beginning. Raises `ValidationFailed`."""
+    """Read a cursor; without one, start at the beginning. Raises `ValidationFailed`."""
     if token is None:
         return StreamPosition()
     return StreamPosition.of(context.parts.cursors.position(job_id, token))
@@ -55,7 +55,7 @@ def position_of(context: Context, job_id: str, token: str | None) -> StreamPosit
 async def job_frames(
     context: Context, job_id: str, position: StreamPosition, rows_at_once: int = ROWS_AT_ONCE
 ) -> AsyncGenerator[Sequence[Frame]]:
-    """Yield everything behind the position, live, until the job has ended and all was sent."""
+    """Yield all frames after the position, live, until the job has ended and everything was sent."""
     with context.parts.notifier.listening(job_id) as news:
         while True:
             news.clear()
@@ -72,7 +72,7 @@ async def job_frames(
 
 @dataclass(frozen=True)
 class _StreamRead:
-    """Merged frames of one read, and the position behind them."""
+    """Merged frames of one read, and the position after them."""
 
     frames: Sequence[Frame]
     position: StreamPosition

@@ -1,4 +1,4 @@
-"""Runs jobs: starts those whose turn it is, follows their trainings, and decides what their ends mean.
+"""Runs jobs: starts them in their order, follows their trainings, and decides what each end means for the job.
 
 Called at every tick of the supervisor. Whatever it knows can be lost: rows and checkpoints suffice.
 Next: `preparation.py` (what is checked before a start), `launcher.py` (trainings), `record_progress.py` (their lines),
@@ -104,7 +104,7 @@ class TrainingKeeper:
         return [*([] if preparing is None else [preparing]), *(run.claim for run in [*self._runs])]
 
     async def tick(self) -> bool:
-        """Start, follow and end what is due; call it on the main thread, and often while it returns that jobs run."""
+        """Start, follow and end jobs as due. Call it on the main thread, and often while it returns that jobs run."""
         await self._cancel_abandoned()
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start_jobs())
@@ -115,18 +115,18 @@ class TrainingKeeper:
         return bool(self._runs) or self._preparing is not None
 
     async def stop(self) -> None:
-        """End what ends with the service; the jobs go on from their checkpoints later."""
+        """End all trainings with the service; their jobs resume from checkpoints later."""
         if self._starting is not None:
             self._starting.cancel()
         await self._launcher.stop()
 
     def given_up(self) -> list[JobLease]:
-        """The jobs of `held` that another process may claim at once, since nothing computes for them."""
+        """The jobs of `held` that another process may claim at once, since no process trains them."""
         running = {run.claim for run in self._runs if run.training.is_running}
         return [claim for claim in self.held() if claim not in running]
 
     async def release(self) -> None:
-        """Let another process claim the jobs that were worked on here, whose processes are gone."""
+        """Let another process claim the jobs that ran here, whose processes have ended."""
         held = self.given_up()
         if not held:
             return
@@ -167,7 +167,7 @@ class TrainingKeeper:
     # Starting.
 
     async def _start_jobs(self) -> None:
-        """Start jobs one after the other, beside the ticks: checking a big file must not delay the running ones."""
+        """Start jobs one after another, apart from the ticks: checking a big file must not delay running jobs."""
         try:
             while len(self._runs) < self._concurrent_jobs:
                 job = await self.threads.run(self._claim)
@@ -249,7 +249,7 @@ class TrainingKeeper:
         return row
 
     async def _start_again(self, claim: JobLease, job: JobRow, error: Exception) -> None:
-        """Queue a job whose training could not be started, or give up after three attempts without progress."""
+        """Queue a job again after a failed start, or give up after three attempts without progress."""
         why, now = error_kind(error), self._clock()
         # A database or a store that does not answer is no attempt: it would fail every waiting job.
         fruitless = job["attempts_without_progress"] + (not passes_by_itself(error))
@@ -294,7 +294,7 @@ class TrainingKeeper:
                 await self._end_late(run)
 
     async def _follow(self, run: RunningAttempt) -> None:
-        """Store progress, which keeps the lease, pass a cancellation on, and finish what has ended."""
+        """Store progress, which renews the lease; pass a cancellation on; finish ended attempts."""
         try:
             exit_code = await self._store_progress(run, run.training)
             if run.checkpoint is not None:
@@ -321,7 +321,9 @@ class TrainingKeeper:
             await self._end_late(run)
 
     async def _store_earlier(self, job: JobRow) -> None:
-        """Store what earlier attempts wrote and their service did not live to store; the next one follows it."""
+        """Store progress of earlier attempts that their service could not store before it died; the next attempt
+        continues it.
+        """
         claim, stored = JobLease.of(job), job["progress_attempt"]
         for number in range(max(1, stored), job["attempt"] + 1):
             offset = job["progress_offset"] if number == stored else 0
@@ -340,7 +342,7 @@ class TrainingKeeper:
             await self.threads.run(self._store_lines, attempt, news)
 
     def _store_lines(self, attempt: Attempt, news: TrainingNews) -> None:
-        """Store lines and the offset behind them in one transaction, so that each line counts once, whoever dies.
+        """Store lines and the offset after them in one transaction, so that each line counts once even after a crash.
 
         A new checkpoint is named in the same one: what the job goes on from is never behind what its row says.
         """

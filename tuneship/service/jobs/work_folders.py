@@ -8,7 +8,7 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -76,7 +76,7 @@ class PreparedAttempt:
 
 
 class FolderTraining(FolderProgress, ABC):
-    """A training whose files are in a work folder. Its subclasses know where it runs."""
+    """A training with its files in a work folder. Subclasses know where it runs."""
 
     def __init__(self, attempt: PreparedAttempt, threads: Threads, blobs: Blobs) -> None:
         """Adapters are stored in `blobs`."""
@@ -104,7 +104,7 @@ class FolderTraining(FolderProgress, ABC):
             self.attempt.checkpoints.keep_only(checkpoint)
 
     async def kept_step(self) -> int:
-        """The step of the job's latest checkpoint; 0 without one."""
+        """The step of the job's latest checkpoint; 0 if there is none."""
         return await self.threads.run(latest_step, self.folder.parent / FOLDER)
 
     async def store_result(self, key: str) -> Mapping[str, str]:
@@ -134,7 +134,7 @@ class WorkFolders:
         uploads: Threads,
         is_portable: bool,
     ) -> None:
-        """`threads`: for everything that waits for a disk; `uploads`: for checkpoints on their way to a bucket.
+        """`threads`: for all work that waits for a disk; `uploads`: for uploads of checkpoints to a bucket.
 
         `gpus`: those of this machine; None where a cluster says itself which ones an agent gets. `devices`: of a
         training, at most. `is_portable`: whether another machine may go on with a training, so that its base model is
@@ -160,13 +160,19 @@ class WorkFolders:
         return PreparedAttempt(folder, spec, held, checkpoints)
 
     def _write_spec(self, folder: Path, order: TrainingOrder) -> tuple[TrainingSpec, ExitStack]:
-        """Write paths and numbers: no address and no secret. Returns the holds on files and GPUs that it names."""
+        """Write the training's spec: paths and numbers, no address and no secret. Return the locks on its files and
+        GPUs.
+        """
         job, blobs = order.job, self.blobs
         comparison: dict[str, Any] = job["comparison"] or {}
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
         with ExitStack() as held:
-            lease = held.enter_context(self._lease(hyperparameters["batch_size"]))
+            lease = GpuLease()
+            if self._gpus is not None:
+                # Like its processes: no more than a batch has examples.
+                most = min(self._devices, hyperparameters["batch_size"])
+                lease = held.enter_context(self._gpus.lease(most))
             training = held.enter_context(dataset_file(blobs, order.training))
             validation = None
             if order.validation is not None:
@@ -199,13 +205,6 @@ class WorkFolders:
             (folder / SPEC_FILE).write_text(spec.to_json())
             return spec, held.pop_all()
 
-    def _lease(self, batch_size: int) -> AbstractContextManager[GpuLease]:
-        """The GPUs of an attempt."""
-        if self._gpus is None:
-            return nullcontext(GpuLease())
-        # Like its processes: no more than a batch has examples.
-        return self._gpus.lease(min(self._devices, batch_size))
-
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress file of an attempt, which may be missing."""
         return FolderProgress(attempt_folder(self._work, job_id, attempt), self.threads)
@@ -220,7 +219,7 @@ class WorkFolders:
 
 
 def attempt_folder(work: Path, job_id: str, attempt: int) -> Path:
-    """The folder in which one attempt writes."""
+    """The folder of one attempt."""
     return work / job_id / f"attempt-{attempt}"
 
 

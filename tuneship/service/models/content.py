@@ -51,7 +51,7 @@ OTHER_FILES_BYTES = 256 << 20
 
 
 def remove_unfinished(scratch: Path) -> None:
-    """Remove what a killed service has left of exports and imports."""
+    """Remove the remains of a killed service's exports and imports."""
     for prefix in UNFINISHED:
         remove_abandoned(scratch, prefix)
 
@@ -123,7 +123,7 @@ def _refuse_stopped(context: Context) -> None:
 
 @serves(contract.import_model, own_threads="conversions")
 def import_model(context: Context, form: ModelImport, file: BinaryIO) -> Model:
-    """Have an adapter that was trained elsewhere checked and written in the form of a tuned one, then seal it.
+    """Check an adapter that was trained elsewhere and rewrite it like a tuned one, in another process; then seal it.
 
     Nothing of the archive is read here: it is foreign, and this process serves all tenants.
     """
@@ -190,7 +190,7 @@ def _checked(context: Context, order: ImportOrder, possible: Sequence[Catalogued
 def _limits_of(
     context: Context, left: threading.Event, parameters: int, memory_bytes: int = 0
 ) -> ConversionLimits:
-    """How much a conversion with a base model of so many parameters may take; `memory_bytes`: beside the model."""
+    """The limits of a conversion, by the base model's parameters; `memory_bytes`: in addition to the model."""
     if memory_bytes:
         # Two copies of the base model, in 4 bytes a weight.
         memory_bytes += 8 * parameters
@@ -202,7 +202,7 @@ def _limits_of(
 
 
 def _stored(context: Context, form: ModelImport, base: CataloguedModel, adapter: Path) -> Model:
-    """Seal the files and store them, then the row. A kill between them leaves files that are set aside later."""
+    """Seal and store the files, then insert the row. After a kill in between, the files are set aside later."""
     parts, identifier, key = context.parts, new_id("ft"), new_key()
     blob, sealed = f"models/{identifier}", adapter.with_name("sealed")
     sealed.mkdir(mode=0o700)

@@ -60,6 +60,8 @@ def _base_item(base: CataloguedModel) -> Model:
         parameters=base.parameters,
         context_length=base.context_length,
         supported_fine_tuning=base.is_tunable,
+        source=base.hub_id,
+        licence=base.licence,
     )
 
 
@@ -96,6 +98,7 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     # A failed deployment counts too: a change can repair it.
     deployments = deployment_records.live_ids_of_model(connection, row["client_id"], row["id"])
     if deployments:
+        # No `deployment_error`, which is for failures of a deployment: this request is not about one.
         raise InvalidRequestError(
             f"the model is deployed, delete its deployments first: {abbreviated(deployments)}",
             param="model_id",

@@ -74,11 +74,11 @@ def resolved(
 
 
 def usual_rate(parameters: int) -> float:
-    """The learning rate that `auto` stands for, by the number of weights of the base model."""
+    """The learning rate for `auto`, by the number of weights of the base model."""
     rate = KNOWN_RATE * (KNOWN_PARAMETERS / max(1, parameters)) ** RATE_EXPONENT
     return float(f"{min(HIGHEST_RATE, max(LOWEST_RATE, rate)):.1e}")
 
 
 def usual_alpha(rank: int) -> int:
-    """The default of `lora_alpha`, with which adapters of every rank act equally strongly."""
+    """The default of `lora_alpha`, which gives adapters of every rank the same strength."""
     return 2 * rank

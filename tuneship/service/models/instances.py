@@ -51,7 +51,9 @@ def require_serving_type(
 
 
 def require_training_type(context: Context, name: str, param: str) -> None:
-    """Raise `InstanceTypeUnavailable` for a type that is not here; a training uses a GPU where there is one."""
+    """Raise `InstanceTypeUnavailable` for an unavailable type. A training uses a GPU if there is one, whatever its
+    type.
+    """
     kind = _kind(context, name, param)
     # Which nodes Ray has, or may yet add, is known to the operator who wrote the file.
     if context.parts.settings.agents != "ray" and not kind.is_on(this_machine()):
@@ -59,7 +61,7 @@ def require_training_type(context: Context, name: str, param: str) -> None:
 
 
 def _place(context: Context, base: CataloguedModel | None) -> Machine:
-    """The resources of this machine, or, where Ray places agents, those that it sets aside for each replica."""
+    """The resources of this machine, or those that Ray reserves for each replica."""
     parts = context.parts
     if parts.settings.agents != "ray":
         return this_machine()

@@ -36,7 +36,7 @@ def limits_of_tuned(identifier: str, base: CataloguedModel) -> ModelLimits:
 
 
 def hyperparameter_limits() -> dict[str, HyperparameterLimits]:
-    """Limits by hyperparameter name, read from the schema by which requests are checked."""
+    """Limits by hyperparameter name, from the schema that checks requests."""
     properties: dict[str, Any] = Hyperparameters.model_json_schema()["properties"]
     defaults = Hyperparameters().model_dump()
     defaults["lora_alpha"] = usual_alpha(defaults["lora_rank"])

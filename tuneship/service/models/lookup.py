@@ -62,7 +62,7 @@ def model_id(base_model: str, name: str, job_id: str) -> str:
 
 
 def base_of(catalogue: Catalogue, identifier: str, param: str) -> CataloguedModel:
-    """The base model with this id. Raises `ModelNotFound`, also for one whose files cannot be used."""
+    """The base model with this id. Raises `ModelNotFound`, also if its files cannot be used."""
     base = catalogue.get(identifier)
     if base is None:
         known = ", ".join(base.id for base in catalogue)

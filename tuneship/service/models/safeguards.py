@@ -27,11 +27,11 @@ S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 
 
 class SafeguardLost(Exception):
-    """A setting that was accepted cannot be enforced any more; the message names it and what it needs."""
+    """An accepted setting can no longer be enforced; the message names it and its requirement."""
 
 
 def in_force(context: Context, settings: S) -> S:
-    """The settings of a new resource, with those that `compliance_mode` switches on.
+    """The settings of a new resource, including those that `compliance_mode` turns on.
 
     Raises `ValidationFailed` for a contradiction, and for a setting that cannot be enforced here or for this caller.
     """
@@ -83,7 +83,7 @@ def check_served(
 
 
 def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str | None:
-    """The first requested setting that the base model's engine cannot keep; None without one."""
+    """The first requested setting that the base model's engine cannot keep; None if it keeps all."""
     requested = [name for name in OTHER_ENGINES_LACK if settings[name] not in OFF]
     return requested[0] if requested and not base.engine.is_own else None
 

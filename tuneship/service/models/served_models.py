@@ -1,4 +1,4 @@
-"""Models as a deployment serves them: looked up by rows, and ready with their prompt templates."""
+"""Models for deployments: looked up by rows, and complete with their prompt templates."""
 
 import json
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from tuneship.store.files.stored_files import model_ref
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model as the rows describe it: its base model, and its adapter if it is a fine-tuned one."""
+    """A model found by its rows: its base model, and its adapter if it is a fine-tuned one."""
 
     base: CataloguedModel
     adapter: Adapter | None = None
@@ -75,7 +75,7 @@ class ModelLookup:
     blobs: Blobs
 
     def find(self, connection: sa.Connection, client_id: str, identifier: str) -> FoundModel:
-        """Look a model up without reading its files, as a write transaction may.
+        """Look a model up without reading its files, so that a write transaction may call it.
 
         Raises `ModelNotFound`, for a missing one and for another tenant's alike, and `DeploymentError` where its key is
         damaged.
@@ -145,7 +145,7 @@ def _template(blobs: Blobs, files: ObjectRef, key: str, base: Path) -> PromptTem
 
 @lru_cache(maxsize=256)
 def _with_template(base_format: ModelTextFormat, template: PromptTemplate) -> ModelTextFormat:
-    """Reading the format off what the template renders takes as long as generating a token."""
+    """Add the prompt format, which takes as long to derive from the template as generating a token."""
     return base_format.with_template(template)
 
 

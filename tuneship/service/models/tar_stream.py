@@ -14,7 +14,7 @@ class TarStream(Download):
     media = "application/x-tar"
 
     def __init__(self, folder: Path, name: str) -> None:
-        """`name` is the name of the archive without its ending, and of the folder in it. Raises `OSError`."""
+        """`name`: of the archive without its extension, and of the folder in it. Raises `OSError`."""
         self.file_name = f"{name}.tar"
         self._files: list[tuple[bytes, int, BinaryIO]] = []
         for path in sorted(folder.iterdir()):
@@ -35,6 +35,6 @@ class TarStream(Download):
         yield bytes(2 * tarfile.BLOCKSIZE)
 
     def close(self) -> None:
-        """Close the files, which ends those that were deleted."""
+        """Close the files, which frees the disk space of deleted ones."""
         for _, _, file in self._files:
             file.close()

@@ -1,4 +1,4 @@
-"""Handler of `GET /metrics`: collects what the service counts anyway and renders it for Prometheus."""
+"""Handler of `GET /metrics`: collects existing counts of the service and renders them for Prometheus."""
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
@@ -18,7 +18,7 @@ PROCESS = ProcessCollector(registry=None)
 
 @serves(contract.read_metrics)
 def read_metrics(context: Context) -> bytes:
-    """The series of the caller's tenant, and with a scope of its own those of the machine, as text."""
+    """The series of the caller's tenant, and with the scope `machine:read` also those of the machine, as text."""
     # What is counted is handed to the database first, so that the totals and the API's metrics are equal.
     parts = context.parts
     store_metrics(parts.recorder, parts.database, parts.clock, parts.member_number)

@@ -1,4 +1,4 @@
-"""The series of the machine: its processes, memory and disk, and sums over all tenants that name none of them."""
+"""The series of the machine: its processes, memory and disk, and sums over all tenants without their names."""
 
 import shutil
 from importlib.metadata import version
@@ -12,7 +12,6 @@ from tuneship.service.context.context import Context
 from tuneship.service.monitoring import metric_list
 from tuneship.service.monitoring.scrape import Scrape
 from tuneship.service.monitoring.tenant_series import add_states, age_s, embeddings, outcomes
-from tuneship.store.database import tables
 from tuneship.store.records import state_counts
 
 
@@ -36,12 +35,7 @@ def add_machine(
         metric_list.ALL_FIRST_TOKEN, together.first_tokens, together.first_token_sum_ms
     )
     scrape.add(metric_list.ALL_IN_FLIGHT, parts.in_flight.total())
-    add_states(
-        scrape,
-        (metric_list.ALL_JOBS, metric_list.ALL_DEPLOYMENTS),
-        state_counts.by_status(connection, tables.jobs),
-        state_counts.by_status(connection, tables.deployments),
-    )
+    add_states(scrape, metric_list.ALL_STATES, connection)
     now, backlogs = context.now, state_counts.webhook_backlogs(connection)
     scrape.add(metric_list.ALL_PENDING, sum(one.pending for one in backlogs))
     oldest = max((age_s(one.oldest, now) for one in backlogs), default=0.0)

@@ -7,6 +7,8 @@ Labels hold ids and the service's own words only. A metric of the machine is sho
 from dataclasses import dataclass
 from typing import Literal
 
+from tuneship.store.database import tables
+
 
 @dataclass(frozen=True)
 class MetricKind:
@@ -116,8 +118,15 @@ HEALTHY = _gauge(
     "deployment_id",
     meaning="1 if the last health check was passed, or the deployment sleeps; else 0.",
 )
-DEPLOYMENTS = _gauge("tuneship_deployments", "status", meaning="Deployments by state.")
-JOBS = _gauge("tuneship_jobs", "status", meaning="Fine-tuning jobs by state.")
+# By the table of the resource.
+STATES = [
+    (
+        table,
+        _gauge(f"tuneship_{table.name}", "status", meaning=f"{table.name.capitalize()} by state."),
+    )
+    for table in tables.RESOURCES
+    if "status" in table.c
+]
 TRAFFIC = _gauge(
     "tuneship_endpoint_traffic_percentage",
     "endpoint_id",
@@ -182,10 +191,18 @@ ALL_IN_FLIGHT = _machine(
     "tuneship_machine_generations_in_flight",
     meaning="Generations in flight of all tenants.",
 )
-ALL_JOBS = _machine("gauge", "tuneship_machine_jobs", "status", meaning="Jobs of all tenants.")
-ALL_DEPLOYMENTS = _machine(
-    "gauge", "tuneship_machine_deployments", "status", meaning="Deployments of all tenants."
-)
+ALL_STATES = [
+    (
+        table,
+        _machine(
+            "gauge",
+            f"tuneship_machine_{table.name}",
+            "status",
+            meaning=f"{table.name.capitalize()} of all tenants.",
+        ),
+    )
+    for table, _ in STATES
+]
 ALL_PENDING = _machine(
     "gauge",
     "tuneship_machine_webhook_deliveries_pending",

@@ -20,7 +20,7 @@ EXPORT_EVERY_MS = 1000.0
 
 
 def tracing_of(settings: TracingSettings) -> Tracing | None:
-    """The exporter to the endpoint in the settings; None without one, or without the libraries, which is logged."""
+    """The exporter to the configured endpoint; None without one, or (logged) without the libraries."""
     if not settings.otlp_endpoint:
         return None
     try:

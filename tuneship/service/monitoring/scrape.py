@@ -55,7 +55,7 @@ class Scrape(Collector):
         return family
 
     def collect(self) -> Iterable[Metric]:
-        """All samples, by metric."""
+        """All samples of a scrape, by metric."""
         yield from self._families.values()
         for other in self._others:
             yield from other.collect()

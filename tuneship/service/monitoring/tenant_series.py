@@ -1,13 +1,11 @@
 """The series of one tenant: its requests, its generations, and the state of its resources."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import accumulate
 
 import sqlalchemy as sa
 
-from tuneship.contract.deployments import DeploymentStatus
-from tuneship.contract.jobs import JobStatus
 from tuneship.metrics.observations import RequestOutcome
 from tuneship.metrics.recorder import Totals
 from tuneship.metrics.windows import MetricWindow
@@ -16,18 +14,13 @@ from tuneship.service.monitoring import metric_list
 from tuneship.service.monitoring.metric_list import MetricKind
 from tuneship.service.monitoring.scrape import Scrape
 from tuneship.service.telemetry.request_counts import EDGES_S
-from tuneship.store.database import tables
 from tuneship.store.records import state_counts
 
 REQUEST_EDGES = tuple(map(str, EDGES_S))
-# Rows of deleted deployments stay, so their number would only ever grow.
-SHOWN_DEPLOYMENT_STATES = tuple(
-    status for status in DeploymentStatus if status is not DeploymentStatus.DELETED
-)
 
 
 def add_tenant(scrape: Scrape, context: Context, connection: sa.Connection) -> Totals:
-    """Add the series of the caller's tenant; returns the totals that were read for it."""
+    """Add the series of the caller's tenant; return the totals that were read."""
     parts, client_id = context.parts, context.client_id
     for operation, tally in sorted(parts.request_counts.by_operation(client_id).items()):
         for status, count in sorted(tally.statuses.items()):
@@ -52,12 +45,7 @@ def add_tenant(scrape: Scrape, context: Context, connection: sa.Connection) -> T
     for row in endpoints:
         for member in row["members"]:
             scrape.add(metric_list.TRAFFIC, member["traffic_percentage"], row["id"], member["id"])
-    add_states(
-        scrape,
-        (metric_list.JOBS, metric_list.DEPLOYMENTS),
-        state_counts.by_status(connection, tables.jobs, client_id),
-        state_counts.by_status(connection, tables.deployments, client_id),
-    )
+    add_states(scrape, metric_list.STATES, connection, client_id)
     backlogs, now = state_counts.webhook_backlogs(connection, client_id), context.now
     for one in backlogs:
         scrape.add(metric_list.PENDING, one.pending, one.webhook_id)
@@ -96,17 +84,19 @@ def _add_generations(scrape: Scrape, total: MetricWindow, target: tuple[str, str
 
 def add_states(
     scrape: Scrape,
-    kinds: tuple[MetricKind, MetricKind],
-    jobs: Mapping[str, int],
-    deployments: Mapping[str, int],
+    kinds: Iterable[tuple[sa.Table, MetricKind]],
+    connection: sa.Connection,
+    client_id: str | None = None,
 ) -> None:
-    """Add the jobs and the deployments by state, with a zero for a state that none is in."""
-    for job_state in JobStatus:
-        scrape.add(kinds[0], jobs.get(job_state, 0), job_state)
-    for state in SHOWN_DEPLOYMENT_STATES:
-        scrape.add(kinds[1], deployments.get(state, 0), state)
+    """Add the resources of a tenant, or of all, by state, with a zero for a state that none is in."""
+    for table, kind in kinds:
+        counts = state_counts.by_status(connection, table, client_id)
+        for state in table.c.status.info["states"]:
+            # Rows of what was deleted stay, so their number would only ever grow.
+            if state != "deleted":
+                scrape.add(kind, counts.get(state, 0), state)
 
 
 def age_s(moment: datetime | None, now: datetime) -> float:
-    """Seconds since a moment; 0 without one, and after the clock was set back."""
+    """Seconds since a moment; 0 without a moment, or if the clock was set back."""
     return 0.0 if moment is None else max(0.0, (now - moment).total_seconds())

@@ -1,4 +1,4 @@
-"""Files of batches: uploads, and what batches have made. Sealed and counted like datasets; `file-<x>` is `file_<x>`."""
+"""Files of batches and of evals, as they came. Sealed and counted like datasets; `file-<x>` is `file_<x>`."""
 
 from datetime import datetime
 from typing import Any, BinaryIO, Literal
@@ -29,7 +29,7 @@ from tuneship.store.database.tables import BatchFileRow
 from tuneship.store.files.blobs import DATA_FILE, Blobs, StagedFile
 from tuneship.store.files.stored_files import dataset_file
 from tuneship.store.records import batch_records
-from tuneship.store.records.batch_records import INPUT, OUTPUT
+from tuneship.store.records.batch_records import EVAL_ROWS, INPUT, OUTPUT
 
 NO_SAFEGUARDS = {"audit_logging": False, "compliance_mode": "none"}
 
@@ -67,17 +67,19 @@ def insert_file(
     return stored
 
 
-def upload_batch_file(context: Context, name: str, staged: StagedFile) -> BatchFileRow:
-    """Store a file of requests as it is; a batch reads it. Raises the refusals of quotas."""
+def upload_batch_file(
+    context: Context, name: str, purpose: str, staged: StagedFile
+) -> BatchFileRow:
+    """Store a file of requests, or of an eval's rows, as it is. Raises the refusals of quotas."""
     if staged.size > MAXIMUM_FILE_BYTES:
         text = f"the file is larger than {MAXIMUM_FILE_BYTES >> 20} MiB"
         raise InvalidRequestError(text, param="file", status=413)
-    row = new_file(context.client_id, name, INPUT, context.now)
+    row = new_file(context.client_id, name, purpose, context.now)
     row["came_safely"] = context.caller.is_safe
     keep_file(context, tables.batch_files, row, staged)
     most = context.parts.settings.maximum_datasets
-    is_input = tables.batch_files.c.purpose == INPUT
-    check_quota(context, tables.batch_files, most, "files for batches", is_input)
+    is_uploaded = tables.batch_files.c.purpose.in_((INPUT, EVAL_ROWS))
+    check_quota(context, tables.batch_files, most, "files for batches and evals", is_uploaded)
     check_bytes(context, staged.size)
     return insert_file(context.parts.keyring, context.transaction, row, staged)
 
@@ -88,7 +90,7 @@ def find_batch_file(context: Context, file_id: str) -> BatchFileRow | None:
         row = rows.fetch(
             connection, tables.batch_files, batch_file_of(file_id), client_id=context.client_id
         )
-    if row is None or row["purpose"] not in (INPUT, OUTPUT):
+    if row is None or row["purpose"] not in (INPUT, OUTPUT, EVAL_ROWS):
         return None
     context.audit_facts.path_id = row["id"]
     context.touch(row)
@@ -99,7 +101,7 @@ def list_batch_files(
     context: Context,
     after: str | None,
     limit: int,
-    purpose: Literal["batch", "batch_output"],
+    purpose: Literal["batch", "batch_output", "evals"],
     *,
     is_rising: bool,
 ) -> FileObjects:
@@ -126,7 +128,7 @@ def delete_batch_file(context: Context, row: BatchFileRow) -> None:
 def batch_file_content(context: Context, row: BatchFileRow) -> FileDownload:
     """The answers of a batch, for a key that may ask models itself. Raises `PermissionDenied`."""
     if row["purpose"] != OUTPUT:
-        raise PermissionDenied("Not allowed to download files of purpose: batch")
+        raise PermissionDenied(f"Not allowed to download files of purpose: {row['purpose']}")
     context.require("generate")  # nobody else reads what a model wrote
     parts = context.parts
     try:

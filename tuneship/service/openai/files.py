@@ -51,10 +51,10 @@ RESULTS_IN_A_PAGE = 100
 
 @serves_openai(contract.openai_create_file, is_long=True)
 def openai_create_file(context: Context, form: FileUpload, file: BinaryIO) -> FileObject:
-    """Store the file: for a batch as it is, else as a dataset of its name, in the format of its first line."""
+    """Store the file: for a batch or an eval as it is, else as a dataset in the format of its first line."""
     name = NOT_IN_A_NAME.sub("_", form.filename).lstrip("._- ")[:128] or "training.jsonl"
-    if form.purpose == "batch":
-        row = upload_batch_file(context, name, cast("StagedFile", file))
+    if form.purpose != "fine-tune":
+        row = upload_batch_file(context, name, form.purpose, cast("StagedFile", file))
         context.audit_facts.created_id = row["id"]
         context.headers["Location"] = f"/openai/v1/files/{shown_id(row['id'])}"
         return shown_file(row)

@@ -14,8 +14,9 @@ from tuneship.contract.errors import ModelNotFound
 from tuneship.contract.openai.ids import own_model_id
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.implicit import make_implicit, wait_until_made
+from tuneship.service.endpoints.lookup import endpoint_in_force
 from tuneship.service.generation.routing import RoutingTarget, cached, cached_row, choose_by_split
-from tuneship.store.database import tables
+from tuneship.store.database import rows, tables
 from tuneship.store.database.tables import DeploymentRow, EndpointRow
 from tuneship.store.records import deployment_records, endpoint_records
 
@@ -77,9 +78,7 @@ async def _target_of(context: Context, model: str) -> RoutingTarget:
     if found is not None and found.endpoint is not None:
         return choose_by_split(context, found.endpoint)
     if found is None:
-        if context.parts.settings.openai_serve == "never":
-            raise ModelNotFound(f"{MISSING}, or no deployment serves it", param="model")
-        deployment = await asyncio.to_thread(_made, context, model)
+        deployment = await asyncio.to_thread(_implicit, context, model)
     elif found.is_ready:
         return RoutingTarget(found.deployments[0])
     else:
@@ -88,7 +87,30 @@ async def _target_of(context: Context, model: str) -> RoutingTarget:
     return RoutingTarget(deployment)
 
 
-def _made(context: Context, model: str) -> str:
+def lasting_deployment(context: Context, model: str) -> str:
+    """The deployment that a run asks from its first row to its last; of an endpoint, the one with most of its traffic.
+
+    Raises `ModelNotFound` and `ResourceNotFound`, and what `make_implicit` raises.
+    """
+    if DEPLOYMENT_ID.fullmatch(model):
+        return model
+    with context.read() as connection:
+        if ENDPOINT_ID.fullmatch(model):
+            row = rows.fetch(connection, tables.endpoints, model, client_id=context.client_id)
+            found = _Answering(endpoint_in_force(context, row), [], is_ready=True)
+        else:
+            found = _find(connection, context, model)
+    if found is None:
+        return _implicit(context, model)
+    if found.endpoint is None:
+        return found.deployments[0]
+    members = endpoint_in_force(context, found.endpoint)["members"]
+    return max(members, key=lambda one: one["traffic_percentage"])["id"]
+
+
+def _implicit(context: Context, model: str) -> str:
+    if context.parts.settings.openai_serve == "never":
+        raise ModelNotFound(f"{MISSING}, or no deployment serves it", param="model")
     try:
         return make_implicit(context, own_model_id(model, context.client_id))
     except ModelNotFound:

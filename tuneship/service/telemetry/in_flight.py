@@ -23,7 +23,7 @@ AGES_MS = (
 
 @dataclass(eq=False)
 class InFlightGeneration:
-    """One generation; `limit` is its deadline while the model works on it."""
+    """One generation in flight; `limit`: the deadline of the model's work."""
 
     limit: asyncio.Timeout | None = None
     # Its deployment is being deleted, and no longer waits for it.
@@ -44,7 +44,7 @@ class InFlightGeneration:
         self.first_token = None
 
     def started(self) -> None:
-        """Note that its first token has come; called for all later ones as well."""
+        """Note the arrival of a token; only the first one counts."""
         if self.first_token is None:
             self.first_token = time.perf_counter()
             self.queued_since = None
@@ -63,7 +63,7 @@ class Demand:
 
 
 class InFlightGenerations:
-    """All generations in flight. Kept in memory only: after a restart none is in flight."""
+    """All generations in flight, in memory only: after a restart there are none."""
 
     def __init__(self) -> None:
         """Start with none."""
@@ -74,7 +74,9 @@ class InFlightGenerations:
     def track(
         self, deployment_id: str, *, is_background: bool = False
     ) -> Generator[InFlightGeneration]:
-        """Count one generation. Enter before its deployment's record is read, so that nothing is unloaded under it."""
+        """Count one generation. Enter it before reading the deployment's record, so that the model is not unloaded
+        meanwhile.
+        """
         generation = InFlightGeneration(is_background=is_background)
         running = self._running.setdefault(deployment_id, set())
         running.add(generation)
@@ -105,7 +107,7 @@ class InFlightGenerations:
         return {name: ages for name, ages in found if ages}
 
     def accepted(self, deployment_id: str) -> int:
-        """How many requests in flight are the deployment's, those of batches included. For any thread, too."""
+        """The number of a deployment's requests in flight, including those of batches. Thread-safe."""
         return len(self._accepted(deployment_id))
 
     def _accepted(self, deployment_id: str) -> list[tuple[float, InFlightGeneration]]:
@@ -149,14 +151,14 @@ class InFlightGenerations:
         self._peaks = {name: peak for name, peak in self._peaks.items() if name in deployment_ids}
 
     def end_all(self, deployment_id: str) -> None:
-        """End the generations of a deployment that is being deleted, as if their time were over."""
+        """End the generations of a deleted deployment, as if their time were over."""
         for generation in self._running.get(deployment_id, ()):
             if generation.limit is not None:
                 generation.is_ended = True
                 generation.limit.reschedule(asyncio.get_running_loop().time())
 
     async def wait_until_drained(self, deployment_id: str, timeout_s: float) -> None:
-        """Return when no generation of the deployment runs; those that last longer than the timeout are ended."""
+        """Wait until a deployment has no generations; after the timeout the remaining ones are ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while deployment_id in self._running:

@@ -1,4 +1,4 @@
-"""Stores what was counted and noted in memory: metrics, lines of deployments' logs, the ages of requests in flight.
+"""Stores facts that were counted in memory: metrics, lines of deployments' logs, ages of requests in flight.
 
 Readers of metrics and logs store them first, so only a kill can lose what came since the keeper's last time.
 """
@@ -51,7 +51,7 @@ class RecordKeeper:
         self.threads = Threads("records", 1)
 
     async def tick(self) -> None:
-        """Store recorded metrics and logs, and forget the counts of deployments that are gone."""
+        """Store recorded metrics and logs, and forget the counts of removed deployments."""
         now = self._clock()
         # Not at every tick: each time rewrites the row of a second, a minute and an hour for every series.
         if not is_early(now, self._store_at, STORE_EVERY):
@@ -65,7 +65,7 @@ class RecordKeeper:
             await self.threads.run(self.forget_counts)
 
     async def store_last(self) -> None:
-        """Store what came since the last tick. Every wait has a timeout: what hangs is left behind."""
+        """Store the facts since the last tick. Every wait has a timeout, and hanging work is abandoned."""
         for store in (self.store_metrics, self.store_logs):
             try:
                 async with asyncio.timeout(STORE_S):
@@ -87,7 +87,7 @@ class RecordKeeper:
             member_ages.write(connection, self._member_number, self._in_flight.all_ages())
 
     def forget_counts(self) -> None:
-        """Forget what was counted of deployments that are gone."""
+        """Forget the counts of removed deployments."""
         with self._database.read() as connection:
             known = state_counts.deployment_ids(connection)
         self._recorder.keep_only(known)

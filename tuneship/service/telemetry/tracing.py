@@ -1,4 +1,4 @@
-"""The facts that become spans, for the OpenTelemetry collector of an installation that has one.
+"""The facts for spans, sent to an OpenTelemetry collector if the installation has one.
 
 A span is made when its request or job has ended, from what was noted on the way: numbers, ids and the service's own
 words, never a text. Knows no library; `monitoring/otlp_spans.py` sends the spans.

@@ -131,7 +131,7 @@ class Kernels:
         return out
 
     def _threads(self, tokens: int, numbers: int) -> int:
-        """How many threads share so many multiplications for some tokens."""
+        """The number of threads for this many multiplications of some tokens."""
         if numbers < MIN_SHARED_NUMBERS:
             return 1
         few = self.few_token_threads if tokens <= FEW_TOKENS else 0
@@ -172,7 +172,7 @@ class _Rounded:
     """Memory for tokens that are rounded to 8 bits; kept between calls, because making it takes longer than a call."""
 
     def __init__(self, numbers: int) -> None:
-        """`numbers`: how many fit."""
+        """`numbers`: its capacity."""
         self.numbers = numbers
         groups = numbers // GROUP
         self._values = torch.empty(numbers, dtype=torch.int8)

@@ -61,7 +61,7 @@ def compiled_kernels(*, dots: bool) -> Any:
 
 
 class _Code:
-    """A function under construction, with what all of them need: it gets 64-bit arguments and the number of a piece."""
+    """A function under construction: it gets 64-bit arguments and the number of a piece."""
 
     def __init__(self, name: str, module: ir.Module | None = None) -> None:
         self.module = module or ir.Module(name)
@@ -81,7 +81,7 @@ class _Code:
         return lambda *values: self.b.call(declared, values)
 
     def at(self, pointer: Any, index: Any, size: int, offset: int = 0) -> Any:
-        """The address `index * size + offset` bytes behind a pointer."""
+        """The address at `index * size + offset` bytes after a pointer."""
         place = self.b.add(self.b.mul(index, _INT64(size)), _INT64(offset))
         return self.b.gep(pointer, [place])
 
@@ -105,7 +105,9 @@ class _Code:
 
 
 class _Loop:
-    """A loop over [start, stop) in whole steps; `index` and `values` are those of a turn, and the last after `end`."""
+    """A loop over [start, stop) in whole steps; `index` and `values` are those of the current turn, after `end` of the
+    last.
+    """
 
     def __init__(self, code: _Code, start: Any, stop: Any, step: int = 1, values: Any = ()) -> None:
         b = self._b = code.b
@@ -298,7 +300,7 @@ class _Attention:
         part.end()
 
     def _head(self, pointer: Any, number: Any) -> Any:
-        """The address so many heads behind a pointer."""
+        """The address of a head, counted from a pointer."""
         return self._b.gep(pointer, [self._b.mul(number, self._b.mul(self._dim, _INT64(4)))])
 
 

@@ -67,7 +67,7 @@ class AttentionMasks:
 
 
 def hidden_positions(positions: Tensor, length: int, window: int | None) -> Tensor:
-    """Which of `length` tokens are hidden from a token at each position: later ones, and those before its window.
+    """For a token at each position, which of `length` tokens are hidden: later ones, and those before its window.
 
     positions [n, 1] -> [n, length]; a single position [1] -> [length].
     """

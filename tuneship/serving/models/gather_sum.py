@@ -1,4 +1,4 @@
-"""Weighted sums of matrix rows: the deltas of adapters and the attention of decoding sequences are made of them.
+"""Weighted sums of matrix rows, used for the deltas of adapters and the attention of decoding sequences.
 
 torch's embedding bag reads each row once, in the order in which it lies in memory, and needs no padding, grouping or
 matrix products; for the few tokens of a step it is faster than any arrangement of small matrix products that was tried.

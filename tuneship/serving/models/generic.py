@@ -56,7 +56,7 @@ class _Step:
 
 
 class GenericModel:
-    """A transformers model behind the same interface as `LlamaModel`."""
+    """A transformers model with the interface of `LlamaModel`."""
 
     def __init__(
         self, directory: Path, weights: str | None = None, packing: Packing = AS_MEASURED
@@ -137,7 +137,7 @@ class GenericModel:
     def _add_deltas(
         self, site: int, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> None:
-        """Add the adapters' deltas to the output of a linear layer, as its forward hook."""
+        """Add the adapters' deltas to the output of a linear layer, as the layer's forward hook."""
         if self._step is not None:
             x = inputs[0].flatten(0, -2)
             self._step.lora.add(site, x, output.view(-1, output.shape[-1]), self._step.routes)
@@ -246,7 +246,7 @@ def _facts(model: PreTrainedModel, short_tokens: int | None) -> ModelFacts:
 
 
 def _computes_again(model: PreTrainedModel, short_tokens: int) -> bool:
-    """Whether `generate` drops the KV cache where a text grows longer than `short_tokens`, as that of Phi 3 does."""
+    """Whether `generate` drops the KV cache when a text grows longer than `short_tokens`, as for Phi 3."""
     cache = DynamicCache()
     nothing = torch.zeros(1, 1, short_tokens, 1)
     cache.update(nothing, nothing, layer_idx=0)

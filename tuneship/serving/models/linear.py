@@ -114,7 +114,7 @@ class Product:
         )
 
     def plus(self, delta: Tensor) -> "Product":
-        """Make a product whose weight is larger by delta [out, in]."""
+        """Make a product with the delta [out, in] added to its weight."""
         weight = self._packed.to_dense() if self._plain is None else self._plain.t()  # type: ignore[union-attr]
         return Product(weight + delta, packing=self._packing)
 
@@ -127,7 +127,7 @@ class PackedLinear(nn.Linear):
     """A linear layer with a packed weight, in place of a loaded model's own layer."""
 
     def __init__(self, linear: nn.Linear, *, shared: bool, packing: Packing) -> None:
-        """Copy the weight like `Product`: the caller may drop it, but a large shared one is used as it is."""
+        """Copy the weight like `Product`, so that the caller may drop it; a large shared one is used without a copy."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = packing.pack(linear.weight, shared=shared)
@@ -166,7 +166,7 @@ def product_seconds(dtype: torch.dtype, library: PackedLibrary = ONE_DNN) -> flo
 
 @cache
 def _trial_seconds(dtype: torch.dtype, library: PackedLibrary) -> tuple[float, float]:
-    """Measure plain and packed products; packed ones take infinitely long where they are missing or wrong."""
+    """Measure plain and packed products; missing or wrong packed ones count as infinitely slow."""
     numbers = torch.linspace(-1, 1, _TRIAL_TOKENS * _TRIAL_WIDTH)
     tokens = numbers.view(_TRIAL_TOKENS, _TRIAL_WIDTH).to(dtype)
     weight = torch.linspace(-1, 1, _TRIAL_WIDTH * _TRIAL_WIDTH)

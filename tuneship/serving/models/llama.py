@@ -55,7 +55,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def supports(config: Mapping[str, Any]) -> bool:
-    """Whether this module can run such a model: not quantized, usual biases, plain or Llama 3 rotary embeddings."""
+    """Whether this module can run the model: not quantized, usual biases, plain or Llama 3 rotary embeddings."""
     kind, layers = str(config.get("model_type")), config.get("layer_types") or ()
     return (
         kind in KINDS
@@ -279,7 +279,7 @@ class LlamaModel:
                 )
 
     def _order(self, heads: int) -> Tensor:
-        """Order of channels in which the two numbers that rotate together are neighbours: one complex number.
+        """Order of channels that puts the two numbers rotated together side by side, as one complex number.
 
         Queries and keys are reordered in the same way, so their products do not change.
         """
@@ -287,7 +287,7 @@ class LlamaModel:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The sites for adapters, in the order of the products: `forward` counts on it."""
+        """The sites for adapters, in the order of the products, on which `forward` relies."""
         query, key = self._heads * self._dim, self._kv_heads * self._dim
         orders = (self._order(self._heads), self._order(self._kv_heads), None)
         sites: list[Site] = []
@@ -325,7 +325,7 @@ class _WeightFiles:
         return name in self._at
 
     def are_equal(self, *names: str) -> bool:
-        """Whether those of these tensors that there are have the same numbers."""
+        """Whether the given tensors, ignoring missing ones, have the same numbers."""
         first, *others = (self._at[name].get_tensor(name) for name in names if name in self._at)
         return all(torch.equal(first, other) for other in others)
 

@@ -1,4 +1,4 @@
-"""Grammars of structured answers: which text of `llguidance` stands for a schema, and the limits of its work.
+"""Grammars for structured answers: the text for `llguidance` that represents a schema, and the limits of its work.
 
 The service checks a schema with it before the request is sent, a replica compiles it (`guides.py`). Never loads torch.
 """
@@ -118,7 +118,7 @@ def _json(schema: Mapping[str, Any], separators: Separators | None) -> str:
 
 
 def _begin(separators: Separators | None, *, is_exact: bool = False) -> str:
-    """The text before the keywords of a schema. The usual separators stand for both spellings unless `is_exact`.
+    """The text before the keywords of a schema. The usual separators represent both spellings unless `is_exact`.
 
     A schema holds no such text, as its own texts are quoted.
     """

@@ -1,4 +1,4 @@
-"""Has the grammars of waiting requests compiled while the engine goes on; owners take turns, as they do for slots.
+"""Compiles the grammars of waiting requests while the engine goes on; owners take turns, as for slots.
 
 One thread compiles one grammar at a time. A request whose grammar is kept does not wait for it.
 """
@@ -13,7 +13,7 @@ from tuneship.serving.sequence import GenerateRequest
 
 
 class _GrammarTurn(NamedTuple):
-    """Those who share a turn: the requests of an owner, and apart from them those in its background."""
+    """The requests that share a turn: those of an owner, or those in an owner's background."""
 
     is_background: bool
     owner: str
@@ -23,7 +23,7 @@ class GrammarTurns:
     """Requests that wait for their grammars. Used by one thread."""
 
     def __init__(self, compiler: GrammarCompiler, wake: Callable[[], None]) -> None:
-        """`wake` is called, by another thread, when `compiled` has something new."""
+        """`wake` is called, on another thread, when `compiled` has new results."""
         self._compiler = compiler
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, "grammars")
@@ -42,7 +42,7 @@ class GrammarTurns:
         self._waiting.setdefault(turn, {})[identifier] = request
 
     def cancel(self, identifier: str) -> None:
-        """Let a request wait no more. Its grammar is not compiled unless that has begun."""
+        """Stop waiting for a request's grammar. It is not compiled, unless compilation has begun."""
         for turn, requests in list(self._waiting.items()):
             requests.pop(identifier, None)
             if not requests:

@@ -1,4 +1,4 @@
-"""Guides the answers that have to follow a grammar: compiles it, masks logits, and follows the chosen tokens.
+"""Guides answers along a grammar: compiles it, masks logits, and follows the chosen tokens.
 
 `grammar_turns` compiles in a thread of its own while the engine goes on; `engine` masks each guided row before a token
 is chosen.
@@ -27,7 +27,7 @@ class GrammarRefused(Exception):
 
 
 class Guide:
-    """The state of one answer in its grammar, or in those of two spellings until it is written in one of them."""
+    """The state of one answer in its grammar; with two spellings, in both until the answer decides for one."""
 
     def __init__(self, matchers: Sequence[LLMatcher], vocabulary: int) -> None:
         """Take over the matchers, the last one for the spelling that the model has to choose by itself.
@@ -66,7 +66,7 @@ class Guide:
 
     @property
     def is_complete(self) -> bool:
-        """Whether what was written is an answer, even if more may follow."""
+        """Whether the text so far is a complete answer, even if more may follow."""
         return self._matchers[0].is_accepting()
 
     @property
@@ -76,10 +76,10 @@ class Guide:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, and keeps the last ones. Used by one thread at a time, but for `kept`."""
+    """Compiles grammars for one model, and keeps the last ones. Not thread-safe, except for `kept`."""
 
     def __init__(self, base: Path, vocabulary: int) -> None:
-        """`base` is the model's directory, whose tokenizer is read at the first grammar."""
+        """`base`: the model's directory; its tokenizer is read for the first grammar."""
         self._file = base / "tokenizer.json"
         self._vocabulary = vocabulary
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}

@@ -1,4 +1,4 @@
-"""The agents that the members of a cluster share. The leader alone writes these rows; all members read them.
+"""The agents that the members of a cluster share. Only the leader writes these rows; all members read them.
 
 An agent is `starting` until its replica can be asked, then `ready`, with its address and the SHA-256 of its
 certificate. While it is `leaving` it gets nothing new. A row is removed when its agent has ended or is given up. How
@@ -26,7 +26,7 @@ class AgentStanding(StrEnum):
 
 
 def of_all(connection: sa.Connection) -> list[AgentRow]:
-    """All rows, the oldest replica first."""
+    """All rows, in the order of the replicas' age, oldest first."""
     return rows.fetch_all(connection, sa.select(agents).order_by(agents.c.number))
 
 
@@ -53,7 +53,7 @@ def set_ready(connection: sa.Connection, name: str, host: str, port: int, certif
 
 
 def set_leaving(connection: sa.Connection, name: str) -> None:
-    """Let no member send anything new to an agent."""
+    """Stop new requests of all members to an agent."""
     _set(connection, name, state=AgentStanding.LEAVING)
 
 
@@ -64,7 +64,7 @@ def remove(connection: sa.Connection, name: str) -> None:
 
 @dataclass(frozen=True)
 class ReportedFailures:
-    """How the starts of replicas of a base model have gone, as the leader has written."""
+    """The failed starts of a base model's replicas, as the leader has reported them."""
 
     # Id of the base model.
     base: str

@@ -1,4 +1,4 @@
-"""The lease by which one of several processes on a database leads them, and the fence around what the leader writes.
+"""The lease by which one process on a database leads the others, and the fence around the leader's writes.
 
 Each taking of the lease begins a new epoch, a number that only grows: also when a failover of the database has lost the
 last of them, since it is at least the time in milliseconds. Every transaction of a leader first locks the row
@@ -35,7 +35,7 @@ def prepare(connection: sa.Connection) -> None:
 
 
 def take(connection: sa.Connection, owner: str, lease_s: float) -> int | None:
-    """Take the lease if it has lapsed and nobody else is just taking it; returns the new epoch."""
+    """Take the lease if it has lapsed and no other process is taking it; return the new epoch."""
     lapsed = (leader_leases.c.role == ROLE) & (leader_leases.c.lease_until < NOW)
     free = sa.select(leader_leases.c.epoch).where(lapsed).with_for_update(skip_locked=True)
     if connection.execute(free).first() is None:
@@ -64,7 +64,7 @@ def renew(connection: sa.Connection, epoch: int, lease_s: float) -> bool:
 
 
 def check_epoch(connection: sa.Connection, epoch: int) -> None:
-    """Let no later epoch begin before this transaction ends. Raises `LeadershipLost` if one has begun."""
+    """Block later epochs until this transaction ends. Raises `LeadershipLost` if one has begun."""
     timeout = sa.func.set_config(
         "idle_in_transaction_session_timeout", str(IDLE_TIMEOUT_MS), sa.true()
     )
@@ -75,7 +75,7 @@ def check_epoch(connection: sa.Connection, epoch: int) -> None:
 
 
 def epoch_of(connection: sa.Connection) -> int:
-    """The present epoch; behind the fence it is the caller's own."""
+    """The current epoch; behind the fence it is the caller's own."""
     present = sa.select(leaders.c.epoch).where(leaders.c.role == ROLE)
     return connection.execute(present).scalar_one()
 

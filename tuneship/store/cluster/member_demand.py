@@ -19,7 +19,7 @@ NOW = sa.func.clock_timestamp()
 
 
 def write(connection: sa.Connection, member: str, demand: Mapping[str, Any]) -> None:
-    """Write what a member was asked for."""
+    """Write a member's demand."""
     lapse = NOW + sa.func.make_interval(0, 0, 0, 0, 0, 0, LAPSES_AFTER_S)
     values = {"written_at": NOW, "lapses_at": lapse, "demand": dict(demand)}
     row = insert(member_demands).values(member=member, **values)

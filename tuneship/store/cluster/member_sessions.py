@@ -21,7 +21,7 @@ LOST = {
 
 
 def hold(driver: Any, number: int) -> None:
-    """Show with a connection of the driver, which commits by itself, that a member is there, until it is closed.
+    """Keep a driver connection open, in autocommit mode, as the sign that a member is alive, until it is closed.
 
     `number` is that of one process alone. Raises psycopg's errors, e.g. while the server still waits for a connection
     of this member that broke.
@@ -32,7 +32,7 @@ def hold(driver: Any, number: int) -> None:
 
 
 def is_gone(connection: sa.Connection, number: int) -> bool:
-    """Whether no session of a member is there. If so, the member gets its lock only after this transaction."""
+    """Whether a member has no session. If so, the member cannot get its lock before this transaction ends."""
     # Shared, so that several who ask at once do not take each other for the member.
     free = sa.select(sa.func.pg_try_advisory_xact_lock_shared(number))
     return bool(connection.execute(free).scalar_one())

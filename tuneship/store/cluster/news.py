@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class News:
-    """Publishes and listens for one member, while `run` runs; as long as it listens, the member is there."""
+    """Publishes and receives news for one member while `run` runs; its open connection marks the member as alive."""
 
     def __init__(self, database: Database, number: int) -> None:
         """Start with nothing published and without subscribers; `number` is the member's."""

@@ -17,7 +17,7 @@ PARTS = 16
 def take(
     connection: sa.Connection, client_id: str, kind: str, ends: int, limit: int
 ) -> tuple[int, int]:
-    """Take a chunk of the window that ends at epoch second `ends`; returns it and what is left for later chunks."""
+    """Take a chunk of the window that ends at epoch second `ends`; return it and the rest for later chunks."""
     left = sa.func.greatest(0, limit - rate_windows.c.taken)
     chunk = (left + PARTS - 1) // PARTS
     first = (limit + PARTS - 1) // PARTS

@@ -1,6 +1,7 @@
-"""The columns that a type of rows declares: a `TypedDict`, with arguments of `sa.Column` beside some of its types."""
+"""Derives columns from a type of rows: a `TypedDict`, with arguments of `sa.Column` beside some of its types."""
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -49,6 +50,11 @@ AS_JSON = {"type_": _JSON}
 # A default that the database itself knows: for columns that a migration has added.
 FALSE = {"server_default": sa.false()}
 ZERO = {"server_default": "0"}
+
+
+def one_of(states: type[StrEnum]) -> "dict[str, Any]":
+    """Mark the column of a resource's state; `column.info["states"]` lists the possible ones."""
+    return {"info": {"states": tuple(states)}}
 
 
 def columns_of(row: type) -> "list[sa.Column[Any]]":

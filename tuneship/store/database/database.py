@@ -216,7 +216,8 @@ class Database:
 
     @contextmanager
     def write_beside(self, *, first: bool = False) -> Generator[sa.Connection]:
-        """A short write transaction that waits for no other writer, where the database allows that, as Postgres does.
+        """A short write transaction that does not wait for other writers, if the database allows that, as Postgres
+        does.
 
         It is for rows of no tenant, and for statements that are right whoever writes beside them. Whoever changes
         several rows does so in the order of their keys, so that two such transactions never wait for each other. The
@@ -239,7 +240,7 @@ class Database:
             yield connection
 
     def fenced(self, fence: Fence | None) -> "Database":
-        """The same database, where `fence`, if there is one, is called first in every transaction that writes."""
+        """The same database; `fence`, if given, is called first in every writing transaction."""
         fenced = copy.copy(self)
         fenced._fence = fence  # noqa: SLF001 - a copy of this one
         return fenced
@@ -373,7 +374,7 @@ class Database:
             connection.close()
 
     def check_writable(self) -> None:
-        """Make the smallest write that needs room on the disk. Raises what `write` raises."""
+        """Make a minimal write that needs disk space. Raises the errors of `write`."""
         with self.write_beside() as connection:
             connection.execute(sa.text("update alembic_version set version_num = version_num"))
 
@@ -401,7 +402,7 @@ def revision_of(connection: sa.Connection) -> str | None:
 
 
 def known_revision(connection: sa.Connection) -> str | None:
-    """The migration that the database has. Raises `OtherSchema` if this version of tuneship cannot work with it."""
+    """The database's migration. Raises `OtherSchema` if this version of tuneship cannot work with it."""
     revision = revision_of(connection)
     if revision is None:
         return None
@@ -430,7 +431,7 @@ def sqlite_url(file: Path) -> str:
 
 
 def parsed_url(url: str) -> sa.URL:
-    """The parts of a SQLAlchemy URL. Raises `UnknownDatabase`, which does not repeat it."""
+    """The parts of a SQLAlchemy URL. Raises `UnknownDatabase`, whose message does not repeat it."""
     try:
         return sa.make_url(url)
     except (ArgumentError, ValueError):  # its message holds the URL, and so the password
@@ -541,7 +542,7 @@ def _begin_postgres(settings: Mapping[str, str]) -> Callable[[sa.Connection], No
 
 
 def _locks(tenant: str | None) -> str:
-    """The calls by which a transaction on Postgres takes its locks, in this order."""
+    """The statements with which a transaction on Postgres takes its locks, in order."""
     if tenant is None:
         return f"pg_advisory_xact_lock({WRITER_LOCK})"
     signed = int.from_bytes(zlib.crc32(tenant.encode()).to_bytes(4), signed=True)

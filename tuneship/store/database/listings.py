@@ -14,7 +14,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True)
 class Listing(Generic[R_co]):
-    """A list that clients see: the rows of one table, or those of one kind where the table holds several."""
+    """A list for clients: the rows of one table, or of one kind in a table with several kinds."""
 
     table: "TypedTable[R_co]"
     kind: str | None = None
@@ -43,3 +43,4 @@ WEBHOOKS = Listing(tables.webhooks)
 BATCHES = Listing(tables.batches)
 BATCH_FILES = Listing(tables.batch_files)
 EVALUATIONS = Listing(tables.evaluations)
+EVALS = Listing(tables.evals)

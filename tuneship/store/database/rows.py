@@ -40,7 +40,7 @@ class Page(Generic[R]):
 
 
 def insert(connection: sa.Connection, table: "TypedTable[R]", values: Row) -> R:
-    """Insert a row and return all of it, defaults included."""
+    """Insert a row and return it with its defaults."""
     connection.execute(sa.insert(table).values(**values))
     stored = fetch(connection, table, values["id"], client_id=values.get("client_id"))
     if stored is None:
@@ -51,7 +51,7 @@ def insert(connection: sa.Connection, table: "TypedTable[R]", values: Row) -> R:
 def fetch(
     connection: sa.Connection, table: "TypedTable[R]", identifier: str, *, client_id: str | None
 ) -> R | None:
-    """Fetch one row of a tenant; with `client_id=None` that of any tenant, as the supervisor needs it."""
+    """Fetch one row of a tenant; with `client_id=None` of any tenant, for the supervisor."""
     query = sa.select(table).where(table.c.id == identifier)
     if client_id is not None:
         query = query.where(table.c.client_id == client_id)
@@ -60,7 +60,7 @@ def fetch(
 
 
 def fetch_all(connection: sa.Connection, query: "sa.Select[Any]") -> list[Any]:
-    """Every row that a query finds, as a dictionary; the caller annotates the type that the query selects."""
+    """All rows of a query, as dictionaries; the caller annotates their type."""
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
@@ -113,7 +113,7 @@ def behind(  # noqa: PLR0913 - what a list by ids is asked for
     limit: int,
     is_rising: bool = False,
 ) -> list[R]:
-    """At most `limit` rows of a tenant's list behind the row `after`, newest first unless `is_rising`."""
+    """At most `limit` rows of a tenant's list after the row `after`, newest first unless `is_rising`."""
     table = listing.table
     place = sa.tuple_(table.c.created_at, table.c.id)
     where = [*listing.filters(client_id), *filters]
@@ -135,7 +135,7 @@ def page(
     limit: int,
     offset: int,
 ) -> Page[R]:
-    """One page, newest first, ties by id, and the number of all rows that match."""
+    """One page, newest first, ties by id, and the number of all matching rows."""
     total = count(connection, table, *where)
     length = max(0, min(limit, total - offset))
     if length == 0:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar
 
 import sqlalchemy as sa
 
+from tuneship.contract.datasets import DatasetStatus
+from tuneship.contract.deployments import DeploymentStatus
+from tuneship.contract.endpoints import EndpointStatus
+from tuneship.contract.evaluations import EvaluationStatus
+from tuneship.contract.jobs import JobStatus
 from tuneship.contract.lines.dataset_lines import DatasetFormat
+from tuneship.contract.openai.batches import BatchStatus
 from tuneship.store.database.column_types import (
     AS_JSON,
     FALSE,
@@ -18,6 +24,7 @@ from tuneship.store.database.column_types import (
     SMALL,
     ZERO,
     columns_of,
+    one_of,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +70,40 @@ class ApiKeyRow(TypedDict):
 api_keys = _table("api_keys", ApiKeyRow)
 
 
+class SignInLinkRow(TypedDict):
+    """A link that signs one person in to the console; of its code only the digest."""
+
+    digest: Annotated[bytes, KEY]
+    client_id: str
+    key_id: str
+    # It was made for an address of this machine, and may be used from there only.
+    is_local: bool
+    expires_at: datetime
+
+
+sign_in_links = _table("sign_in_links", SignInLinkRow)
+
+
+class ConsoleSessionRow(TypedDict):
+    """A person who has signed in to the console; of the cookie only the digest."""
+
+    digest: Annotated[bytes, KEY]
+    client_id: str
+    key_id: str
+    # As the person gave it; empty after a link.
+    name: str
+    # The session has no scope that changes anything.
+    looks_only: bool
+    # The last page or form; a stream does not count.
+    used_at: datetime
+    expires_at: datetime
+
+
+console_sessions = _table(
+    "console_sessions", ConsoleSessionRow, sa.Index("ix_console_sessions_expires_at", "expires_at")
+)
+
+
 class ResourceRow(TypedDict):
     """The columns that every resource has."""
 
@@ -94,7 +135,7 @@ class DatasetRow(ResourceRow):
     name: str
     description: str
     format: DatasetFormat
-    status: str
+    status: Annotated[str, one_of(DatasetStatus)]
     num_examples: int
     prompt_tokens: int
     response_tokens: int
@@ -123,7 +164,7 @@ class BatchRow(ResourceRow):
 
     endpoint: str
     input_file_id: str
-    status: str
+    status: Annotated[str, one_of(BatchStatus)]
     # Who made it: each of its requests is answered as if that caller had sent it.
     caller: dict[str, Any]
     # Of everything that its requests have touched so far.
@@ -173,6 +214,18 @@ batch_files = _resource(
 )
 
 
+class EvalRow(ResourceRow):
+    """The form of rows and the criteria of one of OpenAI's evals; its runs are evaluations."""
+
+    name: str
+    # As the request had them.
+    data_source_config: dict[str, Any]
+    testing_criteria: list[dict[str, Any]]
+
+
+evals = _resource("evals", EvalRow)
+
+
 class EvaluationRow(ResourceRow):
     """Answers of deployments to held-out examples; `answered` is the number of examples whose scores are stored."""
 
@@ -185,10 +238,10 @@ class EvaluationRow(ResourceRow):
     candidate_model: str
     baseline_model: str | None
     settings: dict[str, Any]
-    status: str
+    status: Annotated[str, one_of(EvaluationStatus)]
     # Who made it: each of its requests is answered as if that caller had sent it.
     caller: dict[str, Any]
-    # Of everything that its requests have touched so far.
+    # Of its deployments, and of the evaluation whose scores are used.
     security_settings: dict[str, Any]
     # Null before the dataset was read: the number of selected examples, and the lines of those that have leaked.
     selected: int | None
@@ -206,12 +259,16 @@ class EvaluationRow(ResourceRow):
     error: dict[str, Any] | None
     started_at: datetime | None
     completed_at: datetime | None
+    # The eval that it is a run of, and the run's own fields: its name, data source (no row, no prompt) and sampling.
+    eval_id: str | None
+    eval_run: dict[str, Any] | None
 
 
 evaluations = _resource(
     "evaluations",
     EvaluationRow,
     sa.Index("ix_evaluations_status", "status"),
+    sa.Index("ix_evaluations_eval_id", "eval_id"),
     sa.Index("ix_evaluations_client_id_dataset_sha256", "client_id", "dataset_sha256"),
 )
 
@@ -236,7 +293,7 @@ class JobRow(ResourceRow):
     validation_dataset_id: str | None
     fine_tuning_method: str
     model_name: str
-    status: str
+    status: Annotated[str, one_of(JobStatus)]
     hyperparameters: dict[str, Any]
     # A fraction or a whole number, kept as it was sent.
     validation_frequency: Annotated[float, AS_JSON]
@@ -364,7 +421,7 @@ class DeploymentRow(ResourceRow):
 
     model_name: str
     deployment_name: str
-    status: str
+    status: Annotated[str, one_of(DeploymentStatus)]
     compute_type: str
     instance_type: str
     region: str
@@ -417,7 +474,7 @@ class EndpointRow(ResourceRow):
     kind: str
     name: str
     members: list[dict[str, Any]]
-    status: str
+    status: Annotated[str, one_of(EndpointStatus)]
     version: Annotated[int, {"default": 1}]
     lease_seconds: int | None
     lease_until: datetime | None

@@ -18,7 +18,7 @@ _writing = threading.local()
 
 
 def refuse_while_writing() -> None:
-    """Raise `AssertionError` in a thread that holds a turn: what may take long must not keep other writers waiting."""
+    """Raise `AssertionError` in a thread that holds a turn: slow work must not block other writers."""
     if getattr(_writing, "is_holding", False):
         raise AssertionError("files are fetched before a write transaction, never inside one")
 
@@ -69,7 +69,7 @@ class WriteQueue:
 
 
 class WriteQueues:
-    """Fair locks by name, each of which exists while somebody holds it or waits for it."""
+    """Fair locks by name; a lock exists only while a thread holds it or waits for it."""
 
     def __init__(self) -> None:
         """Start without any."""

@@ -1,4 +1,4 @@
-"""Local copies of the files of an object store, up to a number of bytes; the least recently used ones go first.
+"""Local copies of an object store's files, up to a number of bytes; the least recently used ones are removed first.
 
 The commands and the service may use it at the same time, so it keeps no state but the files themselves: a file's
 modification time is its last use, and a shared lock on it keeps it from being evicted. The kernel ends the locks of a
@@ -42,7 +42,7 @@ class BlobCache:
 
     @contextmanager
     def held(self, ref: ObjectRef, download: Download, *, is_checked: bool) -> Generator[Path]:
-        """Yield the folder of an object, whose files stay there within the block.
+        """Yield the folder of an object; its files stay there within the block.
 
         `is_checked`: compare files that are here already with their digests, and download damaged ones again.
         Raises `FileDamaged` if a downloaded file has another digest, `OSError`, and whatever `download` raises.
@@ -119,17 +119,17 @@ class BlobCache:
             yield
 
     def forget(self, prefix: str) -> None:
-        """Remove the copies of an object that is deleted, whoever reads them."""
+        """Remove the copies of a deleted object, even while they are read."""
         shutil.rmtree(self.root / prefix, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what killed processes left unfinished."""
+        """Remove unfinished files of killed processes."""
         for leftover in self.incoming.iterdir():
             _remove_unused(leftover)
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a file unless somebody has locked it; returns whether it is gone."""
+    """Remove a file unless it is locked; return whether it is removed."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,5 @@
-"""The store of the files of datasets, models, batches and jobs: its protocol, and what both of its forms share.
+"""The store for files of datasets, models, batches and jobs: its protocol, and the code that both implementations
+share.
 
 `local_blobs.py` keeps the files in the data directory, `object_blobs.py` in a bucket of an object store. A key is
 `<kind>/<id>/<name>` with an id from the database; a client's file name is never used. A file never changes under its
@@ -34,7 +35,7 @@ class BlobsAway(Exception):
 
 
 class FileDamaged(ObjectDamaged):
-    """A stored file whose bytes are not those of its digest."""
+    """A stored file does not match its digest."""
 
     def __init__(self, name: str) -> None:
         """`name`: the file's name."""
@@ -48,7 +49,7 @@ class StoreRefused(StartupError):
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """A stored dataset, model or file of a batch, as its row names it."""
+    """A stored dataset, model or batch file, as named by its row."""
 
     # `datasets/<id>`, `files/<id>` or `models/<job id>-<attempt>` (`models/<id>` of an imported model).
     prefix: str
@@ -73,7 +74,7 @@ class Blobs(Protocol):
     place: str
 
     def staged(self) -> AbstractContextManager["StagedFile"]:
-        """Yield a new file to write to, which is removed after the block unless `keep` stored it."""
+        """Yield a new file to write to; it is removed after the block unless `keep` has stored it."""
         ...
 
     def keep(self, file: "StagedFile", key: str) -> None:
@@ -121,7 +122,7 @@ class Blobs(Protocol):
         ...
 
     def set_aside(self, names: Collection[str], now: datetime) -> str | None:
-        """Move objects to where they stay until an operator removes them; returns the place, None without objects."""
+        """Move objects to a place where they stay until an operator removes them; return it, None without objects."""
         ...
 
     def sweep(self) -> None:
@@ -129,7 +130,7 @@ class Blobs(Protocol):
         ...
 
     def check(self, identity: str | None, *, writes: bool = True) -> None:
-        """Find out, before anything is changed, whether the store is this installation's and can be written.
+        """Check, before anything is changed, that the store belongs to this installation and is writable.
 
         `identity`: the installation's id; None before its first start. Raises `StoreRefused`.
         """
@@ -163,7 +164,7 @@ class StagedFile:
             self._writer.write(block)
 
     def drop(self) -> None:
-        """Remove what was written. The rest is only hashed, and the file can no longer be kept."""
+        """Remove the written bytes. Further bytes are only hashed, and the file can no longer be kept."""
         self._is_dropped = True
         # The file is removed next, so a failure to finish it does not matter.
         with suppress(OSError):
@@ -190,7 +191,7 @@ class StagedFile:
 
 
 class HashedFile(io.FileIO):
-    """A file that hashes the bytes written to it."""
+    """A file that hashes all bytes written to it."""
 
     def __init__(self, descriptor: int, mode: str) -> None:
         """Take over an open descriptor."""

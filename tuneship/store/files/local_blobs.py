@@ -46,7 +46,7 @@ class LocalBlobs:
         self.place = str(self._root)
 
     def staged(self) -> AbstractContextManager[StagedFile]:
-        """Yield a new file to write to, which is removed after the block unless `keep` stored it."""
+        """Yield a new file to write to; it is removed after the block unless `keep` has stored it."""
         return staged_in(self._scratch)
 
     def keep(self, file: StagedFile, key: str) -> None:
@@ -126,7 +126,7 @@ class LocalBlobs:
         return any((self._root / name).exists() for name in names)
 
     def older_than(self, moment: datetime) -> set[str]:
-        """The prefixes of the objects whose folders were last changed before a moment."""
+        """The prefixes of objects whose folders were last changed before a moment."""
         found: set[str] = set()
         for folder in object_folders(self._root, KINDS):
             with suppress(FileNotFoundError):  # it was deleted meanwhile

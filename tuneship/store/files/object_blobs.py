@@ -1,4 +1,4 @@
-"""The store of files in a bucket of an object store: S3 and what speaks like it, Google Cloud Storage, Azure.
+"""The store of files in a bucket of an object store: S3 and compatible ones, Google Cloud Storage, Azure.
 
 Files are sealed on this machine and uploaded sealed. They are read from local copies (`blob_cache.py`), which are
 compared with the digest of the row while they are downloaded. A mark in the bucket holds the id of the installation
@@ -81,7 +81,7 @@ class ObjectBlobs:
     # Writing.
 
     def staged(self) -> AbstractContextManager[StagedFile]:
-        """Yield a new file to write to, which is removed after the block unless `keep` stored it."""
+        """Yield a new file to write to; it is removed after the block unless `keep` has stored it."""
         # Where `keep` can move it to its place among the copies, which may lie on a disk of their own.
         return staged_in(self._cache.incoming)
 
@@ -119,7 +119,7 @@ class ObjectBlobs:
 
     @contextmanager
     def fetched(self, ref: ObjectRef, *, is_checked: bool = False) -> Generator[Path]:
-        """Yield a local folder with the object's files, downloading those that are not here."""
+        """Yield a local folder with the object's files; missing ones are downloaded."""
         refuse_while_writing()
         with self._cache.held(ref, self._download, is_checked=is_checked) as folder:
             yield folder
@@ -150,7 +150,7 @@ class ObjectBlobs:
         return True
 
     def digest_of(self, path: str) -> str:
-        """SHA-256 of a stored file, for which the whole file is downloaded and not kept."""
+        """SHA-256 of a stored file, which is downloaded completely for this and not kept."""
         digest = hashlib.sha256()
         for block in self._blocks(path):
             digest.update(block)
@@ -183,7 +183,7 @@ class ObjectBlobs:
         return any(_name(path) in wanted for path in found)
 
     def older_than(self, moment: datetime) -> set[str]:
-        """The prefixes of the objects of which every file is older by the store's own clock."""
+        """The prefixes of objects whose files are all older, by the store's own clock."""
         newest: dict[str, datetime] = {}
         for kind in KINDS:
             for found in self._listed(kind):
@@ -226,7 +226,7 @@ class ObjectBlobs:
             ) from None
 
     def claim(self, identity: str, known: Collection[str]) -> None:
-        """Write the mark if there is none, unless the bucket holds files of somebody else. Raises `StoreRefused`."""
+        """Write the mark if there is none, unless the bucket has foreign files. Raises `StoreRefused`."""
         try:
             if self._refuse_others(identity):
                 return
@@ -257,7 +257,7 @@ class ObjectBlobs:
 
     @contextmanager
     def _asked(self) -> Generator[None]:
-        """Turn the errors of obstore into our own, whose texts hold no address. Raises `BlobsAway`."""
+        """Turn obstore's errors into our own, whose texts contain no address. Raises `BlobsAway`."""
         try:
             yield
         except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Moves files that no row names to `<data dir>/set-aside/<time>/`, where they stay until an operator removes them.
+"""Moves files without a row to `<data dir>/set-aside/<time>/`, where they stay until an operator removes them.
 
 They are not deleted, because a starting service cannot know why a row is missing: an upload that was interrupted looks
 like a dataset whose row was lost with the database.
@@ -42,7 +42,7 @@ def objects_of(connection: sa.Connection) -> set[str]:
 
 
 def set_aside(data_dir: Path, objects: Collection[str], now: datetime) -> Path | None:
-    """Move folders into a new folder below `set-aside`; returns it, None without `objects`. Raises `OSError`."""
+    """Move folders into a new folder below `set-aside`; return it, None without `objects`. Raises `OSError`."""
     if not objects:
         return None
     root, name = data_dir / SET_ASIDE, now.strftime("%Y-%m-%dT%H-%M-%SZ")
@@ -70,7 +70,7 @@ def set_aside(data_dir: Path, objects: Collection[str], now: datetime) -> Path |
 
 
 def left_over(connection: sa.Connection, files: Set[str], known: Set[str]) -> set[str]:
-    """The folders in `files` that are neither in `known` nor passing ones of jobs that have ended.
+    """The folders in `files` that are neither in `known` nor temporary ones of ended jobs.
 
     `files`: from `files_in`; `known`: from `objects_of`. What an ended job leaves of `PASSING` is removed later.
     """

@@ -1,4 +1,4 @@
-"""Lists the files that rows name, with their digests: those of datasets, tuned models and batches."""
+"""Lists the files that rows name, with their digests: files of datasets, tuned models and batches."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ def dataset_file(
 
 
 def model_ref(row: Mapping[str, Any]) -> ObjectRef:
-    """The object of a tuned model's row."""
+    """The reference to a tuned model's stored files, from its row."""
     return ObjectRef(row["blob"], row["sha256"])
 
 

@@ -1,1 +1,1 @@
-"""A data directory as a whole: who owns it, backup and restore."""
+"""A data directory as a whole: its owner, backup and restore."""

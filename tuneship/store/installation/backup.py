@@ -55,7 +55,7 @@ class Source:
 
 @dataclass
 class Backup:
-    """One run of the backup into one folder."""
+    """Runs the backup once into one folder."""
 
     source: Source
     folder: Path
@@ -121,7 +121,7 @@ class Backup:
             yield Path(folder)
 
     def _download_all(self) -> None:
-        """Download what rows name now, before the snapshot, which must not stay open for as long as that takes."""
+        """Download the currently named files before the snapshot, which must not stay open during the downloads."""
         with self.source.database.read() as connection:
             objects = list(stored_objects(connection))
         for stored in objects:

@@ -174,7 +174,7 @@ def copy_file(source: Path, target: Path) -> str:
 
 
 def copy_rows(source: sa.Connection, target: sa.Connection) -> None:
-    """Copy the rows of one snapshot of `source` into empty tables, but for those of `OF_THE_MOMENT`."""
+    """Copy the rows of one snapshot of `source` into empty tables, except for those of `OF_THE_MOMENT`."""
     target.execute(sa.delete(tables.installation))
     for table in tables.METADATA.sorted_tables:
         if table in OF_THE_MOMENT:

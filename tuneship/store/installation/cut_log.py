@@ -1,4 +1,4 @@
-"""Finds out whether SQLite's write-ahead log holds what the last process wrote into it; SQLite itself does not say.
+"""Detects a truncated write-ahead log of SQLite, which SQLite itself does not report.
 
 After a kill the newest changes are in the log, `<file>-wal`, and its index, `<file>-shm`, says how many pages the log
 has. SQLite discards incomplete changes silently when it opens the database, and makes a new index. The index is written

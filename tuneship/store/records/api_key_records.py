@@ -1,4 +1,4 @@
-"""The rows of API keys. Who may do what with a key is decided in `tuneship/service/access/api_keys.py`."""
+"""The rows of API keys. `tuneship/service/access/api_keys.py` decides what a key may do."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -26,7 +26,7 @@ def ids_of(connection: sa.Connection) -> Sequence[str]:
 
 
 def ended(connection: sa.Connection, identifiers: Collection[str], now: datetime) -> set[str]:
-    """Those of the keys that are revoked or have expired."""
+    """The revoked or expired ones of these keys."""
     has_ended = api_keys.c.revoked_at.is_not(None) | (api_keys.c.expires_at <= now)
     query = sa.select(api_keys.c.id).where(api_keys.c.id.in_(identifiers), has_ended)
     return set(connection.scalars(query))

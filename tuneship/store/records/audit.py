@@ -78,7 +78,7 @@ class UnlinkedRows:
 
 @dataclass(frozen=True)
 class Fault:
-    """The first place at which the chain is not as it was written; `seq` is the number of the row."""
+    """The first row where the chain differs from what was written; `seq` is its number."""
 
     seq: int
     reason: str

@@ -35,7 +35,7 @@ class HeadsDamaged(Exception):
 
 @dataclass(frozen=True)
 class Head:
-    """Number and seal of one row, which stand for the chain up to it."""
+    """The number and seal of one row, which vouch for the chain up to it."""
 
     seq: int
     mac: bytes
@@ -52,7 +52,7 @@ class Heads:
 
     @property
     def public_key(self) -> Ed25519PublicKey:
-        """The key with which anybody can verify the signatures."""
+        """The public key with which anybody can verify the signatures."""
         return self._key.public_key()
 
     def signed(self, head: Head, now: datetime) -> AuditHead:

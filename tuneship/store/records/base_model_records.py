@@ -1,4 +1,4 @@
-"""Lists what uses a base model: jobs that have not ended, tuned models, and deployments that are not deleted."""
+"""Lists the users of a base model: jobs that have not ended, tuned models, and deployments that are not deleted."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ TUNED = "ft:"
 
 @dataclass(frozen=True)
 class BaseModelUsers:
-    """The ids of what uses one base model, of all tenants."""
+    """The ids of one base model's users, of all tenants."""
 
     jobs: list[str] = field(default_factory=list[str])
     models: list[str] = field(default_factory=list[str])

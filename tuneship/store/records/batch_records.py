@@ -16,6 +16,8 @@ from tuneship.store.database.tables import BatchFileRow, BatchRow, batch_files, 
 
 # Purposes of files: what a client has uploaded, what a batch has made of it, and parts of that while the batch runs.
 INPUT, OUTPUT = "batch", "batch_output"
+# Rows of an eval, which runs copy.
+EVAL_ROWS = "evals"
 ANSWERS_PART, ERRORS_PART = "answers_part", "errors_part"
 PARTS = (ANSWERS_PART, ERRORS_PART)
 RUNNING = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
@@ -43,7 +45,7 @@ def move(
 def advance(
     connection: sa.Connection, row: BatchRow, now: datetime, changes: dict[str, Any]
 ) -> bool:
-    """Count the answers behind those of `row`; returns False where somebody else has counted some."""
+    """Count the answers after those of `row`; return False if another process has counted some."""
     change = (
         sa.update(batches)
         .where(
@@ -74,7 +76,7 @@ def bytes_of_parts(connection: sa.Connection, batch_id: str) -> int:
 
 
 def remove_parts(connection: sa.Connection, batch_id: str) -> None:
-    """Remove the rows of a batch's parts at once: there may be hundreds, and no list counts them."""
+    """Remove all rows of a batch's parts at once: there may be hundreds, and no list counts them."""
     connection.execute(
         sa.delete(batch_files).where(
             batch_files.c.batch_id == batch_id, batch_files.c.purpose.in_(PARTS)

@@ -1,4 +1,4 @@
-"""The rows of datasets, and the bytes of all files. Who may do what is decided in `tuneship/service/datasets/`."""
+"""The rows of datasets, and the bytes of all files. `tuneship/service/datasets/` decides who may do what."""
 
 from datetime import datetime
 from typing import Any
@@ -21,7 +21,7 @@ def bytes_of(connection: sa.Connection, client_id: str) -> int:
 
 
 def to_process(connection: sa.Connection) -> dict[str, str]:
-    """The clients of the datasets whose file is still to be read, by the id of the dataset, oldest first."""
+    """The clients of unread datasets, by the id of the dataset, oldest first."""
     query = sa.select(datasets.c.id, datasets.c.client_id)
     query = query.where(datasets.c.status == DatasetStatus.PROCESSING)
     found = connection.execute(query.order_by(datasets.c.created_at, datasets.c.id))
@@ -31,7 +31,7 @@ def to_process(connection: sa.Connection) -> dict[str, str]:
 def end_processing(
     connection: sa.Connection, dataset_id: str, now: datetime, values: dict[str, Any]
 ) -> bool:
-    """Write the outcome; returns whether the dataset still waited for it, so False if it was deleted meanwhile."""
+    """Write the outcome; return whether the dataset still waited for it (False if it was deleted meanwhile)."""
     is_waiting = (datasets.c.id == dataset_id) & (datasets.c.status == DatasetStatus.PROCESSING)
     change = sa.update(datasets).where(is_waiting).values(updated_at=now, **values)
     return connection.execute(change).rowcount == 1

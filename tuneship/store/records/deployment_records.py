@@ -25,7 +25,7 @@ SCALING = ("min_replicas", "max_replicas", "auto_scaling", "current_replicas")
 
 
 def with_replicas(connection: sa.Connection, columns: Sequence[str]) -> list[Row]:
-    """These columns of every client's deployments that have replicas, or are to have some."""
+    """These columns of every client's deployments that have or should have replicas."""
     query = sa.select(*(deployments.c[name] for name in columns))
     return rows.fetch_all(connection, query.where(deployments.c.status.in_(SERVING)))
 
@@ -41,7 +41,7 @@ def deleted_since(connection: sa.Connection, since: datetime) -> list[Row]:
 
 
 def live_ids_of_model(connection: sa.Connection, client_id: str, model_name: str) -> list[str]:
-    """The client's deployments of a model, oldest first, deleted ones excepted."""
+    """The ids of the client's deployments of a model, oldest first, without deleted ones."""
     query = sa.select(deployments.c.id).where(
         deployments.c.client_id == client_id,
         deployments.c.model_name == model_name,
@@ -53,7 +53,7 @@ def live_ids_of_model(connection: sa.Connection, client_id: str, model_name: str
 def serving_of_model(
     connection: sa.Connection, client_id: str, model_name: str
 ) -> list[DeploymentRow]:
-    """The client's deployments of a model that answer, then those that soon will, oldest first."""
+    """The client's deployments of a model that serve, then those that will serve soon, oldest first."""
     where = (
         deployments.c.client_id == client_id,
         deployments.c.model_name == model_name,
@@ -95,7 +95,7 @@ def update(
 
 
 def change(connection: sa.Connection, row: DeploymentRow, now: datetime, **changes: Any) -> None:
-    """Change columns of a row, and emit events and log lines for what changed: state, health, replicas, failure."""
+    """Change columns of a row, and emit events and log lines for changes of state, health, replicas and failure."""
     rows.change(connection, deployments, row["id"], now, **changes)
     before: Row = row
     after: Row = {**row, **changes}

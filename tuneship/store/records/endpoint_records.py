@@ -25,7 +25,7 @@ def swap(
     now: datetime,
     **more: Any,
 ) -> None:
-    """Replace the split and the lease (`seconds`, `fallback`; None ends it), and set `more` columns with them."""
+    """Replace the split and the lease (`seconds`, `fallback`; None ends it), and set `more` columns as well."""
     rows.change(
         connection,
         endpoints,
@@ -49,7 +49,7 @@ def rename(connection: sa.Connection, row: EndpointRow, name: str, now: datetime
 def revert_lapsed(
     connection: sa.Connection, client_id: str, now: datetime, besides: Collection[str] = ()
 ) -> dict[str, Exception | None]:
-    """Switch each endpoint of a client whose lease has lapsed to its fallback, but for the ids in `besides`.
+    """Switch a client's endpoints with lapsed leases to their fallbacks, except for the ids in `besides`.
 
     Returns the ids of these endpoints, with the error of each that failed. A row that cannot be used is logged and left
     as it is, so that it does not hold up the traffic of other endpoints.
@@ -87,7 +87,7 @@ def revert_lapsed(
 
 
 def lapsed(connection: sa.Connection, now: datetime) -> dict[str, str]:
-    """The endpoints whose lease has lapsed and is still in the row, and the client of each, by their ids."""
+    """The ids of endpoints whose lapsed lease is still in the row, each with its client."""
     found = connection.execute(
         sa.select(endpoints.c.id, endpoints.c.client_id).where(is_lapsed(now))
     )
@@ -101,7 +101,7 @@ def next_lapse(connection: sa.Connection, now: datetime) -> datetime | None:
 
 
 def is_lapsed(now: datetime) -> sa.ColumnElement[bool]:
-    """Condition for endpoints whose lease has lapsed and is still in the row."""
+    """Condition for endpoints whose lapsed lease is still in the row."""
     return endpoints.c.lease_until <= now
 
 

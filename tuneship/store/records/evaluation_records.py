@@ -48,7 +48,7 @@ def advance(
     now: datetime,
     **values: Any,
 ) -> bool:
-    """Store the scores of the examples behind those of `row`; returns False where somebody else has stored some."""
+    """Store the scores of the examples after those of `row`; return False if another process has stored some."""
     change = (
         sa.update(evaluations)
         .where(

@@ -67,7 +67,7 @@ def _held(hold: Hold) -> sa.ColumnElement[bool]:
 
 
 def is_known(connection: sa.Connection, client_id: str, key: str) -> bool:
-    """Whether a request with this key was begun, and perhaps answered."""
+    """Whether a request with this key has begun, and may be answered already."""
     query = sa.select(idempotency.c.key).where(
         (idempotency.c.client_id == client_id) & (idempotency.c.key == key)
     )
@@ -77,7 +77,7 @@ def is_known(connection: sa.Connection, client_id: str, key: str) -> bool:
 def begin(
     connection: sa.Connection, key: Key, now: datetime, member: int = ALONE
 ) -> StoredAnswer | Hold:
-    """Lock the key for a member of a cluster, or for a service alone, or return the answer that is stored for it.
+    """Lock the key for a member of a cluster, or for a single service, or return its stored answer.
 
     Raises `ValidationFailed` if the key was used for another request, and `InvalidRequestError` (409, retryable) while
     the first request is still in flight.

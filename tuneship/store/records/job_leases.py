@@ -88,7 +88,7 @@ def extend(connection: sa.Connection, held: JobLease, now: datetime) -> None:
 
 
 def renew(connection: sa.Connection, held: Iterable[JobLease], now: datetime) -> None:
-    """Renew the leases of several jobs, except those that have ended or were claimed by another attempt."""
+    """Renew the leases of several jobs, except jobs that have ended or were claimed by another attempt."""
     for lease in sorted(held, key=lambda lease: lease.job_id):
         _changed(connection, lease, IS_LIVE, lease_until=now + LEASE)
 
@@ -100,7 +100,7 @@ def release(connection: sa.Connection, held: Iterable[JobLease], now: datetime) 
 
 
 def release_all(connection: sa.Connection, now: datetime) -> None:
-    """Let every lease lapse. Call it only at the start of the only service: nobody can hold one."""
+    """Let every lease lapse. Call it only when a single service starts: no process can hold one then."""
     connection.execute(sa.update(jobs).where(IS_RUNNING).values(lease_until=now - LEASE))
 
 

@@ -87,7 +87,7 @@ def add_log(
 def add_log_once(
     connection: sa.Connection, job_id: str, now: datetime, level: str, message: str
 ) -> None:
-    """Append an entry unless the log holds the same message, as a resumed attempt repeats those of earlier attempts."""
+    """Append an entry unless the log has the same message, since a resumed attempt repeats earlier messages."""
     query = sa.select(job_logs.c.id).where(
         job_logs.c.job_id == job_id, job_logs.c.message == message
     )
@@ -119,7 +119,7 @@ def mark_epoch_reported(connection: sa.Connection, job_id: str, epoch: int) -> b
 
 
 def put_metrics(connection: sa.Connection, job_id: str, steps: Sequence[dict[str, Any]]) -> None:
-    """Store steps by (job, step), so that one that is reported again replaces the earlier one.
+    """Store steps by (job, step); a repeated step replaces the earlier one.
 
     Each step also stores the id of the newest log entry, which is its position in the job's stream.
     """
@@ -187,7 +187,7 @@ def curve_of(
 
 @dataclass(frozen=True)
 class CurveSize:
-    """Counts of a curve: its steps, those with an evaluation, and the digits of all their numbers."""
+    """Counts of a curve: its steps, its evaluations, and the digits of all its numbers."""
 
     steps: int = 0
     evaluated: int = 0
@@ -195,7 +195,7 @@ class CurveSize:
 
 
 def curve_size(connection: sa.Connection, job_id: str) -> CurveSize:
-    """The size of `curve_of`, whose steps are not read for it."""
+    """The size of `curve_of`, computed without reading its steps."""
     digits = sa.func.sum(sa.func.length(sa.cast(job_metrics.c.step, sa.Text)))
     evaluated = sa.func.count().filter(job_metrics.c.evaluated)
     parts, _ = _parts_of_curve(connection, job_id, False, MOST_STEPS)

@@ -46,7 +46,7 @@ WINDOWS_PER_QUERY = 400
 
 
 class StoredWindowKey(NamedTuple):
-    """The key of a row; `width` in seconds, `start` in seconds since the epoch, `shard` says whose counts it has."""
+    """The key of a row; `width` in seconds, `start` in epoch seconds, `shard`: the member whose counts it has."""
 
     deployment_id: str
     endpoint_id: str
@@ -64,7 +64,7 @@ class WrittenWindow(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The columns of the row beside its key."""
+        """The columns of the row, without its key."""
         return {"window": self.window, "minutes": self.minutes}
 
 
@@ -103,7 +103,7 @@ def store(
     now: float,
     shard: int = WHOLE,
 ) -> None:
-    """Merge windows into the stored ones of a shard, which nobody else writes; `now` in seconds since the epoch.
+    """Merge windows into the stored ones of a shard, which has no other writer; `now` in epoch seconds.
 
     The given windows are not changed, so that they can be stored again if the transaction is rolled back. Windows that
     are too old to be kept are not written.
@@ -136,7 +136,7 @@ def _merge_stored(
     windows: Columns,
     minutes: ChangedMinutes,
 ) -> None:
-    """Read the stored windows of `keys`, merge `windows`, one for each, into them, and write them.
+    """Read the stored windows of `keys`, merge one of `windows` into each, and write them.
 
     `minutes` collects the new numbers of minutes. The rows of their hours, written later, hold them as well, except
     those of a member: to write these sixty records again and again would be most of the work.
@@ -210,7 +210,7 @@ def _insert(connection: sa.Connection, rows: Sequence[WrittenWindow]) -> None:
 
 
 def _replace(connection: sa.Connection, rows: Sequence[WrittenWindow]) -> None:
-    """Replace what rows hold that are there and locked."""
+    """Replace the contents of existing, locked rows."""
     if connection.dialect.name == "sqlite":
         at = [column == sa.bindparam(f"at_{column.name}") for column in KEY]
         values = [
@@ -270,7 +270,7 @@ def _query(rows: Sequence[WrittenWindow]) -> "sa.Select[Any]":
 
 
 def _with_minutes(stored: bytes | None, changed: Mapping[int, bytes]) -> bytes:
-    """The sixty records of an hour, with those that have changed replaced, by the number of the minute."""
+    """The sixty records of an hour, by minute, with the changed ones replaced."""
     records = bytearray(stored or bytes(HOUR // MINUTE * FACTS.itemsize))
     for number, record in changed.items():
         records[number * FACTS.itemsize : (number + 1) * FACTS.itemsize] = record
@@ -312,7 +312,7 @@ def fold(connection: sa.Connection, series: WindowSource, hour: int) -> None:
 
 
 def has_requests(connection: sa.Connection, deployment_id: str, since: float) -> bool:
-    """Whether a deployment had requests since a moment, in epoch seconds, or up to an hour before it."""
+    """Whether a deployment had requests since a moment (epoch seconds), or up to an hour before it."""
     query = sa.select(table.c.start).where(
         table.c.deployment_id == deployment_id,
         table.c.width == HOUR,

@@ -10,7 +10,7 @@ from tuneship.store.database.tables import object_keys
 
 
 def wrapped_keys(connection: sa.Connection, *object_ids: str) -> dict[str, bytes]:
-    """The wrapped keys of these objects, as far as they have one."""
+    """The wrapped keys of these objects; objects without a key are missing."""
     query = sa.select(object_keys.c.object_id, object_keys.c.wrapped)
     found = connection.execute(query.where(object_keys.c.object_id.in_(object_ids)))
     return {row.object_id: row.wrapped for row in found}

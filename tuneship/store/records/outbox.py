@@ -89,7 +89,7 @@ def queue_delivery(
 def events_of(
     connection: sa.Connection, client_id: str, now: datetime, *, after: int, limit: int
 ) -> Sequence[EventRow]:
-    """The next events of a tenant after a position, oldest first, as far as they are kept."""
+    """The next stored events of a tenant after a position, oldest first."""
     query = (
         sa.select(events)
         .where(

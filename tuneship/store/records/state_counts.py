@@ -59,7 +59,7 @@ def endpoints_of(connection: sa.Connection, client_id: str) -> list[Row]:
 def webhook_backlogs(
     connection: sa.Connection, client_id: str | None = None
 ) -> list[WebhookBacklog]:
-    """The backlog of every webhook, also of those without any."""
+    """The backlog of every webhook, including empty ones."""
     is_pending = (deliveries.c.webhook_id == webhooks.c.id) & (
         deliveries.c.status == DeliveryStatus.PENDING
     )

@@ -40,7 +40,7 @@ class Due:
 
 
 def webhooks_with_due(connection: sa.Connection, now: datetime) -> Sequence[WebhookRow]:
-    """Active webhooks that have due deliveries; those whose last attempt succeeded come first."""
+    """Active webhooks with due deliveries; those whose last attempt succeeded come first."""
     is_due = sa.exists().where(
         deliveries.c.webhook_id == webhooks.c.id, deliveries.c.next_attempt_at <= now
     )
@@ -206,7 +206,7 @@ def _queue_again(connection: sa.Connection, now: datetime, *where: sa.ColumnElem
 
 @dataclass(frozen=True)
 class ReplayWindow:
-    """The events that a replay sends again: those of a time span, by the status of their delivery."""
+    """The events to replay: those of a time span, by the status of their delivery."""
 
     since: datetime
     until: datetime

@@ -1,4 +1,4 @@
-"""The order in which rows are learnt from, and how they are cut into batches: numbers in, numbers out.
+"""The order in which rows are learnt from, and their division into batches. Pure numbers.
 
 Knows tokenised rows and no model. Next: `packing.py` (how the model reads a batch), `training_loop.py`.
 """
@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A padded rectangle of tokens and the positions in it whose next token is a target.
+    """A padded rectangle of tokens, with the positions whose next token is a target.
 
     Padding stands at the right. A causal model's tokens do not see what follows them, and no padded position
     is learnt from: neither a mask nor a padding token of the model's own is needed.

@@ -1,4 +1,4 @@
-"""The text of a conversation, cut where the assistant's turns begin and end: what is learnt, and what stands before it.
+"""Cuts a conversation's text where the assistant's turns begin and end: into learnt parts and the text before them.
 
 Loads no torch, so that the service checks a dataset with it. Next: `tokenized_examples.py` (tokens and loss mask).
 """

@@ -211,7 +211,7 @@ def _read_examples(
 
 
 def _named_lines(lines: Sequence[int]) -> str:
-    """The first of these lines by number, and how many others there are."""
+    """The first of these lines as numbers, and how many more there are."""
     named = ", ".join(map(str, lines[:NAMED_LINES]))
     more = len(lines) - NAMED_LINES
     return f"line{'s' * (len(lines) > 1)} {named}{f' and {more} more' if more > 0 else ''}"

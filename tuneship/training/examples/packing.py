@@ -43,7 +43,7 @@ class PackedAttention:
 
     @classmethod
     def for_model(cls, model: PreTrainedModel) -> Self | None:
-        """Packing for `model`, or None where it would not compute the same, as found out with two short rows.
+        """Packing for `model`; None if a trial with two short rows shows that it would not compute the same.
 
         Models compute something else without the attention interface, with positions inside of attention (ALiBi), with
         attention sinks, with chunks or with recurrent layers. Those read padded rectangles by their own attention.
@@ -147,7 +147,7 @@ def _attend(
 
 
 class ShortRows(torch.autograd.Function):
-    """Causal attention that computes its weights a second time in backward instead of keeping them.
+    """Causal attention that recomputes its weights in the backward pass instead of keeping them.
 
     The heads that share a key are rows of one product, so keys and values are not repeated.
     """
@@ -198,7 +198,7 @@ def _softcapped_attention(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """Attention of Gemma 2, whose scores stay within +-softcap; no fused CPU kernel does that."""
+    """Attention of Gemma 2, with scores limited to +-softcap; no fused CPU kernel does that."""
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scaling = options.get("scaling") or query.shape[-1] ** -0.5

@@ -25,7 +25,7 @@ REMEMBERED_PROMPTS = 4096
 
 @dataclass(frozen=True)
 class TokenizedExamples:
-    """Tokenised rows, stored one after another: 5 bytes a token, whatever the number of rows."""
+    """Tokenized rows in one array, at 5 bytes a token for any number of rows."""
 
     tokens: NDArray[np.int32]
     # As long as `tokens`: True where the loss counts.
@@ -149,7 +149,7 @@ class Encoder:
         return encoded
 
     def _end_of_target(self, encoding: Any, text: str, first: int, after: int) -> int:
-        """The index behind the last token that is learnt: what a template writes behind the end of a turn is not."""
+        """The index after the last learnt token; text that a template writes after the end of a turn is not learnt."""
         ids: list[int] = encoding.ids
         last = next((i for i in range(after - 1, first - 1, -1) if ids[i] in self.end_tokens), None)
         if last is None:
@@ -165,7 +165,7 @@ class Encoder:
         return last + 1
 
     def _asked(self, row: int, encoding: Any, ids: list[int], text: str, start: int) -> _Asked:
-        """The end of the prompt that stands before character `start` of a row's text, and its tokens among `ids`."""
+        """The end of the prompt before character `start` of a row's text, and the prompt's tokens in `ids`."""
         added = self._added
         # Tokenizers cut a text at added tokens before anything else, so what stands before the last one cannot matter.
         for index in range(len(ids) - 1, -1, -1):
@@ -177,7 +177,7 @@ class Encoder:
         return _Asked(row, text[:start], ids)
 
     def _asked_otherwise(self, asked: Sequence[_Asked]) -> set[int]:
-        """The rows whose prompt tokenizes differently alone than inside the row."""
+        """The rows whose prompt has other tokens alone than inside the row."""
         known = self._prompts
         if len(known) > REMEMBERED_PROMPTS:
             known.clear()
@@ -199,7 +199,7 @@ class Encoder:
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:
-        """The tokens at which generation stops; none where a text ends an answer."""
+        """The tokens that end generation; none if a text ends an answer."""
         return () if self.format.stop_text else self.format.stop_tokens
 
     @cached_property

@@ -32,7 +32,7 @@ def load_as_transformers(directory: Path) -> Any:
 
 
 def difference_from(reference: Any, ours: ModelTextFormat) -> str | None:
-    """In what we read texts differently from a tokenizer of transformers; None where nothing differs."""
+    """How our tokenizer reads texts differently from one of transformers; None if it does not."""
     untyped: Any = ours.tokenizer
     special = list(reference.get_added_vocab())[:MAX_SPECIAL_TOKENS]
     texts = [*TEXTS, *(form.format(token) for token in special for form in AROUND_SPECIAL)]
@@ -59,7 +59,7 @@ def difference_from(reference: Any, ours: ModelTextFormat) -> str | None:
 
 
 def other_special_tokens(reference: Any, ours: ModelTextFormat) -> bool:
-    """Whether a tokenizer of transformers names other special tokens, perhaps those that its class has by default."""
+    """Whether a tokenizer of transformers has other special tokens, perhaps as defaults of its class."""
     known = ours.template.special_tokens
     names = reference.special_tokens_map
     return any(known.get(name, "") != text for name, text in names.items())

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.http.forwarding import IS_DECLARED, PEER
-from tuneship.service.http.sockets.open_connections import KeepPriority, OpenConnections
+from tuneship.service.http.sockets.open_connections import OpenConnections
 from tuneship.store.database.identifiers import new_id
 
 # The key of a request's state under which its `Connection` is found.
@@ -44,9 +44,6 @@ class ConnectionTimeouts:
     keyless_s: float = 60.0
     # For an answer of which the caller reads nothing. A stream that is read may take any time.
     unread_s: float = 30.0
-    # From connecting, or from an answer, until the connection may be ended to make room: long enough to send a request.
-    # New connections wait that long, so a caller gains nothing by connecting again and again.
-    grace_s: float = 1.0
     # For a refused caller to go on sending before the connection is cut.
     linger_s: float = 2.0
 
@@ -129,6 +126,7 @@ class Connection(H11Protocol):
         self.opening: asyncio.Task[Any] | None = None
         self._open_connections = open_connections
         self._is_declared = is_declared
+        # Whether the last request had a valid key; one of a declared proxy's connections counts as if it had.
         self._has_key = is_declared
         now = self.loop.time()
         self._accepted_at = self._answered_at = self._read_at = now
@@ -159,11 +157,7 @@ class Connection(H11Protocol):
         if self._head_began_at is None and self._is_between_requests:
             self._head_began_at = self.loop.time()
         super().data_received(data)
-        if not self._is_between_requests:
-            self._head_began_at = None
-            if self._has_key:
-                self._open_connections.set_priority(self, KeepPriority.BUSY)
-        elif self._is_input_complete:
+        if not self._is_between_requests or self._is_input_complete:
             self._head_began_at = None
 
     def on_response_complete(self) -> None:
@@ -172,15 +166,15 @@ class Connection(H11Protocol):
         super().on_response_complete()  # it may begin the next request, which has come already
         if self._is_between_requests:
             self._head_began_at = None if self._is_input_complete else self._answered_at
-            priority = KeepPriority.IDLE if self._has_key else KeepPriority.STRANGER
-            self._open_connections.set_priority(self, priority)
+            self._open_connections.release(self, has_key=self._has_key)
 
     def show_key(self, *, is_valid: bool) -> None:
         """Note whether the request in flight has a valid key. Called by the boundary."""
-        if not self._is_declared:
-            self._has_key = is_valid
-            priority = KeepPriority.BUSY if is_valid else KeepPriority.STRANGER
-            self._open_connections.set_priority(self, priority)
+        self._has_key = is_valid or self._is_declared
+        if self._has_key:
+            self._open_connections.protect(self)
+        else:
+            self._open_connections.release(self, has_key=False)
 
     @property
     def _is_between_requests(self) -> bool:
@@ -244,10 +238,6 @@ class Connection(H11Protocol):
             self._lingering.abort()
         elif self.opening is not None:
             self.opening.cancel()
-
-    def grace_s(self) -> float:
-        """Seconds until the connection may be ended to make room."""
-        return max(0.0, self._answered_at + self.timeouts.grace_s - self.loop.time())
 
     def shutdown(self) -> None:
         """Close at the end of the service; uvicorn's own method fails where the parser is in a state of error."""

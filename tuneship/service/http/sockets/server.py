@@ -9,15 +9,13 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
 import uvicorn
 
-from tuneship.host.open_files import ConnectionLimits
-from tuneship.service.http.forwarding import plain_address, source_of
+from tuneship.service.http.forwarding import plain_address
 from tuneship.service.http.middleware import KEYLESS
 from tuneship.service.http.sockets.connections import Connection, ConnectionTimeouts
 from tuneship.service.http.sockets.log_budget import LogBudget
@@ -25,9 +23,6 @@ from tuneship.service.http.sockets.open_connections import OpenConnections
 
 # Connections that the kernel keeps for the service until it accepts them.
 BACKLOG = 2048
-# Connections accepted in one iteration of the event loop; those that they replace are closed in the
-# next one.
-ACCEPTED_TOGETHER = 64
 # The pause after a connection could not be accepted.
 PAUSE_S = 0.1
 # Log lines of one kind between two reports, for loggers to which a caller without a key can make
@@ -47,19 +42,19 @@ class ServerTiming:
 
 
 class HttpServer(uvicorn.Server):
-    """Accepts connections while there is room, ends those of strangers to make room, and ends what is overdue."""
+    """Accepts connections, ends keyless ones to make room for new ones, and ends what is overdue."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        limits: ConnectionLimits,
+        limit: int,
         declared: Sequence[IPv4Network | IPv6Network],
         budgets: Mapping[str, int] = BUDGETS,
         timing: ServerTiming | None = None,
     ) -> None:
-        """`declared`: proxies, which the limit by address does not hold for. `budgets`: as `BUDGETS`."""
+        """`limit`: of open connections. `declared`: proxies. `budgets`: as `BUDGETS`."""
         super().__init__(config)
-        self.connections = OpenConnections(limits)
+        self.connections = OpenConnections(limit)
         self._declared = declared
         self._timing = timing or ServerTiming()
         self._listeners: list[socket.socket] = []
@@ -79,7 +74,7 @@ class HttpServer(uvicorn.Server):
             listener.listen(BACKLOG)
             listener.setblocking(False)
             self._listeners.append(listener)
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+            self._listen(listener)
         self._check_connections()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -97,53 +92,26 @@ class HttpServer(uvicorn.Server):
             for name, budget in self._budgets.items():
                 logging.getLogger(name).removeFilter(budget)
 
+    def _listen(self, listener: socket.socket) -> None:
+        if listener in self._listeners:  # the service may have ended during a pause
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
     def _accept(self, listener: socket.socket) -> None:
-        """Accept connections that wait. Called by the event loop."""
-        for _ in range(ACCEPTED_TOGETHER):
-            try:
-                accepted, address = listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError:
-                # No descriptor is left in spite of the limit, or the caller's network is gone.
-                self._not_accepted += 1
-                self.connections.make_room()
-                self._pause(listener, PAUSE_S)
-                return
-            if not self._let_in(listener, accepted, address[0]):
-                return
-
-    def _pause(
-        self,
-        listener: socket.socket,
-        wait_s: float,
-        postponed: tuple[socket.socket, str] | None = None,
-    ) -> None:
-        """Accept no connections for a while, then continue with one that was accepted already."""
+        """Accept one of the connections that wait. Called by the event loop."""
         loop = asyncio.get_running_loop()
-        loop.remove_reader(listener)
-
-        def resume() -> None:
-            if listener not in self._listeners:  # the service ends
-                if postponed is not None:
-                    postponed[0].close()
-            elif postponed is None or self._let_in(listener, *postponed):
-                loop.add_reader(listener, self._accept, listener)
-
-        loop.call_later(wait_s, resume)
-
-    def _let_in(self, listener: socket.socket, accepted: socket.socket, host: str) -> bool:
-        """Open a connection; false when it and those behind it must wait until another one may be ended for it."""
-        is_declared = False
-        with suppress(ValueError):
-            peer = ip_address(plain_address(host))
-            is_declared = any(peer in network for network in self._declared)
-        source = None if is_declared else source_of(host)
-        replaced = self.connections.next_to_go(source)
-        if replaced is not None and (wait_s := replaced.grace_s()) > 0:
-            self._pause(listener, wait_s, (accepted, host))
-            return False
-        loop = asyncio.get_running_loop()
+        try:
+            accepted, address = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # No descriptor is left in spite of the limit, or the caller's network is gone.
+            self._not_accepted += 1
+            self.connections.make_room()
+            loop.remove_reader(listener)
+            loop.call_later(PAUSE_S, self._listen, listener)
+            return
+        peer = ip_address(plain_address(address[0]))
+        is_declared = any(peer in network for network in self._declared)
         connection = Connection(
             self.connections,
             is_declared=is_declared,
@@ -153,11 +121,10 @@ class HttpServer(uvicorn.Server):
             app_state=self.lifespan.state,
             _loop=loop,
         )
-        if not self.connections.admit(connection, source):
+        if self.connections.admit(connection, has_key=is_declared):
+            self._open(loop, accepted, connection)
+        else:
             accepted.close()
-            return True
-        self._open(loop, accepted, connection)
-        return True
 
     def _open(
         self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, connection: Connection

@@ -36,6 +36,25 @@ def upgrade():
     sa.Column('last_used_at', sa.DateTime(timezone=True), nullable=True),
     sa.PrimaryKeyConstraint('id', name='pk_api_keys')
     )
+    op.create_table('console_sessions',
+    sa.Column('digest', sa.LargeBinary(), nullable=False),
+    sa.Column('client_id', sa.Text(), nullable=False),
+    sa.Column('key_id', sa.Text(), nullable=False),
+    sa.Column('name', sa.Text(), nullable=False),
+    sa.Column('looks_only', sa.Boolean(), nullable=False),
+    sa.Column('used_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
+    sa.PrimaryKeyConstraint('digest', name='pk_console_sessions')
+    )
+    op.create_index('ix_console_sessions_expires_at', 'console_sessions', ['expires_at'], unique=False)
+    op.create_table('sign_in_links',
+    sa.Column('digest', sa.LargeBinary(), nullable=False),
+    sa.Column('client_id', sa.Text(), nullable=False),
+    sa.Column('key_id', sa.Text(), nullable=False),
+    sa.Column('is_local', sa.Boolean(), nullable=False),
+    sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
+    sa.PrimaryKeyConstraint('digest', name='pk_sign_in_links')
+    )
     op.create_table('audit',
     sa.Column('seq', sa.BigInteger(), autoincrement=False, nullable=False),
     sa.Column('at', sa.DateTime(timezone=True), nullable=False),
@@ -204,6 +223,18 @@ def upgrade():
     )
     op.create_index('ix_endpoints_client_id_created_at_id', 'endpoints', ['client_id', 'created_at', 'id'])
     op.create_index('ix_endpoints_lease_until', 'endpoints', ['lease_until'])
+    op.create_table('evals',
+    sa.Column('id', sa.Text(), nullable=False),
+    sa.Column('client_id', sa.Text(), nullable=False),
+    sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('updated_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('tags', sa.JSON(), nullable=False),
+    sa.Column('name', sa.Text(), nullable=False),
+    sa.Column('data_source_config', sa.JSON(), nullable=False),
+    sa.Column('testing_criteria', sa.JSON(), nullable=False),
+    sa.PrimaryKeyConstraint('id', name='pk_evals')
+    )
+    op.create_index('ix_evals_client_id_created_at_id', 'evals', ['client_id', 'created_at', 'id'])
     op.create_table('evaluation_scores',
     sa.Column('evaluation_id', sa.Text(), nullable=False),
     sa.Column('position', sa.BigInteger(), autoincrement=False, nullable=False),
@@ -241,10 +272,13 @@ def upgrade():
     sa.Column('error', sa.JSON(), nullable=True),
     sa.Column('started_at', sa.DateTime(timezone=True), nullable=True),
     sa.Column('completed_at', sa.DateTime(timezone=True), nullable=True),
+    sa.Column('eval_id', sa.Text(), nullable=True),
+    sa.Column('eval_run', sa.JSON(), nullable=True),
     sa.PrimaryKeyConstraint('id', name='pk_evaluations')
     )
     op.create_index('ix_evaluations_client_id_created_at_id', 'evaluations', ['client_id', 'created_at', 'id'])
     op.create_index('ix_evaluations_client_id_dataset_sha256', 'evaluations', ['client_id', 'dataset_sha256'])
+    op.create_index('ix_evaluations_eval_id', 'evaluations', ['eval_id'])
     op.create_index('ix_evaluations_status', 'evaluations', ['status'])
     op.create_table('events',
     sa.Column('position', sa.BigInteger().with_variant(sa.Integer(), 'sqlite'), nullable=False),

@@ -147,7 +147,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def form_tags(text: object) -> Any:
-    """The value of `tags`, which a form holds as JSON text. Raises 422."""
+    """The value of `tags`, which is JSON text in a form. Raises 422."""
     try:
         return strict_json.parse(str(text).encode("utf-8", "surrogatepass"))
     except strict_json.JsonRefused as fault:

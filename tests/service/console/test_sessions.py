@@ -1,0 +1,236 @@
+"""Signing in and out of the console, and what a session protects from."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from tests.support.service.console import Browser, link_of, signed_in
+from tests.support.service.in_process import Service
+from tuneship.service.http.console.entry import HEADERS
+from tuneship.store.database import tables
+
+
+def code_of(link: str) -> str:
+    return link.partition("#")[2]
+
+
+def actions(service: Service) -> list[str]:
+    with service.database.read() as connection:
+        rows = connection.execute(sa.select(tables.audit.c.action).order_by(tables.audit.c.seq))
+        return [row.action for row in rows]
+
+
+def test_a_link_signs_in_once(service: Service) -> None:
+    link, browser = link_of(service), Browser(service)
+    assert link.startswith(f"{service.parts.public_url}/console/sign-in#")
+    # A preview of the link asks for the page, which uses nothing up.
+    assert browser.open("/console/sign-in").status_code == 200
+    answer = browser.post("/console/sign-in", {"code": link, "next": "/console/jobs"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs")
+    assert browser.open("/console/jobs").status_code == 200
+    again = Browser(service).post("/console/sign-in", {"code": code_of(link)})
+    assert again.status_code == 401
+    assert "set-cookie" not in again.headers
+    assert actions(service)[-2:] == ["create_sign_in_link", "sign_in"]
+
+
+def test_a_link_ends_after_ten_minutes_and_with_its_key(service: Service) -> None:
+    late, revoked = link_of(service), link_of(service, "bob")
+    service.keys.revoke(service.headers["bob"]["Authorization"][len("Bearer tsk_") :][:8])
+    service.clock.ahead = timedelta(minutes=11)
+    for link in (late, revoked):
+        answer = Browser(service).post("/console/sign-in", {"code": code_of(link)})
+        assert answer.status_code == 401
+
+
+def test_a_session_holds_no_more_than_its_key(service: Service) -> None:
+    browser = signed_in(service, "viewer", name="Ann Weber")
+    page = browser.open("/console").text
+    assert "Ann Weber" in page
+    assert "tenant alice" in page
+
+
+def test_a_wrong_key_signs_nobody_in_and_guesses_are_limited(service: Service) -> None:
+    statuses = []
+    with httpx.Client(base_url=service.url, headers={"Sec-Fetch-Site": "same-origin"}) as http:
+        for number in range(22):
+            fields = {"client_id": "alice", "key": f"tsk_{number}"}
+            answer = http.post("/console/sign-in", data=fields)
+            statuses.append(answer.status_code)
+            assert "set-cookie" not in answer.headers
+            assert f"tsk_{number}" not in answer.text
+    assert set(statuses[:20]) == {401}
+    assert statuses[-1] == 429
+
+
+def test_without_a_session_every_page_leads_to_the_sign_in(service: Service) -> None:
+    browser = Browser(service)
+    answer = browser.open("/console/jobs")
+    assert (answer.status_code, answer.headers["location"]) == (
+        303,
+        "/console/sign-in?next=/console/jobs",
+    )
+    # EventSource gives up at any status but 200.
+    assert browser.open("/console/live?page=/console/jobs").status_code == 401
+    browser.cookies.set("tuneship-0", "planted")
+    assert browser.open("/console/jobs").status_code == 303
+
+
+def test_a_link_of_another_site_comes_again_with_its_cookie(service: Service) -> None:
+    stranger = Browser(service, "cross-site")
+    answer = stranger.open("/console/jobs")
+    assert answer.status_code == 200
+    assert 'http-equiv="refresh"' in answer.text
+
+
+def test_a_key_of_the_api_opens_no_page_and_a_cookie_no_operation(service: Service) -> None:
+    assert service.call("GET", "/console", "alice").status_code == 303
+    browser = signed_in(service)
+    assert browser.open("/v1/fine-tuning/jobs").status_code == 401
+
+
+@pytest.mark.parametrize("how", ["signed out", "idle", "twelve hours", "key revoked"])
+def test_a_session_ends(service: Service, how: str) -> None:
+    headers = service.key_headers("alice")
+    key = headers["Authorization"].removeprefix("Bearer ")
+    browser = Browser(service)
+    browser.post("/console/sign-in", {"client_id": "alice", "key": key})
+    if how == "signed out":
+        answer = browser.post("/console/sign-out", {"form_token": browser.form_token()})
+        assert answer.status_code == 303
+        assert "Max-Age=0" in answer.headers["set-cookie"]
+    elif how == "idle":
+        service.clock.ahead = timedelta(minutes=16)
+    elif how == "twelve hours":
+        for step in range(1, 80):
+            service.clock.ahead = timedelta(minutes=10 * step)
+            if browser.open("/console").status_code == 303:
+                break
+        assert service.clock.ahead == timedelta(hours=12)
+    else:
+        service.keys.revoke(key[4:12])
+        service.clock.ahead = timedelta(seconds=2)  # keys are read again each second
+    assert browser.open("/console").status_code == 303
+
+
+def test_use_keeps_a_session_and_an_open_page_does_not(service: Service) -> None:
+    browser = signed_in(service)
+    for step in (10, 20, 30):
+        service.clock.ahead = timedelta(minutes=step)
+        assert browser.open("/console").status_code == 200
+    with service.database.read() as connection:
+        [session] = connection.execute(sa.select(tables.console_sessions)).mappings()
+    assert session["used_at"] - (session["expires_at"] - timedelta(hours=12)) > timedelta(
+        minutes=25
+    )
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "none"])
+def test_a_form_of_another_page_is_refused(service: Service, site: str) -> None:
+    job = service.job()
+    browser = signed_in(service)
+    sent = {"form_token": browser.form_token(), "job_id": job}
+    browser.site = site
+    before = actions(service)
+    answer = browser.post("/console/do/cancel_job", sent)
+    assert answer.status_code == 403
+    assert service.job_status(job) not in ("cancelling", "cancelled")
+    assert "cancel_job" not in actions(service)[len(before) :]
+
+
+def test_a_form_needs_the_token_of_its_session(service: Service) -> None:
+    job = service.job()
+    browser, other = signed_in(service), signed_in(service)
+    for token in ("", "0" * 64, other.form_token()):
+        fields = {"form_token": token, "job_id": job}
+        assert browser.post("/console/do/cancel_job", fields).status_code == 403
+        assert browser.post("/console/sign-out", {"form_token": token}).status_code == 403
+    assert service.job_status(job) not in ("cancelling", "cancelled")
+    assert browser.open("/console").status_code == 200
+
+
+def test_a_browser_that_names_no_site_needs_its_own_origin(service: Service) -> None:
+    browser = signed_in(service)
+    token, browser.site = browser.form_token(), None
+    for origin, status in (("https://evil.test", 403), ("null", 403), (service.url, 303)):
+        fields = {"form_token": token, "job_id": service.job(), "then": "/console/jobs"}
+        answer = browser.post("/console/do/cancel_job", fields, headers={"Origin": origin})
+        assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize("host", ["evil.test", "service.test.evil.test", "xservice.test"])
+def test_a_foreign_host_name_is_refused(service: Service, host: str) -> None:
+    browser = signed_in(service)
+    for path in ("/console", "/console/sign-in"):
+        assert browser.open(path, headers={"Host": host}).status_code == 400
+    assert browser.open("/console", headers={"Host": "127.0.0.1:1"}).status_code == 200
+
+
+def test_plain_http_from_elsewhere_is_refused_unless_it_was_allowed(
+    start: Callable[..., Service],
+) -> None:
+    for settings, status in (({}, 403), ({"console_plaintext": True}, 200)):
+        service = start(**settings)
+        http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(service.app, client=("192.0.2.7", 1)),
+            base_url="http://service.test",
+        )
+        assert service.run(http.get("/console/sign-in")).status_code == status
+
+
+def test_over_tls_the_cookie_is_bound_to_this_host(start: Callable[..., Service]) -> None:
+    service = start()
+    service.come_over_tls()
+    browser = Browser(service)
+    answer = browser.post("/console/sign-in", {"code": code_of(link_of(service))})
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-tuneship-")
+    assert {"HttpOnly", "Path=/", "SameSite=strict", "Secure"} <= {*cookie.split("; ")}
+    assert "max-age" in browser.open("/console").headers["strict-transport-security"]
+
+
+def test_every_answer_carries_the_headers(service: Service) -> None:
+    browser = signed_in(service)
+    for path in ("/console", "/console/nope", "/console/sign-in", "/console/jobs?x=1"):
+        answer = browser.open(path)
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS, path
+        assert answer.headers["cache-control"] == "no-store"
+        assert "content-encoding" not in answer.headers
+    # As text, so that a change is seen.
+    assert HEADERS["Content-Security-Policy"] == (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+        "trusted-types tuneship"
+    )
+
+
+def test_a_double_click_is_one_request(service: Service) -> None:
+    browser, job = signed_in(service), service.job()
+    asked = browser.open(f"/console/do/cancel_job?job_id={job}&then=/console/jobs/{job}")
+    assert "Cancel this job?" in asked.text
+    key = asked.text.partition('name="idempotency_key" value="')[2].partition('"')[0]
+    fields = {
+        "form_token": browser.form_token(),
+        "idempotency_key": key,
+        "job_id": job,
+        "then": f"/console/jobs/{job}",
+    }
+    answers = [browser.post("/console/do/cancel_job", fields) for _ in range(2)]
+    assert [one.status_code for one in answers] == [303, 303]
+    assert answers[0].headers["location"] == f"/console/jobs/{job}"
+    assert actions(service).count("cancel_job") == 2, "the second one is answered from the first"
+
+
+def test_a_refused_action_says_why_in_a_page(service: Service) -> None:
+    browser = signed_in(service)
+    fields = {"form_token": browser.form_token(), "job_id": "no id"}
+    answer = browser.post("/console/do/cancel_job", fields)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    unknown = browser.post("/console/do/delete_everything", fields)
+    assert unknown.status_code == 404
+    big = browser.post("/console/do/cancel_job", {**fields, "x": "y" * (65 << 10)})
+    assert big.status_code == 413

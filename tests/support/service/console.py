@@ -1,0 +1,85 @@
+"""A browser of the console without a screen: it keeps cookies and sends what browsers send with a form."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from tests.support.service.in_process import Service
+from tuneship.contract.declaring.scopes import PRESETS
+
+
+class Browser:
+    """One person's browser. `site` is where its next request comes from, as browsers say."""
+
+    def __init__(self, service: Service, site: str | None = "same-origin") -> None:
+        self.service = service
+        self.site = site
+        self.cookies = httpx.Cookies()
+
+    def open(self, path: str, **options: Any) -> httpx.Response:
+        return self.send("GET", path, **options)
+
+    def post(self, path: str, fields: dict[str, str], **options: Any) -> httpx.Response:
+        return self.send("POST", path, data=fields, **options)
+
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"Sec-Fetch-Site": self.site} if self.site else {}
+        headers |= options.pop("headers", {})
+        if self.cookies:
+            headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        answer = self.service.call(method, path, None, headers=headers, **options)
+        for name, value in answer.cookies.items():
+            self.cookies.set(name, value)
+        if "max-age=0" in answer.headers.get("set-cookie", "").lower():
+            self.cookies.clear()
+        return answer
+
+    def form_token(self) -> str:
+        """The token that forms of this session carry."""
+        found = re.search(r'name="form_token" value="([0-9a-f]{64})"', self.open("/console").text)
+        assert found is not None
+        return found[1]
+
+
+def link_of(service: Service, client: str = "alice") -> str:
+    """A new link that signs in, as the client makes it."""
+    answer = service.call("POST", "/v1/sign-in-links", client)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["url"]
+
+
+def signed_in(
+    service: Service, preset: str = "admin", client: str = "alice", **more: str
+) -> Browser:
+    """A browser that has signed in by a new key with the scopes of a preset."""
+    headers = service.key_headers(client, PRESETS[preset])
+    browser = Browser(service)
+    key = headers["Authorization"].removeprefix("Bearer ")
+    answer = browser.post("/console/sign-in", {"client_id": client, "key": key, **more})
+    assert answer.status_code == 303, answer.text
+    return browser
+
+
+class Markup(HTMLParser):
+    """What a page is made of: its tags with their attributes, and its visible text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def links(self) -> list[str]:
+        """The addresses of links and forms within the console."""
+        found = [one.get("href") or one.get("action") for _, one in self.tags]
+        return [urlsplit(one).path for one in found if one and one.startswith("/console")]

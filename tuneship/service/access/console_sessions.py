@@ -1,0 +1,210 @@
+"""Sessions of the console, and the links that start one. Knows no HTTP framework.
+
+A cookie is 32 random bytes, of which only a digest is stored, as with API keys. A session can do what its key can do at
+this moment, and ends with it.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+import sqlalchemy as sa
+
+from tuneship.contract.errors import AuthenticationError
+from tuneship.service.access.api_keys import Keys, Principal
+from tuneship.settings import ConsoleSettings
+from tuneship.store.database.database import Database
+from tuneship.store.records import session_records
+from tuneship.store.records.audit import AuditRecord, Chain
+
+LINK_LIFETIME = timedelta(minutes=10)
+# A page that is only open keeps nobody signed in, so each minute of use is noted once.
+USE_GRAIN = timedelta(seconds=60)
+# Scopes of a session that "looks only" end so.
+READING = ":read"
+ENDED = "the console session has ended"
+
+
+@dataclass(frozen=True)
+class SessionRules:
+    """How long sessions last."""
+
+    # Without a page, a form, a key or a pointer.
+    idle: timedelta = timedelta(minutes=15)
+    whole: timedelta = timedelta(hours=12)
+
+
+def session_rules(settings: ConsoleSettings) -> SessionRules:
+    """The rules of an installation."""
+    idle = timedelta(minutes=settings.console_idle_minutes)
+    return SessionRules(idle, timedelta(hours=settings.console_hours))
+
+
+@dataclass(frozen=True)
+class Session:
+    """A person who is signed in."""
+
+    principal: Principal
+    # As the person gave it; empty after a link.
+    name: str
+    # What each form must bring back, so that no other site can send one.
+    form_token: str
+    looks_only: bool
+    # When it ends if nothing is done, and when it ends at the latest.
+    idle_at: datetime
+    ends_at: datetime
+    key_expires_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a request to sign in came from, for its audit entry."""
+
+    address: str
+    request_id: str
+    # From the service's own machine.
+    is_local: bool
+
+
+class ConsoleSessions:
+    """Signs people in and out. Every method may be called on any thread."""
+
+    def __init__(
+        self,
+        database: Database,
+        keys: Keys,
+        secret: bytes,
+        audit: tuple[Chain, Callable[[], datetime]],
+        rules: SessionRules,
+    ) -> None:
+        """`secret` is kept outside the database; `audit` is the chain and the clock of the service."""
+        self._database, self._keys, self._secret = database, keys, secret
+        self._chain, self._clock = audit
+        self.rules = rules
+        # Tells the cookies of two installations on one host apart.
+        self.installation = self._digest("installation", "").hex()[:12]
+
+    def _digest(self, kind: str, text: str) -> bytes:
+        return hmac.digest(self._secret, f"{kind} {text}".encode(), hashlib.sha256)
+
+    def new_link(
+        self, connection: sa.Connection, client_id: str, key_id: str, service_url: str
+    ) -> tuple[str, datetime]:
+        """An address that signs in once, with the rights of a key, and when it expires."""
+        code, expires_at = secrets.token_urlsafe(32), self._clock() + LINK_LIFETIME
+        session_records.add_link(
+            connection,
+            {
+                "digest": self._digest("link", code),
+                "client_id": client_id,
+                "key_id": key_id,
+                "is_local": _is_loopback(service_url),
+                "expires_at": expires_at,
+            },
+        )
+        # In the fragment, which browsers keep for themselves.
+        return f"{service_url}/console/sign-in#{code}", expires_at
+
+    def sign_in_by_link(self, code: str, place: Place) -> str:
+        """The cookie of a new session. Raises `AuthenticationError` for a code that is used up or expired."""
+        digest, now = self._digest("link", code), self._clock()
+        with self._database.write() as connection:
+            link = session_records.take_link(connection, digest, now)
+            if link is None or (link["is_local"] and not place.is_local):
+                # The code of a link that came to another machine is known there, so it is used up, too.
+                found = None
+            else:
+                found = self._keys.principal_of(link["key_id"])
+            if found is not None:
+                return self._begin(connection, found, ("", False), place)
+        raise AuthenticationError("the link was used, has expired, or is for another machine")
+
+    def sign_in_by_key(
+        self, key: str, client_id: str, person: tuple[str, bool], place: Place
+    ) -> str:
+        """The cookie of a new session. `person`: a name, and whether they only look. Raises `AuthenticationError`."""
+        principal = self._keys.authenticate([f"Bearer {key}"], [client_id])
+        with self._database.write(client_id) as connection:
+            return self._begin(connection, principal, person, place)
+
+    def _begin(
+        self,
+        connection: sa.Connection,
+        principal: Principal,
+        person: tuple[str, bool],
+        place: Place,
+    ) -> str:
+        cookie, now = secrets.token_urlsafe(32), self._clock()
+        session_records.add(
+            connection,
+            {
+                "digest": self._digest("cookie", cookie),
+                "client_id": principal.client_id,
+                "key_id": principal.key_id,
+                "name": person[0],
+                "looks_only": person[1],
+                "used_at": now,
+                "expires_at": now + self.rules.whole,
+            },
+        )
+        self._chain.add(
+            connection,
+            AuditRecord(
+                at=now,
+                client_id=principal.client_id,
+                key_id=principal.key_id,
+                action="sign_in",
+                resource_id=None,
+                status=200,
+                address=place.address,
+                request_id=place.request_id,
+            ),
+        )
+        return cookie
+
+    def find(self, cookie: str, *, is_use: bool) -> Session:
+        """The session of a cookie, whose use is noted if `is_use`. Raises `AuthenticationError` where it has ended."""
+        digest, now = self._digest("cookie", cookie), self._clock()
+        with self._database.read() as connection:
+            row = session_records.find(connection, digest)
+        if row is None or row["expires_at"] <= now or row["used_at"] + self.rules.idle <= now:
+            raise AuthenticationError(ENDED)
+        principal = self._keys.principal_of(row["key_id"])
+        if principal is None:
+            raise AuthenticationError(ENDED)
+        used_at: datetime = row["used_at"]
+        if is_use and now - used_at >= USE_GRAIN:
+            used_at = now
+            with self._database.write_beside() as connection:
+                session_records.note_use(connection, digest, now)
+        # No session takes a tuned model away.
+        scopes = principal.scopes - {"models:content"}
+        if row["looks_only"]:
+            scopes = frozenset(scope for scope in scopes if scope.endswith(READING))
+        return Session(
+            principal=replace(principal, scopes=scopes),
+            name=row["name"],
+            form_token=self._digest("form", cookie).hex(),
+            looks_only=row["looks_only"],
+            idle_at=used_at + self.rules.idle,
+            ends_at=row["expires_at"],
+            key_expires_at=self._keys.expiry_of(row["key_id"]),
+        )
+
+    def end(self, cookie: str) -> None:
+        """Sign a person out."""
+        with self._database.write() as connection:
+            session_records.end(connection, self._digest("cookie", cookie))
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

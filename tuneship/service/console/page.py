@@ -1,0 +1,96 @@
+"""Declares a page, and finds the pages.
+
+    @page("/console/jobs/{job_id}")
+    async def job(client: PageClient, job_id: JobId) -> JobView: ...
+
+The address has the path parameters (`{model_id:path}` takes the rest of it). Every other parameter is in the query, and
+is checked like one of an operation. What the function returns is `view` in the template of the module's name.
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, cast, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from tuneship.contract.errors import ResourceNotFound
+from tuneship.service.console import pages
+from tuneship.service.context.arguments import validated
+
+# Groups of the navigation, in their order; the first has no title.
+GROUPS = ("", "Ship", "Train", "Operate")
+
+Show = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its address, its place in the navigation, and the function that makes what it shows."""
+
+    path: str
+    # The group of the navigation that has it, and its number there; None for a page that others lead to.
+    at: tuple[str, int] | None
+    # Its name in the navigation.
+    name: str
+    template: str
+    show: Show
+    pattern: re.Pattern[str]
+    query: type[BaseModel]
+    # Where the entry of the navigation stands that this page belongs to.
+    root: str
+
+    async def view(self, client: Any, path: Mapping[str, str], query: Mapping[str, str]) -> Any:
+        """What the page shows. Raises `ApiError`, also for a query that is none of this page."""
+        fields = validated(self.query, dict(query))
+        named = {name: getattr(fields, name) for name in self.query.model_fields}
+        return await self.show(client, **path, **named)
+
+
+_PAGES: list[Page] = []
+
+
+def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callable[[Show], Show]:
+    """Declare the decorated function as the page at an address; `at` and `name` put it into the navigation."""
+
+    def declare(show: Show) -> Show:
+        in_path = re.findall(r"{(\w+)(?::path)?}", path)
+        hints = get_type_hints(show, include_extras=True)
+        defaults = inspect.signature(show).parameters
+        fields = {
+            one: (hint, defaults[one].default)
+            for one, hint in hints.items()
+            if one not in {"client", "return", *in_path}
+        }
+        query = create_model(
+            f"{show.__name__}_query", __config__=ConfigDict(extra="forbid"), **cast("Any", fields)
+        )
+        # A model's id holds slashes, so its parameter takes the rest of the address.
+        matched = re.sub(r"{(\w+):path}", r"(?P<\1>.+)", path)
+        pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", matched))
+        template = show.__module__.rpartition(".")[2] + ".html"
+        root = "/".join(path.split("/")[:3])
+        _PAGES.append(Page(path, at, name, template, show, pattern, query, root))
+        return show
+
+    return declare
+
+
+def all_pages() -> list[Page]:
+    """Every page, those without parameters first."""
+    if not _PAGES:
+        for found in iter_modules(pages.__path__):
+            import_module(f"{pages.__name__}.{found.name}")
+        _PAGES.sort(key=lambda one: one.path.count("{"))
+    return _PAGES
+
+
+def page_at(path: str) -> tuple[Page, dict[str, str]]:
+    """The page at an address, and the parameters in it. Raises `ResourceNotFound`."""
+    for one in all_pages():
+        if (found := one.pattern.fullmatch(path)) is not None:
+            return one, found.groupdict()
+    raise ResourceNotFound("there is no such page")

@@ -1,0 +1,96 @@
+"""The client of the pages: it carries out operations inside the service, as the signed-in key, without HTTP."""
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import BaseModel
+
+from tuneship.contract.declaring.operation import Operation
+from tuneship.contract.declaring.verbs import Asynchronous
+from tuneship.contract.errors import ApiError
+from tuneship.contract.resources import Api
+from tuneship.service.access.console_sessions import Session
+from tuneship.service.context.arguments import path_arguments, validated
+from tuneship.service.context.context import Context
+from tuneship.service.context.operation_calls import (
+    Arguments,
+    Departure,
+    OperationCalls,
+    WholeAnswer,
+)
+from tuneship.store.records.idempotency import Key
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request for a page: who makes it, and how its operations are called."""
+
+    session: Session
+    calls: Mapping[str, OperationCalls]
+    # Makes the context of a call, by the operation and the id in its path.
+    make_context: Callable[[Operation[..., Any], str | None], Context]
+    departure: Departure
+    # A look of a live page at what its first look has recorded: it adds no audit entry again.
+    is_repeated: bool = False
+
+
+class PageClient(Api[Asynchronous], Asynchronous):
+    """A client of every resource. An operation is read and checked as strictly as one from the network."""
+
+    def __init__(self, visit: Visit) -> None:
+        """Call as the person who makes the visit."""
+        self._bind_resources(self)
+        self.visit = visit
+
+    def may(self, operation: Operation[..., Any]) -> bool:
+        """Whether the session has the operation's scope, so that a page can leave out what it may not show."""
+        return operation.scope in self.visit.session.principal.scopes
+
+    async def call(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call any declared operation. Raises `ApiError`."""
+        bound = inspect.signature(operation.declaration).bind(*args, **kwargs)
+        return await self.carry_out(operation, bound.arguments)
+
+    async def carry_out(
+        self, operation: Operation[P, R], given: Mapping[str, Any], key: Key | None = None
+    ) -> R:
+        """Call an operation with arguments by name. Raises `ApiError`."""
+        visit = self.visit
+        identifier = next((str(given[name]) for name in operation.path_parameters), None)
+        context = visit.make_context(operation, identifier)
+        context.audit_facts.is_repeated = visit.is_repeated
+        answer = await visit.calls[operation.name].carry_out(
+            context, _reading(operation, given, key), visit.departure
+        )
+        if not isinstance(answer, WholeAnswer):
+            raise TypeError(f"{operation.name} answers with a stream")
+        return operation.reply_type.validate_json(answer.body)
+
+
+@asynccontextmanager
+async def _reading(
+    operation: Operation[..., Any], given: Mapping[str, Any], key: Key | None
+) -> AsyncGenerator[Arguments]:
+    values = dict(given)
+    body: dict[str, Any] = {}
+    if operation.body_parameter is not None:
+        name, model = operation.body_parameter
+        sent: BaseModel = values.pop(name)
+        body[name] = validated(
+            model, sent.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        )
+    path = path_arguments(operation, {name: values.pop(name) for name in operation.path_parameters})
+    query = validated(operation.query_model, values)
+    fields = {name: getattr(query, name) for name in operation.query_model.model_fields}
+    yield Arguments({**fields, **path, **body}, key)
+
+
+def refused_fields(error: ApiError) -> dict[str, str]:
+    """What an error says of each field, by the field's place."""
+    return {detail.field: detail.message for detail in error.details if detail.field}

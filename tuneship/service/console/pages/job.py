@@ -1,0 +1,97 @@
+"""One job: how far it is, its losses, its log, and what it is made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from tuneship.contract.common import JobId
+from tuneship.contract.jobs import ENDED, Job, get_job_logs, get_job_metrics
+from tuneship.contract.reports.job_reports import JobLogEntry, JobMetrics
+from tuneship.service.console.chart_series import smoothed, thinned
+from tuneship.service.console.page import page
+from tuneship.service.console.page_client import PageClient
+
+LOG_LINES = 200
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job, with what its metrics and its log say, where this session may read them."""
+
+    job: Job
+    has_ended: bool
+    # Whether the session may read metrics, and the log.
+    shows_metrics: bool
+    shows_log: bool
+    best: tuple[int, float] | None
+    # The share of the first validation loss that is gone.
+    fallen: float | None
+    chart: Mapping[str, Any] | None
+    log: list[JobLogEntry]
+
+    def took(self, now: datetime) -> timedelta | None:
+        """How long it has trained."""
+        return (
+            None
+            if self.job.started_at is None
+            else (self.job.completed_at or now) - self.job.started_at
+        )
+
+    def left(self, now: datetime) -> timedelta | None:
+        """How long it will still train."""
+        end = self.job.estimated_completion_at
+        return None if end is None else max(end - now, timedelta())
+
+    def measured(self) -> list[tuple[int, float]]:
+        """Each step at which the model was measured, newest first, with its validation loss."""
+        columns = (self.chart or {"columns": [[], [], [], []]})["columns"]
+        rows = zip(columns[0], columns[3], strict=True)
+        return [(step, loss) for step, loss in rows if loss is not None][::-1]
+
+
+@page("/console/jobs/{job_id}")
+async def job(client: PageClient, job_id: JobId) -> JobView:
+    """What the session may not read is left out."""
+    found = await client.jobs.get(job_id)
+    steps = measured = None
+    if client.may(get_job_metrics):
+        steps = await client.jobs.metrics(job_id)
+        measured = await client.jobs.metrics(job_id, evaluated_only=True)
+    log = await client.jobs.logs(job_id, limit=1000) if client.may(get_job_logs) else None
+    losses = [] if measured is None else _known(measured.steps, measured.validation_loss)
+    best = min(losses, key=lambda one: one[1], default=None)
+    first = losses[0][1] if losses else 0.0
+    return JobView(
+        job=found,
+        has_ended=found.status in ENDED,
+        shows_metrics=steps is not None,
+        shows_log=log is not None,
+        best=best,
+        fallen=None if best is None or first <= 0 else 1 - best[1] / first,
+        chart=None if steps is None or not steps.steps else _chart(found, steps, dict(losses)),
+        log=[] if log is None else log.logs[-LOG_LINES:],
+    )
+
+
+def _known(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[int, float]]:
+    return [(step, one) for step, one in zip(steps, values, strict=True) if one is not None]
+
+
+def _chart(job: Job, metrics: JobMetrics, measured: Mapping[int, float]) -> dict[str, Any]:
+    """The losses by step: raw and smoothed in training, and where the model was measured."""
+    known = _known(metrics.steps, metrics.training_loss)
+    raw = [loss for _, loss in known]
+    columns = thinned([[step for step, _ in known], raw, smoothed(raw)])
+    by_step = {step: (one, mean) for step, one, mean in zip(*columns, strict=True)}
+    steps = sorted({*by_step, *measured})
+    return {
+        "kind": "loss",
+        "total": job.total_steps,
+        "columns": [
+            steps,
+            [by_step.get(step, (None, None))[0] for step in steps],
+            [by_step.get(step, (None, None))[1] for step in steps],
+            [measured.get(step) for step in steps],
+        ],
+    }

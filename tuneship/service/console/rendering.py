@@ -1,0 +1,95 @@
+"""Makes HTML of views. Everything is escaped; no template may say that a text is safe."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from itertools import groupby
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from tuneship.contract.errors import ApiError
+from tuneship.service.access.console_sessions import Session
+from tuneship.service.console import words
+from tuneship.service.console.actions import ACTIONS
+from tuneship.service.console.page import GROUPS, Page, all_pages
+from tuneship.service.context.bindings import SERVED
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What every page has around its content."""
+
+    # The folder of scripts and styles, with their digest in it.
+    static: str
+    now: datetime
+    # None on the pages for those who are not signed in.
+    session: Session | None = None
+    page: Page | None = None
+    # The address of the page with its query, from which it is kept live; empty where nothing can change.
+    address: str = ""
+
+
+def place(path: str, **query: object) -> str:
+    """The address of a page of the console; the only way in which a template makes a link from data."""
+    given = {name: str(value) for name, value in query.items() if value is not None}
+    return quote(f"/console{path}") + (f"?{urlencode(given)}" if given else "")
+
+
+def may(frame: Frame, operation: str) -> bool:
+    """Whether the session has the scope of an operation."""
+    scope = SERVED[operation].operation.scope
+    return frame.session is not None and scope in frame.session.principal.scopes
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("tuneship.service.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shared: dict[str, Any] = made.globals
+    shared |= {"place": place, "states": words.STATES, "actions": ACTIONS, "may": may}
+    filters: dict[str, Any] = made.filters
+    filters |= {one.__name__: one for one in words.FILTERS}
+    return made
+
+
+def whole_page(page: Page, view: Any, frame: Frame) -> str:
+    """A page with everything around it."""
+    return _environment().get_template(page.template).render(_values(view, frame))
+
+
+def live_part(page: Page, view: Any, frame: Frame) -> str:
+    """The part of a page that changes: what is between `<main>` and `</main>`."""
+    template = _environment().get_template(page.template)
+    context = template.new_context(_values(view, frame))
+    return "".join(template.blocks["main"](context))
+
+
+def own_page(name: str, frame: Frame, **values: Any) -> str:
+    """A page that belongs to no module of `pages/`: the sign-in, an error, a question before an action."""
+    return _environment().get_template(name).render(_values(None, frame, **values))
+
+
+def error_page(error: ApiError, request_id: str, frame: Frame) -> str:
+    """An error, in the words of the API."""
+    return own_page("error.html", frame, error=error, request_id=request_id)
+
+
+def _values(view: Any, frame: Frame, **values: Any) -> dict[str, Any]:
+    return {"view": view, "frame": frame, "nav": _navigation(), **values}
+
+
+@cache
+def _navigation() -> list[tuple[str, list[Page]]]:
+    listed = [(one.at, one) for one in all_pages() if one.at is not None]
+    listed.sort(key=lambda found: (GROUPS.index(found[0][0]), found[0][1]))
+    return [
+        (group, [one for _, one in found])
+        for group, found in groupby(listed, lambda found: found[0][0])
+    ]

@@ -1,0 +1,108 @@
+"""Numbers, times and states in words, as every page writes them. Pure."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tuneship.contract.deployments import DeploymentStatus
+from tuneship.contract.jobs import JobStatus
+
+MISSING = "no data"
+
+
+@dataclass(frozen=True)
+class StateLook:
+    """How a state looks: a glyph of `macros.html`, a word, and a class that gives it a colour."""
+
+    glyph: str
+    word: str
+    kind: str
+
+
+_WAITS, _WORKS = ("next", "open"), ("now", "run")
+_GOOD, _BAD, _OVER = ("proven", "proven"), ("harm", "harm"), ("hold", "open")
+
+
+def _look(of: tuple[str, str], word: str) -> StateLook:
+    return StateLook(of[0], word, of[1])
+
+
+# Every state that a page shows, by its name in the API.
+STATES: dict[str, StateLook] = {
+    JobStatus.QUEUED: _look(_WAITS, "queued"),
+    JobStatus.RUNNING: _look(_WORKS, "running"),
+    JobStatus.CANCELLING: _look(_WORKS, "cancelling"),
+    JobStatus.COMPLETED: _look(_GOOD, "completed"),
+    JobStatus.FAILED: _look(_BAD, "failed"),
+    JobStatus.CANCELLED: _look(_OVER, "cancelled"),
+    DeploymentStatus.CREATING: _look(_WORKS, "creating"),
+    DeploymentStatus.UPDATING: _look(_WORKS, "updating"),
+    DeploymentStatus.DELETING: _look(_WORKS, "deleting"),
+    DeploymentStatus.DELETED: _look(_OVER, "deleted"),
+    # A job that runs works, and a deployment that runs is as it should be.
+    "serves": _look(_GOOD, "running"),
+    "active": _look(_GOOD, "active"),
+    "inactive": _look(_BAD, "inactive"),
+    "uploaded": _look(_WAITS, "uploaded"),
+    "processing": _look(_WORKS, "processing"),
+    "processed": _look(_GOOD, "processed"),
+    "pass": _look(_GOOD, "pass"),
+    "reject": _look(_BAD, "reject"),
+    "hold": _look(_OVER, "hold"),
+    "win": _look(_GOOD, "win"),
+    "loss": _look(_BAD, "loss"),
+}
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """A number with commas between thousands."""
+    return MISSING if value is None else f"{value:,.{digits}f}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share of one as percent."""
+    return MISSING if share is None else f"{100 * share:.{digits}f} %"
+
+
+def count(value: int, one: str, many: str | None = None) -> str:
+    """How many there are of something: `1 job`, `2 jobs`."""
+    return f"{value:,} {one if value == 1 else many or one + 's'}"
+
+
+def clock(moment: datetime | None) -> str:
+    """The time of the day in UTC."""
+    return MISSING if moment is None else moment.astimezone(UTC).strftime("%H:%M:%S")
+
+
+def day(moment: datetime | None) -> str:
+    """Date and time in UTC."""
+    return MISSING if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def duration(span: timedelta | float | None) -> str:
+    """A length of time in its one or two largest units."""
+    if span is None:
+        return MISSING
+    seconds = int(span.total_seconds() if isinstance(span, timedelta) else span)
+    if seconds < 60:
+        return f"{max(0, seconds)} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min"
+    if seconds < 86400:
+        hours, rest = divmod(seconds, 3600)
+        return f"{hours} h {rest // 60} min" if rest >= 60 else f"{hours} h"
+    days, rest = divmod(seconds, 86400)
+    return f"{days} d {rest // 3600} h" if rest >= 3600 else f"{days} d"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """How long ago a moment was."""
+    return MISSING if moment is None else f"{duration(now - moment)} ago"
+
+
+def short_id(identifier: str) -> str:
+    """An id with its middle left out; the whole one belongs into the title."""
+    return identifier if len(identifier) <= 16 else f"{identifier[:9]}…{identifier[-4:]}"
+
+
+# What templates write as `{{ value | day }}`.
+FILTERS = (ago, clock, count, day, duration, number, percent, short_id)

@@ -1,0 +1,79 @@
+"""The console as a dialect: pages below `/console` for a session instead of a key."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from tuneship.contract.errors import ApiError, ResourceNotFound
+from tuneship.service.console.rendering import Frame, error_page
+from tuneship.service.http.boundary import Boundary
+from tuneship.service.http.console.assets import answer_asset, assets
+from tuneship.service.http.console.entry import LIVE, PREFIX, answer_headers, authenticate, html
+from tuneship.service.http.console.live import Live
+from tuneship.service.http.console.sign_in import SIGN_IN, SIGN_OUT, SignIn
+from tuneship.service.http.console.visits import Visits
+from tuneship.service.http.dialect import Dialect
+from tuneship.service.http.responses import error_response
+from tuneship.service.http.routes import route
+
+# A page from which a browser comes again to the same address, this time with its cookie: it leaves a strict cookie at
+# home when a link of another site led here.
+AGAIN = (
+    '<!doctype html><html lang="en"><title>tuneship</title><meta http-equiv="refresh" content="0">'
+)
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def _routes(boundary: Boundary) -> Sequence[Route]:
+    visits, sign_in = Visits(boundary), SignIn(boundary)
+    live = Live(boundary, visits)
+    return (
+        *(route("GET", path, answer_asset) for path in assets().by_path),
+        route("GET", SIGN_IN, _safe(sign_in.show)),
+        route("POST", SIGN_IN, _safe(sign_in.sign_in)),
+        route("POST", SIGN_OUT, _safe(sign_in.sign_out)),
+        route("GET", LIVE, _safe(live.answer)),
+        route("GET", f"{PREFIX}/do/{{operation}}", _safe(visits.ask)),
+        route("POST", f"{PREFIX}/do/{{operation}}", _safe(visits.act)),
+        route("GET", PREFIX, _safe(visits.show)),
+        route("GET", f"{PREFIX}/{{rest:path}}", _safe(visits.show)),
+    )
+
+
+def _safe(answer: Answer) -> Answer:
+    """Answer an exception as a page."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except Exception as error:  # noqa: BLE001 - the last line of defence: it logs and answers
+            return error_response(request, error)
+
+    return answered
+
+
+def _error_answer(request: Request, error: ApiError, request_id: str) -> Response:
+    path = request.scope["path"]
+    if error.status != 401 or path == LIVE:
+        session = getattr(request.state, "session", None)
+        frame = Frame(assets().folder, datetime.now(UTC), session)
+        return html(request, error_page(error, request_id, frame), error.status)
+    if request.headers.get("sec-fetch-site") == "cross-site" and not request.cookies:
+        return HTMLResponse(AGAIN, headers={"Cache-Control": "no-store"})
+    then = "" if request.method != "GET" or path == PREFIX else f"?next={quote(path)}"
+    return RedirectResponse(SIGN_IN + then, 303)
+
+
+CONSOLE = Dialect(
+    prefix=PREFIX,
+    authenticate=authenticate,
+    routes=_routes,
+    open_paths=frozenset({SIGN_IN, *assets().by_path}),
+    answer_headers=answer_headers,
+    error_answer=_error_answer,
+    unknown_route=lambda: ResourceNotFound("there is no such page"),
+)

@@ -1,0 +1,92 @@
+"""Keeps an open page as it is in the service: one stream of server-sent events for each page.
+
+A look follows every write of this process or, in a cluster, of another member, at most once a second, and one comes
+every few seconds for what is written beside. The whole content is sent when it has changed; the browser puts in place
+what differs.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tuneship.contract.errors import ApiError, AuthenticationError
+from tuneship.service.answers.streaming import Frame as StreamFrame
+from tuneship.service.answers.streaming import Stream
+from tuneship.service.console.page import page_at
+from tuneship.service.console.rendering import live_part
+from tuneship.service.context.context import Context
+from tuneship.service.http.boundary import Boundary
+from tuneship.service.http.console.entry import own_path, session_of
+from tuneship.service.http.console.visits import Visits, query_of
+from tuneship.service.http.streams import StreamResponse
+
+LOOK_EVERY_S = 1.0
+# Without any write that wakes it: metrics are stored beside, and a session may have ended.
+LOOK_AT_LEAST_EVERY_S = 2.0
+
+
+class Live:
+    """The streams of open pages."""
+
+    def __init__(self, boundary: Boundary, visits: Visits) -> None:
+        self._boundary, self._visits = boundary, visits
+
+    async def answer(self, request: Request) -> Response:
+        """Stream the content of the page at the address in the query. Raises `ApiError` for a page that is none."""
+        parts, principal = self._boundary.parts, request.state.principal
+        address = own_path(request.query_params.get("page", ""))
+        page_at(urlsplit(address).path)
+        context = Context(parts, principal.client_id, request.state.request_id)
+        keys = self._boundary.keys
+
+        async def key_end() -> ApiError:
+            await keys.wait_until_ended(principal.key_id)
+            return AuthenticationError("the key of the session has ended")
+
+        slot = self._boundary.slots.streams.slot(principal.client_id)
+        stream = Stream(self._frames(request, address), is_events_only=True)
+        return StreamResponse(context, stream, slot, key_end)
+
+    async def _frames(
+        self, request: Request, address: str
+    ) -> AsyncGenerator[Sequence[StreamFrame]]:
+        parts, loop, changed = self._boundary.parts, asyncio.get_running_loop(), asyncio.Event()
+        sent: str | None = None
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with parts.database.listening(wake):
+            while True:
+                changed.clear()
+                try:
+                    found = await self._content(request, address, is_first=sent is None)
+                except AuthenticationError:
+                    yield [StreamFrame("end", "signed out")]
+                    return
+                except ApiError as error:
+                    # What the page was about is gone, or this person may not see it any more.
+                    yield [StreamFrame("gone", error.code)]
+                    return
+                if found != sent:
+                    yield [StreamFrame("main", found)]
+                    sent = found
+                await asyncio.sleep(LOOK_EVERY_S)
+                try:
+                    async with asyncio.timeout(LOOK_AT_LEAST_EVERY_S):
+                        await changed.wait()
+                except TimeoutError:
+                    pass
+
+    async def _content(self, request: Request, address: str, *, is_first: bool) -> str:
+        request.state.session = await session_of(self._boundary, request, is_use=False)
+        parts, split = self._boundary.parts, urlsplit(address)
+        page, named = page_at(split.path)
+        client = self._visits.client(request, is_repeated=not is_first)
+        view = await page.view(client, named, query_of(parse_qsl(split.query)))
+        frame = self._visits.frame(request, page, address)
+        client_id = request.state.principal.client_id
+        return await parts.threads.texts.run(client_id, live_part, page, view, frame)

@@ -1,0 +1,139 @@
+"""Answers pages and their forms: makes the client of a visit, and HTML of what a page shows."""
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from tuneship.contract.declaring.operation import Operation
+from tuneship.contract.errors import InvalidRequestError, ResourceNotFound
+from tuneship.service.answers.field_errors import error_from_pydantic
+from tuneship.service.console.actions import ACTIONS, Action
+from tuneship.service.console.page import Page, page_at
+from tuneship.service.console.page_client import PageClient, Visit
+from tuneship.service.console.rendering import Frame, own_page, whole_page
+from tuneship.service.context.bindings import SERVED
+from tuneship.service.context.operation_calls import OperationCalls
+from tuneship.service.http.boundary import Boundary
+from tuneship.service.http.console.assets import assets
+from tuneship.service.http.console.entry import check_token, form_of, html, own_path
+from tuneship.service.http.contexts import context_of
+from tuneship.service.http.disconnect import wait_for_disconnect
+from tuneship.store.records.idempotency import Key
+
+
+class Visits:
+    """The pages of the signed-in."""
+
+    def __init__(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+        self._calls = {
+            name: OperationCalls(bound, boundary.keys, boundary.slots)
+            for name, bound in SERVED.items()
+        }
+
+    def client(self, request: Request, *, is_repeated: bool = False) -> PageClient:
+        """The client of whoever makes the request."""
+        return PageClient(
+            Visit(
+                session=request.state.session,
+                calls=self._calls,
+                make_context=lambda operation, identifier: context_of(
+                    self._boundary, operation, request, identifier
+                ),
+                departure=partial(wait_for_disconnect, request.receive),
+                is_repeated=is_repeated,
+            )
+        )
+
+    def frame(self, request: Request, page: Page | None = None, address: str = "") -> Frame:
+        """What is around a page."""
+        return Frame(
+            assets().folder,
+            self._boundary.parts.clock(),
+            getattr(request.state, "session", None),
+            page,
+            address,
+        )
+
+    async def show(self, request: Request) -> Response:
+        """Answer a page."""
+        path = request.scope["path"]
+        page, named = page_at(path)
+        view = await page.view(
+            self.client(request), named, query_of(request.query_params.multi_items())
+        )
+        query = request.scope["query_string"].decode("ascii", "replace")
+        frame = self.frame(request, page, path + (f"?{query}" if query else ""))
+        threads = self._boundary.parts.threads.texts
+        client_id = request.state.principal.client_id
+        return html(request, await threads.run(client_id, whole_page, page, view, frame))
+
+    async def ask(self, request: Request) -> Response:
+        """Ask before an action that deletes or ends something, on a page that names what will happen."""
+        action, operation = _action(request)
+        fields = query_of(request.query_params.multi_items())
+        then = own_path(fields.pop("then", ""))
+        text = own_page(
+            "ask.html",
+            self.frame(request),
+            action=action,
+            operation=operation.name,
+            fields=fields,
+            then=then,
+            key=secrets.token_hex(16),
+        )
+        return html(request, text)
+
+    async def act(self, request: Request) -> Response:
+        """Carry out an action and lead back to a page; a refusal is shown."""
+        _, operation = _action(request)
+        fields = await form_of(request)
+        check_token(request.state.session, fields)
+        then, name = own_path(fields.pop("then", "")), fields.pop("idempotency_key", "")
+        key = None
+        if operation.takes_idempotency_key:
+            # A double click is one request.
+            text = f"{operation.name}\n{sorted(fields.items())}"
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            key = Key(request.state.principal.client_id, f"console:{name[:64]}", digest, None)
+        await self.client(request).carry_out(operation, _arguments(operation, fields), key)
+        return RedirectResponse(then, 303)
+
+
+def query_of(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The parameters of a page's address; a filter that was left empty is none. Raises `InvalidRequestError`."""
+    given = {name: value for name, value in pairs if value != ""}
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise InvalidRequestError("the address has a parameter twice")
+    return given
+
+
+def _action(request: Request) -> tuple[Action, Operation[..., Any]]:
+    name = request.path_params["operation"]
+    if name not in ACTIONS:
+        raise ResourceNotFound("there is no such action")
+    return ACTIONS[name], SERVED[name].operation
+
+
+def _arguments(operation: Operation[..., Any], fields: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of an operation from the texts of a form. Raises `ApiError`, with the place."""
+    values: dict[str, Any] = dict(fields)
+    if operation.body_parameter is not None:
+        name, model = operation.body_parameter
+        known = {*operation.path_parameters, *operation.query_model.model_fields}
+        body = {one: values.pop(one) for one in [*values] if one not in known}
+        values[name] = _body(model, body)
+    return values
+
+
+def _body(model: type[BaseModel], fields: Mapping[str, Any]) -> BaseModel:
+    try:
+        return model.model_validate_strings({**fields}, strict=False)
+    except ValidationError as error:
+        raise error_from_pydantic(error) from None
