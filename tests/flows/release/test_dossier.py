@@ -85,7 +85,7 @@ def released(prefect_api: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with pytest.MonkeyPatch.context() as patch, Stage(folder) as stage:
         patch.setenv("TUNESHIP_RECORDS", str(folder / "records"))
         patch.setenv("TUNESHIP_REPORTS", str(folder / "reports"))
-        played = PlayedAnswers(stage.service)
+        played = PlayedAnswers(stage.service).set_up()
         stage.baseline = played.baseline
         stage._open({stage.baseline: 100})
         key = stage.service.headers["alice"]["Authorization"].removeprefix("Bearer ")
