@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tuneship.cards.canonical import card_sha256
+from tuneship.cards.canonical import canonical, card_sha256
 from tuneship.cards.mapping import FIELDS
 from tuneship.cards.markdown import code, number, plain, sentence, table
 from tuneship.contract.common import render_time
@@ -21,6 +21,8 @@ Metadata = dict[str, Any]
 
 def as_markdown(card: ModelCard, more: Metadata | None = None, beside: Sequence[str] = ()) -> str:
     """The card as Markdown; `more` metadata and sections `beside` it are those of an export."""
+    # As its JSON has it, with sorted names: whoever has the JSON can make the same text again.
+    card = ModelCard.model_validate_json(canonical(card))
     lines = ["---"]
     # JSON is YAML, and leaves nothing to quote.
     lines += [f"{name}: {json.dumps(value)}" for name, value in _metadata(card, more or {}).items()]

@@ -11,8 +11,10 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from tuneship.cards.rendering import as_markdown
 from tuneship.contract.audit import AuditHead, signed_text
 from tuneship.contract.evaluations import GraderReport, SliceReport
+from tuneship.contract.model_card import ModelCard
 from tuneship.dossier.archive import MAX_BYTES, NoDossier, pack, unpack
 from tuneship.dossier.contents import (
     CARD,
@@ -27,6 +29,7 @@ from tuneship.dossier.contents import (
     ROLLOUT,
     TRAINING,
     digests_of,
+    made_here,
     manifest_of,
     written_manifest,
 )
@@ -57,7 +60,7 @@ class Findings:
 
     problems: list[str] = field(default_factory=list[str])
     decided: list[str] = field(default_factory=list[str])
-    # Gates that cannot be decided again: nobody has stored what they rest on.
+    # Gates of which nobody has stored what they rest on, and texts by another version of tuneship.
     undecided: list[str] = field(default_factory=list[str])
     release: dict[str, Any] = field(default_factory=dict[str, Any])
     head: AuditHead | None = None
@@ -203,7 +206,7 @@ def _training(members: Mapping[str, bytes], found: Findings) -> None:
 
 def _evaluation(members: Mapping[str, bytes], found: Findings) -> None:
     result = mapping_of(members[RESULT])
-    evaluation = result.get("evaluation")
+    evaluation: dict[str, Any] = result.get("evaluation") or {}
     record = pick(evaluation, "record")
     names = [gate["name"] for gate in result["training_gates"]]
     found.undecided += [SMOKE_GATE] * names.count(SMOKE_GATE)
@@ -247,6 +250,12 @@ def _card(members: Mapping[str, bytes], found: Findings) -> None:
     digest = digests_of(members)[CARD]["sha256"]
     if [pick(one, "sha256") for one in kept[-1:]] != [digest]:
         found.problems.append(f"{CARD}: its SHA-256 is not the one in {RELEASE}")
+    card = ModelCard.model_validate_json(members[CARD])
+    # Another version of tuneship may word the same card otherwise.
+    if mapping_of(members[MANIFEST])["made_by"] != made_here():
+        found.undecided.append(CARD_TEXT)
+    elif members.get(CARD_TEXT) != as_markdown(card).encode():
+        found.problems.append(f"{CARD_TEXT}: it does not say what {CARD} has")
 
 
 def _head(members: Mapping[str, bytes], found: Findings) -> None:

@@ -43,6 +43,13 @@ def components_running() -> dict[str, Any]:
 
 def _component(name: str, one: metadata.Distribution) -> dict[str, Any]:
     purl = f"pkg:pypi/{quote(name)}@{quote(one.version, safe='')}"
-    made = {"type": "library", "bom-ref": purl, "name": name, "version": one.version, "purl": purl}
-    expression = one.metadata.get("License-Expression")
-    return made | ({"licenses": [{"expression": expression}]} if expression else {})
+    made: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": one.version,
+        "purl": purl,
+    }
+    if "License-Expression" not in one.metadata:
+        return made
+    return made | {"licenses": [{"expression": one.metadata["License-Expression"]}]}

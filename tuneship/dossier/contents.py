@@ -6,6 +6,7 @@ The release's record names the other files, which lie beside it. Next: `checks.p
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def _report(file: Path) -> dict[str, bytes]:
     return members | ({COMPONENTS: components.read_bytes()} if components.is_file() else {})
 
 
+def made_here() -> str:
+    """The name under which this installation makes dossiers."""
+    return f"tuneship {metadata.version('tuneship-client')}"
+
+
 def digests_of(members: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of every member but the manifest, by name."""
     return {
@@ -114,13 +120,13 @@ def _identity(members: Mapping[str, bytes]) -> dict[str, Any]:
     names = ("run_key", "outcome", "reason", "model", "champion_model", "job_id", "rollout_id")
     job = pick(json_of(members[TRAINING]), "job") if TRAINING in members else None
     made = [fact for fact in lines_of(members[RELEASE]) if fact.get("kind") == "job"]
-    trained = next((one for one in made if one.get("id") == result.get("job_id")), {})
+    trained = next((one for one in made if one.get("id") == result.get("job_id")), None)
     return {
         **{name: result.get(name) for name in names},
         "base_model": pick(job, "base_model"),
         "data": {
-            "training_dataset_id": trained.get("dataset_id"),
-            "training_sha256": trained.get("content"),
+            "training_dataset_id": pick(trained, "dataset_id"),
+            "training_sha256": pick(trained, "content"),
             "validation_dataset_id": pick(job, "validation_dataset_id"),
             "validation_sha256": pick(job, "content_sha256"),
             "held_out_sha256": pick(result, "evaluation", "dataset_sha256"),

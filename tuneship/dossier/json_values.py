@@ -45,9 +45,9 @@ def pick(value: Any, *names: str) -> Any:
 def difference(ours: Any, theirs: Any) -> str | None:
     """The first place in which two JSON values differ, with both values; None for equal ones."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        left, right = cast("dict[str, Any]", ours), cast("dict[str, Any]", theirs)
-        for name in dict.fromkeys([*left, *right]):
-            found = difference(left.get(name), right.get(name))
+        one, other = cast("dict[str, Any]", ours), cast("dict[str, Any]", theirs)
+        for name in dict.fromkeys([*one, *other]):
+            found = difference(one.get(name), other.get(name))
             if found is not None:
                 return f".{name}{found}"
         return None
@@ -59,7 +59,8 @@ def difference(ours: Any, theirs: Any) -> str | None:
                 return f"{_entry(number, one, other)}{found}"
         return None
     # As texts: NaN equals itself, 1 is not True.
-    same = type(ours) is type(theirs) and json.dumps(ours) == json.dumps(theirs)
+    left = cast("Any", ours)
+    same = type(left) is type(theirs) and json.dumps(left) == json.dumps(theirs)
     return None if same else f": {_shown(ours)}, but {_shown(theirs)}"
 
 

@@ -91,7 +91,7 @@ def _evaluation(result: ReleaseResult, release: ReleaseParameters) -> CardEvalua
 def _graded(found: EvaluationFindings, release: ReleaseParameters) -> CardEvaluation:
     types = {one.name: one.type for one in release.evaluation.graders}
     return CardEvaluation(
-        **found.model_dump(exclude={"graders", "slices", "lost_lines"}),
+        **found.model_dump(exclude={"graders", "slices", "lost_lines", "record"}),
         margin=release.evaluation.margin,
         min_slice=release.evaluation.min_slice,
         graders=[CardGrader(**one.model_dump(), type=types.get(one.name)) for one in found.graders],

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 HELD_OUT = 160
 Members = dict[str, bytes]
-NAMES = sorted(MEMBERS - {"model_card.json", "model_card.md"})
+NAMES = sorted(MEMBERS)
 
 
 @dataclass
@@ -85,7 +85,7 @@ def released(prefect_api: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with pytest.MonkeyPatch.context() as patch, Stage(folder) as stage:
         patch.setenv("TUNESHIP_RECORDS", str(folder / "records"))
         patch.setenv("TUNESHIP_REPORTS", str(folder / "reports"))
-        played = PlayedAnswers(stage.service)
+        played = PlayedAnswers(stage.service).set_up()
         stage.baseline = played.baseline
         stage._open({stage.baseline: 100})
         key = stage.service.headers["alice"]["Authorization"].removeprefix("Bearer ")
@@ -153,7 +153,7 @@ def test_a_dossier_has_everything_and_verifies(
     assert "promoted (none)" in done.output
     assert hashlib.sha256(made.read_bytes()).hexdigest() in done.output
     manifest = json.loads(members[MANIFEST])
-    assert manifest["absent"] == {"model_card.json": "no model card"}
+    assert manifest["absent"] == {}
     data = manifest["release"]["data"]
     trained = hashlib.sha256((released.folder / "train.jsonl").read_bytes()).hexdigest()
     assert data["training_sha256"] == [trained]
@@ -199,38 +199,6 @@ def test_a_release_that_was_not_promoted_has_one_too(
     names = set(unpack(file.read_bytes(), MEMBERS))
     assert ("rollout.jsonl" in names) == (outcome == "rolled_back")
     assert "training.json" not in names
-
-
-def test_a_model_card_is_in_it_with_its_digest(
-    released: Released, made: Path, tmp_path: Path
-) -> None:
-    result = json.loads((released.folder / "trained.json").read_text())
-    card, text = tmp_path / "model_card.json", tmp_path / "model_card.md"
-    card.write_bytes(b'{"model":"m"}')
-    text.write_text("# m\n")
-    digest = hashlib.sha256(card.read_bytes()).hexdigest()
-    # The record lies beside those of the rollouts.
-    record = Path(result["record"]).with_name("with-card.jsonl")
-    fact = {"kind": "model_card", "at": "2026-12-01T00:00:00+00:00", "sha256": digest}
-    record.write_text(Path(result["record"]).read_text() + json.dumps(fact) + "\n")
-    training = Path(result["record"]).with_suffix(".training.json")
-    record.with_suffix(".training.json").write_bytes(training.read_bytes())
-    file = tmp_path / "result.json"
-    file.write_text(json.dumps(result | {"record": str(record), "model_card": str(card)}))
-    out = tmp_path / "dossier.zip"
-    try:
-        done = released.run("dossier", file, "-o", out, "--no-audit-head")
-    finally:
-        record.unlink()
-        record.with_suffix(".training.json").unlink()
-    assert done.exit_code == 0, done.output
-    members = unpack(out.read_bytes(), MEMBERS)
-    assert members["model_card.json"] == card.read_bytes()
-    assert members["model_card.md"] == text.read_bytes()
-    members["model_card.json"] = b'{"model":"n"}'
-    done = verified(released, with_manifest(members))
-    assert done.exit_code == 4
-    assert "model_card.json: its SHA-256 is not the one in release.jsonl" in done.output
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -398,8 +366,20 @@ CHANGES: dict[str, tuple[Callable[[Members], None], str]] = {
     "no report": (without("report.md"), "report.md: by result.json it is missing"),
     "no training": (without("training.json"), "training.json: by result.json it is missing"),
     "no picture": (without("loss.png"), "loss.png: report.md shows it"),
-    "another card": (
-        lambda members: members.update({"model_card.json": b"{}"}),
+    "the model card": (
+        json_change("model_card.json", put("model", "name", value="other")),
+        "model_card.json: its SHA-256 is not the one in release.jsonl",
+    ),
+    "the text of the model card": (
+        lambda members: members.update({"model_card.md": members["model_card.md"] + b"safe"}),
+        "model_card.md: it does not say what model_card.json has",
+    ),
+    "no model card": (
+        without("model_card.json"),
+        "model_card.json: by result.json it is missing",
+    ),
+    "a card that the result does not name": (
+        json_change("result.json", put("model_card", value=None)),
         "model_card.json: by result.json it does not belong",
     ),
 }

@@ -5,7 +5,6 @@ with 5 when there is no audit head to compare with the service. A dossier holds 
 """
 
 import hashlib
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,14 +49,14 @@ def dossier(
     try:
         from tuneship.dossier.archive import NoDossier, pack  # noqa: PLC0415 - not in the client
         from tuneship.dossier.checks import verify as check  # noqa: PLC0415
-        from tuneship.dossier.contents import MANIFEST, gather, written_manifest  # noqa: PLC0415
+        from tuneship.dossier.contents import MANIFEST, gather, made_here, written_manifest  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(NEEDS_TUNESHIP.format(error.name))
     head = None if no_audit_head else _asked_head()
     with reported():
         try:
             members = gather(result, head)
-            members[MANIFEST] = written_manifest(members, f"tuneship {_version()}")
+            members[MANIFEST] = written_manifest(members, made_here())
         except (NoDossier, ValueError) as error:
             fail(f"{result}: {error}")
         content = pack(members)
@@ -111,7 +110,7 @@ def verify(
     write(f"{_summary(found)}; SHA-256 {_sha256(content)}")
     if found.undecided:
         write(
-            f"not decided again, because nothing is stored that they rest on: {', '.join(found.undecided)}"
+            f"not verified again, because what they are made from is not here: {', '.join(found.undecided)}"
         )
     if head is None:
         fail("it has no audit head: nothing ties it to a moment of the service", NO_HEAD)
@@ -162,7 +161,3 @@ def _summary(found: "Findings") -> str:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _version() -> str:
-    return metadata.version("tuneship-client")
