@@ -1,5 +1,6 @@
 """A training on a real GPU. The other tests of this folder train on it as well where there is one."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,14 @@ import torch
 
 from tests.support.waiting import until
 from tests.unit.training.test_learner import settings, some_rows
-from tuneship.isolation.landlock import NoLandlock, Places, version
+from tuneship.isolation.landlock import NoLandlock, version
 from tuneship.processes.worker_processes import LocalProcesses
-from tuneship.processes.worker_protocol import WorkerSpec
+from tuneship.service.jobs.local_launcher import trainer_spec
 from tuneship.training.base_model import load_base
 from tuneship.training.examples.batches import collate
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
+from tuneship.training.spec import Order
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import JobMaker
@@ -68,17 +70,19 @@ def test_an_isolated_process_trains_on_it(make_job: "JobMaker") -> None:
     except NoLandlock as reason:
         pytest.skip(str(reason))
     job = make_job()
-    places = Places(job.spec.read_paths, (job.directory, *job.spec.written_paths))
     for folder in job.spec.written_paths:
         folder.mkdir()
-    log = job.directory / "log"
-    spec = WorkerSpec("tuneship.training", (str(job.directory),), log, places=places)
+    reader, writer = os.pipe()
+    os.write(writer, Order(job.directory).to_line().encode())
+    spec = trainer_spec(job.directory, job.spec, reader)
     worker = LocalProcesses(isolated=True).start(spec)
+    for end in (reader, writer):
+        os.close(end)
     try:
         until(lambda: worker.exit_code() is not None, 600)
     finally:
         worker.kill()
-    assert worker.exit_code() == 0, log.read_text()
+    assert worker.exit_code() == 0, spec.log.read_text()
     assert job.of_kind("devices")
 
 
