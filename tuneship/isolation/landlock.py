@@ -56,8 +56,8 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # Patterns below /dev, without which no GPU can be used.
 ACCELERATORS = ("nvidia*", "nvidia-caps/*", "dri/render*", "kfd", "dxg")
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
-# The names of this process's threads are files in here. CUDA refuses to start if it cannot name its own.
-OWN_THREADS = Path("/proc/self/task")
+# The names of this process's threads are files below it. CUDA refuses to start if it cannot name its own.
+OWN_PROCESS = Path("/proc/self")
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -134,7 +134,7 @@ def _rules(places: Places) -> Iterable[tuple[Path, int]]:
     if places.uses_gpus:
         devices = [Path("/dev").glob(pattern) for pattern in ACCELERATORS]
         yield from ((path, DEVICE) for found in devices for path in found)
-        yield OWN_THREADS, READ | WRITE_FILE | TRUNCATE
+        yield OWN_PROCESS, READ | WRITE_FILE | TRUNCATE
     for path in places.readable:
         yield path, READ
         # A model from a hub's cache is a folder of links to files elsewhere.
