@@ -41,6 +41,7 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from tuneship.training.base_model import load_base, load_encoder
+from tuneship.training.device import device, needs_autocast
 from tuneship.training.examples.batches import collate, epoch_batches, micro_batches
 from tuneship.training.examples.data_files import Data, read_data
 from tuneship.training.learner import Learner
@@ -122,6 +123,7 @@ def run_tuneship(spec: TrainingSpec) -> Measurement:
 
     base, data, progress = loaded(spec)
     learner = Learner(base, spec.hyperparameters, SupervisedFineTuning())
+    warm_up(learner.model, data)
     stop = StopRequest(spec.training_file.parent / "cancel")
     run = TimedRun(spec, data, learner, progress, stop)
     stopwatch = Stopwatch()
@@ -152,13 +154,24 @@ def run_peer(spec: TrainingSpec, side: str) -> Measurement:
     torch.manual_seed(settings.seed)
     model = get_peft_model(base, config)
     choices = arguments_of(spec, grouped=side.endswith("grouped"))
+    choices |= {"bf16": needs_autocast(base.device, base.dtype)}
     trainer = (sft_trainer if side.startswith("SFT") else plain_trainer)(model, choices, data, spec)
+    warm_up(model, data)
     stopwatch = Stopwatch()
     trainer.train()
     measured = (*stopwatch.read(), peak_mb())
     packages = ("trl",) if side.startswith("SFT") else ("transformers", "peft")
     loss = token_loss(trainer.model, data)
     return Measurement(side, len(data.training.tokens), *measured, loss, versions(*packages))
+
+
+def warm_up(model: Any, data: Data) -> None:
+    """Pass a row through the model, forward and back: a GPU loads its libraries and programs with the first one."""
+    if device().type == "cuda":
+        tokens = torch.from_numpy(collate(data.training, data.training_indices[:1]).tokens)
+        logits = model(input_ids=tokens.to(model.device), use_cache=False).logits
+        logits.float().sum().backward()
+        model.zero_grad()
 
 
 def loaded(spec: TrainingSpec) -> tuple[Any, Data, ProgressFile]:
@@ -183,7 +196,7 @@ def arguments_of(spec: TrainingSpec, *, grouped: bool) -> dict[str, Any]:
         "report_to": "none",
         "disable_tqdm": True,
         "seed": settings.seed,
-        "use_cpu": True,
+        "use_cpu": device().type == "cpu",
     }
 
 
@@ -211,9 +224,7 @@ def sft_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingS
     ]
     return SFTTrainer(
         model=model,
-        args=SFTConfig(
-            **choices, completion_only_loss=True, bf16=False, gradient_checkpointing=False
-        ),
+        args=SFTConfig(**choices, completion_only_loss=True, gradient_checkpointing=False),
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(spec.base_model),
     )
@@ -243,18 +254,18 @@ def pad(batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 def token_loss(model: Any, data: Data) -> float:
     """Mean loss over validation tokens, as tuneship computes it; the peers report a mean of batch means."""
     model.eval()
-    total, tokens = 0.0, 0
+    total, count = 0.0, 0
     for part in micro_batches(data.validation_indices, data.validation.lengths, 4096):
         batch = collate(data.validation, part)
-        with torch.inference_mode():
-            logits = model(input_ids=torch.from_numpy(batch.tokens)).logits.flatten(0, 1)
-        losses = functional.cross_entropy(
-            logits[torch.from_numpy(batch.logit_positions)].float(),
-            torch.from_numpy(batch.targets),
-            reduction="sum",
+        tokens, positions, targets = (
+            torch.from_numpy(part).to(model.device)
+            for part in (batch.tokens, batch.logit_positions, batch.targets)
         )
-        total, tokens = total + losses.item(), tokens + len(batch.targets)
-    return total / tokens
+        with torch.inference_mode():
+            logits = model(input_ids=tokens).logits.flatten(0, 1)[positions].float()
+        losses = functional.cross_entropy(logits, targets, reduction="sum")
+        total, count = total + losses.item(), count + len(batch.targets)
+    return total / count
 
 
 def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:

@@ -354,7 +354,7 @@ class AgentTraining:
                 ("--wait", str(reader)),
                 LOG,
                 inherited=(reader,),
-                places=Places((base, inputs), (self._attempt, checkpoints)),
+                places=Places((base, inputs), (self._attempt, checkpoints), uses_gpus=True),
             )
             worker = LocalProcesses(isolated=isolated).start(spec)
         except BaseException:

@@ -55,6 +55,9 @@ CONFIGURATION = (
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # Patterns below /dev, without which no GPU can be used.
 ACCELERATORS = ("nvidia*", "nvidia-caps/*", "dri/render*", "kfd", "dxg")
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
+# The names of this process's threads are files below it. CUDA refuses to start if it cannot name its own.
+OWN_PROCESS = Path("/proc/self")
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -69,6 +72,8 @@ class Places:
 
     readable: tuple[Path, ...] = field(default=())
     writable: tuple[Path, ...] = field(default=())
+    # Whether it may use the GPUs of the machine.
+    uses_gpus: bool = False
 
 
 def version() -> int:
@@ -125,8 +130,11 @@ def _rules(places: Places) -> Iterable[tuple[Path, int]]:
     yield PACKAGE.parent, READ_DIR
     yield from ((path, READ) for path in (*python, *map(Path, (*SYSTEM, *HARDWARE))))
     yield from ((Path(path), READ) for path in CONFIGURATION)
-    devices = [Path("/dev").glob(pattern) for pattern in ACCELERATORS]
-    yield from ((path, DEVICE) for path in (*map(Path, DEVICES), *(p for d in devices for p in d)))
+    yield from ((Path(path), DEVICE) for path in DEVICES)
+    if places.uses_gpus:
+        devices = [Path("/dev").glob(pattern) for pattern in ACCELERATORS]
+        yield from ((path, DEVICE) for found in devices for path in found)
+        yield OWN_PROCESS, READ | WRITE_FILE | TRUNCATE
     for path in places.readable:
         yield path, READ
         # A model from a hub's cache is a folder of links to files elsewhere.

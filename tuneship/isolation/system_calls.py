@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
 }  # fmt: skip
 
-UNIX, STREAM = 1, 1
+UNIX, STREAM, SEQUENCED = 1, 1, 5
 # Mask of a socket's type without its two flags.
 ANY_BUT_CLOSE_AND_NONBLOCK = 0xFFFF_FFFF ^ 0o2004000
 # Flags of `clone` that make new namespaces.
@@ -129,19 +129,35 @@ CONDITIONAL: dict[str, tuple[int, int, list[Instruction]]] = {
     "utimensat": (280, 88, only_if((low(1), 0), (high(1), 0))),
     "personality": (135, 92, only_if((low(0), QUERY))),
 }  # fmt: skip
+# CUDA starts only if it can listen on a Unix socket, on which other processes could ask it to share memory. Nobody gets
+# through to it: a call that connects to it, or accepts a connection, is refused.
+OF_CUDA: dict[str, list[Instruction]] = {
+    "socket": [
+        low(0), (JUMP_IF_EQUAL, 0, 5, UNIX),
+        low(1), (MASK, 0, 0, ANY_BUT_CLOSE_AND_NONBLOCK),
+        (JUMP_IF_EQUAL, 1, 0, STREAM), (JUMP_IF_EQUAL, 0, 1, SEQUENCED),
+        (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE),
+    ],
+    "bind": [(RETURN, 0, 0, ALLOW)], "listen": [(RETURN, 0, 0, ALLOW)],
+}  # fmt: skip
 SIGNALS: dict[str, tuple[int, int]] = {
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
 }  # fmt: skip
 
 
-def instructions(machine: str, only_signals_to: int | None = None) -> list[Instruction]:
+def instructions(
+    machine: str, only_signals_to: int | None = None, *, uses_cuda: bool = False
+) -> list[Instruction]:
     """Make the filter for a processor. Raises `ValueError` for one that is not in `ARCHITECTURES`.
 
     `only_signals_to`: the only process that may get signals, for kernels whose Landlock does not restrict them.
+    `uses_cuda`: allow what `OF_CUDA` says.
     """
     which = list(ARCHITECTURES).index(machine)
-    blocks = [(both[which], [(RETURN, 0, 0, REFUSE)]) for both in REFUSED.values()]
+    refuse = [(RETURN, 0, 0, REFUSE)]
+    allowed = OF_CUDA if uses_cuda else {}
+    blocks = [(both[which], allowed.get(name, refuse)) for name, both in REFUSED.items()]
     blocks += [((first, second)[which], code) for first, second, code in CONDITIONAL.values()]
     if only_signals_to is not None:
         own = only_if((low(0), only_signals_to))

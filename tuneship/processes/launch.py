@@ -1,9 +1,9 @@
 """The entry point of worker processes: restricts the process, then runs the module.
 
-`python -m tuneship.processes.launch PARENT_PID MODE [--read=PATH ...] [--write=PATH ...] [--memory=BYTES] MODULE
-ARGUMENTS...`. A worker dies with its parent, leaves no core file and gives up rights (`isolation.py`) as MODE says.
-Linux delivers the parent-death signal when the parent *thread* ends, so workers are started from the service's main
-thread. On other systems the worker notices itself that its socket or parent is gone.
+`python -m tuneship.processes.launch PARENT_PID MODE [--read=PATH ...] [--write=PATH ...] [--memory=BYTES] [--gpus]
+MODULE ARGUMENTS...`. A worker dies with its parent, leaves no core file and gives up rights (`isolation.py`) as MODE
+says. Linux delivers the parent-death signal when the parent *thread* ends, so workers are started from the service's
+main thread. On other systems the worker notices itself that its socket or parent is gone.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ PR_SET_CHILD_SUBREAPER = 36
 # Modes: full isolation, or the worker does not start; as far as the host can; none, for third-party
 # programs; the same as the worker that starts this one.
 ISOLATED, WEAKLY_ISOLATED, OPEN, INHERITED = "isolated", "weakly-isolated", "open", "inherited"
-READ, WRITE, MEMORY = "--read=", "--write=", "--memory="
+READ, WRITE, MEMORY, GPUS = "--read=", "--write=", "--memory=", "--gpus"
 
 
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -60,7 +60,7 @@ def leave_no_core() -> None:
 def run(command: Sequence[str]) -> None:
     """Restrict this process and run a module in it. `command`: this program's arguments."""
     parent, mode, *rest = command
-    options = list(takewhile(lambda option: option.startswith((READ, WRITE, MEMORY)), rest))
+    options = list(takewhile(lambda option: option.startswith((READ, WRITE, MEMORY, GPUS)), rest))
     module, *arguments = rest[len(options) :]
     die_with_parent(int(parent))
     leave_no_core()
@@ -74,7 +74,8 @@ def run(command: Sequence[str]) -> None:
         for limit in map(int, limits):
             # What it allocates, threads' stacks included, but not the files and libraries that it maps.
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        places = Places(tuple(map(Path, readable)), tuple(map(Path, writable)))
+        readable, writable = tuple(map(Path, readable)), tuple(map(Path, writable))
+        places = Places(readable, writable, uses_gpus=GPUS in options)
         isolate(places, is_needed=mode == ISOLATED)
     else:
         hide()  # the only restriction of a worker that its child processes do not inherit

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Protocol
 
 from tuneship.isolation.landlock import Places
-from tuneship.processes.launch import COMMAND, ISOLATED, MEMORY, OPEN, READ, WEAKLY_ISOLATED, WRITE
+from tuneship.processes.launch import (
+    COMMAND,
+    GPUS,
+    ISOLATED,
+    MEMORY,
+    OPEN,
+    READ,
+    WEAKLY_ISOLATED,
+    WRITE,
+)
 from tuneship.processes.worker_protocol import Worker, WorkerSpec
 from tuneship.settings import worker_environment
 
@@ -159,6 +168,7 @@ class LocalProcesses:
             *(f"{READ}{path.absolute()}" for path in spec.places.readable),
             *(f"{WRITE}{path.absolute()}" for path in writable),
             *([f"{MEMORY}{spec.memory_bytes}"] if spec.memory_bytes else []),
+            *([GPUS] if spec.places.uses_gpus else []),
             *module,
         ]
 

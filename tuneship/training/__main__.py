@@ -116,7 +116,7 @@ def run_job(order: Order) -> int:
 def restrict_to_job_files(order: Order, spec: TrainingSpec) -> None:
     """Restrict this process to the files of its job, where it is isolated at all."""
     write = (order.folder, *spec.written_paths, Path(tempfile.gettempdir()))
-    if narrow(Places(spec.read_paths, write)):
+    if narrow(Places(spec.read_paths, write, uses_gpus=True)):
         return
     # The kernel restricts one thread at a time, and a library has started others: the process replaces itself by a
     # new program, which has one thread, and hands it the order.

@@ -48,7 +48,7 @@ def report_gpus(count: int, spec: TrainingSpec, progress: ProgressFile) -> None:
     """
     if device().type != "cuda":
         if spec.gpus:
-            why = "torch is built without them, or the driver does not fit"
+            why = "torch is built without them, or the driver does not fit or did not start"
             text = f"trains on the processor: the GPUs of this machine cannot be used ({why})"
             progress.log("warning", text)
         return

@@ -55,6 +55,8 @@ class Setup:
     ranks: int
     base_model: str
     number_format: str
+    # That of rank 0: `cuda` or `cpu`.
+    device: str
     threads: int
     hyperparameters: ResolvedHyperparameters
     ends: AnswerEnds

@@ -372,6 +372,7 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: ProgressFile, stop: Stop
                 ranks=worker_ranks.ranks,
                 base_model=spec.base_model,
                 number_format=str(base.dtype).removeprefix("torch."),
+                device=base.device.type,
                 threads=threads,
                 hyperparameters=spec.hyperparameters,
                 ends=ends,

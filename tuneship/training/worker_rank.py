@@ -15,7 +15,7 @@ import torch
 
 from tuneship.training.__main__ import failure_of
 from tuneship.training.base_model import load_base
-from tuneship.training.device import free_memory, use_device
+from tuneship.training.device import device, free_memory, use_device
 from tuneship.training.distributed import (
     EVALUATE,
     Setup,
@@ -27,6 +27,10 @@ from tuneship.training.distributed import (
 )
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
+from tuneship.training.progress_file import Reason, TrainingFailed
+
+# CUDA must name its threads, and isolation lets rank 0 alone do that.
+NO_GPU = "a further process of the job cannot use its GPU: set TUNESHIP_TRAINING_DEVICES to 1"
 
 
 def main(arguments: list[str]) -> int:
@@ -49,6 +53,8 @@ def serve_rank_0(rank: int, connection: Connection, memory: int) -> None:
     if text is None:
         return
     setup = Setup.from_json(text)
+    if setup.device != device().type:
+        raise TrainingFailed(Reason.INTERNAL, NO_GPU)
     use_device(rank)
     torch.set_num_threads(setup.threads)
     base = load_base(setup.base_model, lambda _: getattr(torch, setup.number_format))

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -237,6 +238,58 @@ def test_without_signals_in_landlock_the_filter_lets_a_process_signal_only_itsel
         "try:\n    os.kill(os.getppid(), 0)\nexcept PermissionError:\n    print('refused')\n"
     )
     assert printed("-c", program) == "refused\n"
+
+
+CUDA_AT_ITS_START = """
+import os, socket, threading, time
+from pathlib import Path
+from tuneship.isolation import isolation
+from tuneship.isolation.landlock import Places
+isolation.NVIDIA_DRIVER = Path("/dev/null")
+isolation.isolate(Places(uses_gpus={uses_gpus}))
+def outcome(action):
+    try:
+        action()
+    except PermissionError:
+        return "refused"
+    return "done"
+thread = threading.Thread(target=time.sleep, args=[600], daemon=True)
+thread.start()
+name = Path(f"/proc/self/task/{{thread.native_id}}/comm")
+print("name", outcome(lambda: name.write_text("cuda")))
+print("internet", outcome(lambda: socket.socket(socket.AF_INET)))
+print("datagrams", outcome(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)))
+for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+    print("socket", outcome(lambda: socket.socket(socket.AF_UNIX, kind)))
+if {uses_gpus}:
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    print("listen", outcome(lambda: (one.bind(f"\\0cuda-{{os.getpid()}}"), one.listen())))
+    print("file", outcome(lambda: socket.socket(socket.AF_UNIX).bind({path!r})))
+    print("accept", outcome(one.accept))
+    print("connect", outcome(lambda: socket.socket(socket.AF_UNIX).connect({listening!r})))
+"""
+
+
+def test_cuda_can_start_in_a_training_and_no_socket_of_it_gets_through(tmp_path: Path) -> None:
+    """On an H200 it started if and only if it could name its threads and listen on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "listening"))
+        listening.listen()
+        found = {
+            uses_gpus: printed(
+                "-c",
+                CUDA_AT_ITS_START.format(
+                    uses_gpus=uses_gpus,
+                    path=str(tmp_path / "new"),
+                    listening=str(tmp_path / "listening"),
+                ),
+            ).splitlines()
+            for uses_gpus in (True, False)
+        }
+    closed = ["internet refused", "datagrams refused"]
+    assert found[False] == ["name refused", *closed, "socket refused", "socket refused"]
+    opened = ["name done", *closed, "socket done", "socket done", "listen done"]
+    assert found[True] == [*opened, "file refused", "accept refused", "connect refused"]
 
 
 def test_files_that_another_thread_would_keep_are_reported(tmp_path: Path) -> None:

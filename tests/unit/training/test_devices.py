@@ -147,20 +147,3 @@ def test_a_restored_optimizer_leaves_the_checkpoint_as_it_is(tiny_model: Path) -
     learner.restore(state)
     learner.learn([batch], 12, step=2, rate=0.1)
     assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@NO_WARNING
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_training_on_a_gpu_goes_on_from_its_checkpoint(tiny_model: Path) -> None:
-    batch = collate(some_rows(), np.arange(4))
-    one = Learner(load_base(str(tiny_model)), settings(), SupervisedFineTuning())
-    one.learn([batch], 12, step=1, rate=0.1)
-    state = {name: tensor.cpu() for name, tensor in one.state().items()}
-    other = Learner(load_base(str(tiny_model)), settings(), SupervisedFineTuning())
-    other.restore(state)
-    losses = [learner.learn([batch], 12, step=2, rate=0.1) for learner in (one, other)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for name, weights in one.adapter().items():
-        torch.testing.assert_close(other.adapter()[name], weights, rtol=1e-4, atol=1e-6)

@@ -188,7 +188,9 @@ def test_a_failure_of_another_rank_is_reported_like_one_of_the_first(
 ) -> None:
     settings = make_job().spec.hyperparameters
     with WorkerRanks(2) as ranks:
-        ranks.set_up(Setup(2, str(tmp_path / "none"), "float32", 1, settings, AnswerEnds((), 1)))
+        ranks.set_up(
+            Setup(2, str(tmp_path / "none"), "float32", "cpu", 1, settings, AnswerEnds((), 1))
+        )
         with pytest.raises(TrainingFailed, match="the base model cannot be used"):
             ranks.workers[0].receive()
         with pytest.raises(RankLost, match="rank 1 ended with 1"):

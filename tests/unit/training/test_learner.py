@@ -22,6 +22,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 
+# Where our own layer runs.
+CPU = torch.device("cpu")
+
 
 def settings(**changes: object) -> ResolvedHyperparameters:
     values: dict[str, object] = {
@@ -74,7 +77,7 @@ def gradients(learner: Learner) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
 
     def remember(name: str) -> Callable[[torch.Tensor], None]:
-        return lambda weight: found.__setitem__(name, weight.grad.clone())  # type: ignore[union-attr]
+        return lambda weight: found.__setitem__(name, weight.grad.cpu().clone())  # type: ignore[union-attr]
 
     for name, weight in learner.model.named_parameters():
         if weight.requires_grad:
@@ -142,9 +145,8 @@ def test_dropped_values_become_zero_and_nothing_else_changes(dtype: torch.dtype)
 
 def test_dropout_takes_one_byte_a_number_between_forward_and_backward(tiny_model: Path) -> None:
     def saved_bytes(dropout: float) -> int:
-        learner = Learner(
-            load_base(str(tiny_model)), settings(lora_dropout=dropout), SupervisedFineTuning()
-        )
+        base = load_base(str(tiny_model), place=CPU)
+        learner = Learner(base, settings(lora_dropout=dropout), SupervisedFineTuning())
         saved: dict[int, torch.UntypedStorage] = {}
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -172,9 +174,8 @@ def test_dropout_takes_one_byte_a_number_between_forward_and_backward(tiny_model
 
 
 def test_dropout_is_on_while_learning_and_has_the_expected_mean(tiny_model: Path) -> None:
-    learner = Learner(
-        load_base(str(tiny_model)), settings(lora_dropout=0.5), SupervisedFineTuning()
-    )
+    base = load_base(str(tiny_model), place=CPU)
+    learner = Learner(base, settings(lora_dropout=0.5), SupervisedFineTuning())
     layer = next(module for module in learner.model.modules() if isinstance(module, FusedLinear))
     with torch.no_grad():
         for weight in layer.lora_B["default"].parameters():

@@ -27,7 +27,7 @@ def trainer_spec(folder: Path, spec: TrainingSpec, pipe: int) -> WorkerSpec:
     `folder`: of the attempt.
     """
     arguments = (str(folder), str(pipe))
-    places = Places(spec.read_paths, (folder, *spec.written_paths))
+    places = Places(spec.read_paths, (folder, *spec.written_paths), uses_gpus=True)
     return WorkerSpec(MODULE, arguments, folder / LOG_FILE, inherited=(pipe,), places=places)
 
 
