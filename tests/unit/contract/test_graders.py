@@ -103,7 +103,7 @@ def test_a_grader_that_was_read_can_be_read_again() -> None:
         ({"name": "b", "type": "number", "tolerance": float("nan")}, "tolerance", "invalid_value"),
         ({"name": "b", "type": "json", "schema": []}, "schema", "wrong_type"),
         ({"name": "b", "type": "json", "fields": []}, "fields", "out_of_range"),
-        ({"name": "b", "type": "json", "pass_threshold": 0.5}, "pass_threshold", "invalid_value"),
+        ({"name": "b", "type": "json", "pass_threshold": 0.5}, "pass_threshold", "conflict"),
         ({"name": "b", "type": "tool_calls", "input": "x"}, "input", "unknown_field"),
         ({"name": "b", "type": "loss", "pass_threshold": 0.5}, "pass_threshold", "unknown_field"),
         ({"name": "b", "type": "choice", "choices": [SECRET]}, "choices", "unknown_field"),
