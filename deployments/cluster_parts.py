@@ -358,6 +358,7 @@ def service(place: Place, name: str) -> ClusterProgram:
         "TUNESHIP_BLOB_URL": f"s3://{BUCKET}/trial",
         "TUNESHIP_MASTER_KEY_FILE": str(place.master_key_file),
         "TUNESHIP_PUBLIC_URL": place.url,
+        "TUNESHIP_CONSOLE_PLAINTEXT": "true",
         "TUNESHIP_TRUSTED_PROXIES": "127.0.0.1/32",
         "TUNESHIP_AGENTS": "ray",
         "TUNESHIP_RAY_URLS": place.dashboard_url,

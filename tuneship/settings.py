@@ -231,7 +231,7 @@ class ConsoleSettings(_Settings):
     """The pages for people, below `/console`."""
 
     console: bool = Field(default=True, description="Offer the console below `/console`.")
-    console_idle_minutes: Annotated[int, Field(ge=1, le=60)] = Field(
+    console_idle_minutes: Annotated[int, Field(ge=1, le=15)] = Field(
         default=15, description="Minutes without any use after which a person is signed out."
     )
     console_hours: Annotated[int, Field(ge=1, le=24)] = Field(

@@ -426,6 +426,9 @@ def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
     keep = keys.store_uses if is_elsewhere else keeper.run_due
     keep()  # the first key must be there before the first request
     return (
+        Periodic(
+            parts.sessions.store_uses, KEYS_EVERY_S, "uses of the console could not be stored"
+        ),
         Periodic(keep, KEYS_EVERY_S, "the keys could not be kept"),
         Periodic(
             lambda: parts.keyring.forget(parts.database),

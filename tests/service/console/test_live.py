@@ -4,6 +4,7 @@ import asyncio
 from datetime import timedelta
 
 import httpx
+import pytest
 import sqlalchemy as sa
 
 from tests.support.service.console import Browser, signed_in
@@ -97,6 +98,35 @@ def test_an_open_page_keeps_nobody_signed_in(service: Service) -> None:
 
 def test_a_stream_of_no_page_is_refused(service: Service) -> None:
     assert signed_in(service).open("/console/live?page=/console/nope").status_code == 404
+
+
+def test_a_live_page_records_what_it_has_not_read_before(service: Service) -> None:
+    def reads() -> int:
+        with service.database.read() as connection:
+            query = sa.select(sa.func.count()).where(tables.audit.c.action == "list_jobs")
+            return connection.scalar(query) or 0
+
+    async def work(follower: Follower, _: Browser) -> None:
+        await follower.next()
+        assert await asyncio.to_thread(reads) == 0
+        made = {"security_settings": {"audit_logging": True}, "model_name": "secured"}
+        await asyncio.to_thread(lambda: service.job(**made))
+        text = ""
+        while "secured" not in text:
+            text = (await follower.next())[1]
+        assert await asyncio.to_thread(reads) == 1
+
+    follow(service, "/console/jobs", work)
+
+
+def test_an_idle_page_is_sent_once(service: Service) -> None:
+    async def work(follower: Follower, _: Browser) -> None:
+        await follower.next()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(7):
+                await follower.next()
+
+    follow(service, "/console/jobs", work)
 
 
 def test_a_live_page_adds_no_audit_entry_at_each_look(service: Service) -> None:

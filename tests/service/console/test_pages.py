@@ -45,6 +45,9 @@ PAGES = {
     "evaluations": "/console/evaluations",
 }
 THEIRS = (
+    "/console/jobs/{ft_of_other_tenant}",
+    "/console/endpoints/{ep_of_other_tenant}",
+    "/console/endpoints/{cep_of_other_tenant}",
     "/console/datasets/{ds_of_other_tenant}",
     "/console/deployments/{dep_of_other_tenant}",
     "/console/models/{model_of_other_tenant}",

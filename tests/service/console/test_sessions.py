@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from tests.support.service.console import Browser, link_of, signed_in
 from tests.support.service.in_process import Service
 from tuneship.service.http.console.entry import HEADERS
+from tuneship.service.http.rate_limits import RateLimits
 from tuneship.store.database import tables
 
 
@@ -34,7 +35,7 @@ def test_a_link_signs_in_once(service: Service) -> None:
     again = Browser(service).post("/console/sign-in", {"code": code_of(link)})
     assert again.status_code == 401
     assert "set-cookie" not in again.headers
-    assert actions(service)[-2:] == ["create_sign_in_link", "sign_in"]
+    assert actions(service)[-3:] == ["create_sign_in_link", "sign_in", "authenticate"]
 
 
 def test_a_link_ends_after_ten_minutes_and_with_its_key(service: Service) -> None:
@@ -53,17 +54,69 @@ def test_a_session_holds_no_more_than_its_key(service: Service) -> None:
     assert "tenant alice" in page
 
 
-def test_a_wrong_key_signs_nobody_in_and_guesses_are_limited(service: Service) -> None:
+def test_a_wrong_key_signs_nobody_in_and_attempts_are_limited(service: Service) -> None:
     statuses = []
     with httpx.Client(base_url=service.url, headers={"Sec-Fetch-Site": "same-origin"}) as http:
-        for number in range(22):
+        for number in range(32):
             fields = {"client_id": "alice", "key": f"tsk_{number}"}
             answer = http.post("/console/sign-in", data=fields)
             statuses.append(answer.status_code)
             assert "set-cookie" not in answer.headers
             assert f"tsk_{number}" not in answer.text
-    assert set(statuses[:20]) == {401}
+    assert set(statuses[:29]) == {401}
     assert statuses[-1] == 429
+    assert "authenticate" in actions(service)
+
+
+def test_a_good_key_signs_in_from_an_address_whose_other_programs_fail(service: Service) -> None:
+    with httpx.Client(base_url=service.url, headers={"Sec-Fetch-Site": "same-origin"}) as http:
+        for _ in range(22):
+            http.get("/v1/models", headers={"Authorization": "Bearer tsk_x", "X-Client-ID": "a"})
+        key = service.headers["alice"]["Authorization"].removeprefix("Bearer ")
+        answer = http.post("/console/sign-in", data={"client_id": "alice", "key": key})
+    assert answer.status_code == 303
+
+
+def test_pages_and_forms_are_limited(start: Callable[..., Service]) -> None:
+    service = start(control_requests_per_minute=5)
+    service.limit(RateLimits(5, 5, service.clock))
+    service.listen()
+    browser = signed_in(service)
+    token = browser.form_token()
+    fields = {"form_token": token, "job_id": "ft_" + "x" * 24}
+    forms = [browser.post("/console/do/cancel_job", fields).status_code for _ in range(7)]
+    assert forms[0] == 404
+    assert forms[-1] == 429
+    pages = [browser.open("/console/jobs").status_code for _ in range(310)]
+    assert pages[0] == 200
+    assert pages[-1] == 429
+
+
+def test_a_made_up_cookie_causes_no_query(service: Service) -> None:
+    browser = Browser(service)
+    name = f"tuneship-{service.parts.sessions.installation}"
+    asked: list[str] = []
+    sa.event.listen(
+        service.database.engine, "before_cursor_execute", lambda *given: asked.append(given[2])
+    )
+    for number in range(5):
+        browser.cookies.set(name, f"{number}.{'0' * 32}")
+        assert browser.open("/console/jobs").status_code == 303
+    assert not [one for one in asked if "SELECT" in one and "console_sessions" in one]
+
+
+def test_a_second_sign_in_ends_the_first(service: Service) -> None:
+    browser = signed_in(service)
+    before = dict(browser.cookies)
+    shown = browser.open("/console/sign-in").text
+    assert "data-asks" in shown
+    answer = browser.post("/console/sign-in", {"code": code_of(link_of(service, "bob"))})
+    assert answer.status_code == 303
+    assert "tenant bob" in browser.open("/console").text
+    old = Browser(service)
+    for name, value in before.items():
+        old.cookies.set(name, value)
+    assert old.open("/console").status_code == 303
 
 
 def test_without_a_session_every_page_leads_to_the_sign_in(service: Service) -> None:
@@ -73,9 +126,10 @@ def test_without_a_session_every_page_leads_to_the_sign_in(service: Service) -> 
         303,
         "/console/sign-in?next=/console/jobs",
     )
-    # EventSource gives up at any status but 200.
-    assert browser.open("/console/live?page=/console/jobs").status_code == 401
-    browser.cookies.set("tuneship-0", "planted")
+    # EventSource would give up at any other status, and the page would not learn why.
+    live = browser.open("/console/live?page=/console/jobs")
+    assert (live.status_code, live.text) == (200, "event: end\ndata: signed out\n\n")
+    browser.cookies.set(f"tuneship-{service.parts.sessions.installation}", "planted")
     assert browser.open("/console/jobs").status_code == 303
 
 
@@ -107,6 +161,7 @@ def test_a_session_ends(service: Service, how: str) -> None:
     elif how == "twelve hours":
         for step in range(1, 80):
             service.clock.ahead = timedelta(minutes=10 * step)
+            service.parts.sessions.store_uses()
             if browser.open("/console").status_code == 303:
                 break
         assert service.clock.ahead == timedelta(hours=12)
@@ -121,6 +176,7 @@ def test_use_keeps_a_session_and_an_open_page_does_not(service: Service) -> None
     for step in (10, 20, 30):
         service.clock.ahead = timedelta(minutes=step)
         assert browser.open("/console").status_code == 200
+    service.parts.sessions.store_uses()
     with service.database.read() as connection:
         [session] = connection.execute(sa.select(tables.console_sessions)).mappings()
     assert session["used_at"] - (session["expires_at"] - timedelta(hours=12)) > timedelta(
@@ -161,7 +217,7 @@ def test_a_browser_that_names_no_site_needs_its_own_origin(service: Service) -> 
         assert answer.status_code == status, answer.text
 
 
-@pytest.mark.parametrize("host", ["evil.test", "service.test.evil.test", "xservice.test"])
+@pytest.mark.parametrize("host", ["[", "evil.test", "service.test.evil.test", "xservice.test"])
 def test_a_foreign_host_name_is_refused(service: Service, host: str) -> None:
     browser = signed_in(service)
     for path in ("/console", "/console/sign-in"):
@@ -229,6 +285,8 @@ def test_a_refused_action_says_why_in_a_page(service: Service) -> None:
     fields = {"form_token": browser.form_token(), "job_id": "no id"}
     answer = browser.post("/console/do/cancel_job", fields)
     assert answer.status_code == 404
+    lacking = browser.post("/console/do/cancel_job", {"form_token": browser.form_token()})
+    assert (lacking.status_code, "job_id" in lacking.text) == (422, True)
     assert answer.headers["content-type"].startswith("text/html")
     unknown = browser.post("/console/do/delete_everything", fields)
     assert unknown.status_code == 404

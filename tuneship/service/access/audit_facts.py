@@ -30,8 +30,8 @@ class AuditFacts:
     created_id: str | None = None
     # Something that the request touched has `audit_logging`.
     is_required: bool = False
-    # The same person has just read the same, and this is in the chain: a live page looks again.
-    is_repeated: bool = False
+    # What a live page has read before, which is in the chain: to read it again adds no entry. None elsewhere.
+    known: set[tuple[str, str | None, str | None]] | None = None
     # Something that the request touched is in hipaa mode.
     touches_hipaa: bool = False
     prompt_tokens: int | None = None
@@ -40,7 +40,12 @@ class AuditFacts:
     def touch(self, row: Mapping[str, Any]) -> None:
         """Note that a handler looked at this job or deployment, or at something made by this job."""
         settings = row["security_settings"]
-        self.is_required = self.is_required or bool(settings["audit_logging"])
+        requires = bool(settings["audit_logging"])
+        if requires and self.known is not None:
+            place = (self.action, self.path_id, row.get("id"))
+            requires = place not in self.known
+            self.known.add(place)
+        self.is_required = self.is_required or requires
         self.touches_hipaa = self.touches_hipaa or settings.get("compliance_mode") == "hipaa"
 
     def count(self, usage: Usage) -> None:
@@ -50,8 +55,7 @@ class AuditFacts:
 
     def requires_entry(self, status: int) -> bool:
         """Whether an answer of this status may only be given after its audit entry is committed."""
-        is_required = self.is_required and not (self.is_repeated and status < 400)
-        return is_required or status == 403 or (self.is_change and status < 400)
+        return self.is_required or status == 403 or (self.is_change and status < 400)
 
     def resource_of(self, status: int) -> str | None:
         """The id to record: an opaque one, or one that exists."""

@@ -17,13 +17,13 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import AuthenticationError
 from tuneship.service.access.api_keys import Keys, Principal
-from tuneship.settings import ConsoleSettings
+from tuneship.settings import ServiceSettings
 from tuneship.store.database.database import Database
 from tuneship.store.records import session_records
 from tuneship.store.records.audit import AuditRecord, Chain
 
 LINK_LIFETIME = timedelta(minutes=10)
-# A page that is only open keeps nobody signed in, so each minute of use is noted once.
+# A use is noted at most once in this time, and stored some seconds later.
 USE_GRAIN = timedelta(seconds=60)
 # Scopes of a session that "looks only" end so.
 READING = ":read"
@@ -32,17 +32,19 @@ ENDED = "the console session has ended"
 
 @dataclass(frozen=True)
 class SessionRules:
-    """How long sessions last."""
+    """How long sessions last, and where links may be used."""
 
-    # Without a page, a form, a key or a pointer.
+    # Without a page or a form; an open page is no use.
     idle: timedelta = timedelta(minutes=15)
     whole: timedelta = timedelta(hours=12)
+    # A link to a loopback address is for this machine. A member of a cluster cannot know where a request comes from.
+    is_alone: bool = True
 
 
-def session_rules(settings: ConsoleSettings) -> SessionRules:
+def session_rules(settings: ServiceSettings) -> SessionRules:
     """The rules of an installation."""
     idle = timedelta(minutes=settings.console_idle_minutes)
-    return SessionRules(idle, timedelta(hours=settings.console_hours))
+    return SessionRules(idle, timedelta(hours=settings.console_hours), settings.cluster is None)
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,6 @@ class Session:
     # What each form must bring back, so that no other site can send one.
     form_token: str
     looks_only: bool
-    # When it ends if nothing is done, and when it ends at the latest.
-    idle_at: datetime
-    ends_at: datetime
     key_expires_at: datetime | None
 
 
@@ -88,9 +87,14 @@ class ConsoleSessions:
         self.rules = rules
         # Tells the cookies of two installations on one host apart.
         self.installation = self._digest("installation", "").hex()[:12]
+        # Uses that are not stored yet.
+        self._used: dict[bytes, datetime] = {}
 
     def _digest(self, kind: str, text: str) -> bytes:
         return hmac.digest(self._secret, f"{kind} {text}".encode(), hashlib.sha256)
+
+    def _proof(self, secret: str) -> str:
+        return self._digest("proof", secret).hex()[:32]
 
     def new_link(
         self, connection: sa.Connection, client_id: str, key_id: str, service_url: str
@@ -103,7 +107,7 @@ class ConsoleSessions:
                 "digest": self._digest("link", code),
                 "client_id": client_id,
                 "key_id": key_id,
-                "is_local": _is_loopback(service_url),
+                "is_local": self.rules.is_alone and _is_loopback(service_url),
                 "expires_at": expires_at,
             },
         )
@@ -139,7 +143,8 @@ class ConsoleSessions:
         person: tuple[str, bool],
         origin: SignInOrigin,
     ) -> str:
-        cookie, now = secrets.token_urlsafe(32), self._clock()
+        secret, now = secrets.token_urlsafe(32), self._clock()
+        cookie = f"{secret}.{self._proof(secret)}"
         session_records.add(
             connection,
             {
@@ -170,18 +175,20 @@ class ConsoleSessions:
     def find(self, cookie: str, *, is_use: bool) -> Session:
         """The session of a cookie, whose use is noted if `is_use`. Raises `AuthenticationError` where it has ended."""
         digest, now = self._digest("cookie", cookie), self._clock()
+        # A cookie that somebody made up must not cause a query.
+        secret, _, proof = cookie.partition(".")
+        if not hmac.compare_digest(proof.encode(), self._proof(secret).encode()):
+            raise AuthenticationError(ENDED)
         with self._database.read() as connection:
             row = session_records.find(connection, digest)
-        if row is None or row["expires_at"] <= now or row["used_at"] + self.rules.idle <= now:
+        if row is None:
             raise AuthenticationError(ENDED)
+        used_at = max(row["used_at"], self._used.get(digest, row["used_at"]))
         principal = self._keys.principal_of(row["key_id"])
-        if principal is None:
+        if row["expires_at"] <= now or used_at + self.rules.idle <= now or principal is None:
             raise AuthenticationError(ENDED)
-        used_at: datetime = row["used_at"]
         if is_use and now - used_at >= USE_GRAIN:
-            used_at = now
-            with self._database.write_beside() as connection:
-                session_records.note_use(connection, digest, now)
+            self._used[digest] = now
         # No session takes a tuned model away.
         scopes = principal.scopes - {"models:content"}
         if row["looks_only"]:
@@ -191,10 +198,16 @@ class ConsoleSessions:
             name=row["name"],
             form_token=self._digest("form", cookie).hex(),
             looks_only=row["looks_only"],
-            idle_at=used_at + self.rules.idle,
-            ends_at=row["expires_at"],
             key_expires_at=self._keys.expiry_of(row["key_id"]),
         )
+
+    def store_uses(self) -> None:
+        """Store when sessions were used; a page only notes it in memory, so that it waits for no writer."""
+        used, self._used = self._used, {}
+        if used:
+            with self._database.write_beside() as connection:
+                for digest, moment in used.items():
+                    session_records.note_use(connection, digest, moment)
 
     def end(self, cookie: str) -> None:
         """Sign a person out."""

@@ -35,8 +35,8 @@ class Visit:
     # Makes the context of a call, by the operation and the id in its path.
     make_context: Callable[[Operation[..., Any], str | None], Context]
     departure: Departure
-    # A look of a live page at what its first look has recorded: it adds no audit entry again.
-    is_repeated: bool = False
+    # What an open page has read before: to read it again adds no audit entry. None for a page that is opened.
+    known: set[tuple[str, str | None, str | None]] | None = None
 
 
 class PageClient(Api[Asynchronous], Asynchronous):
@@ -63,7 +63,7 @@ class PageClient(Api[Asynchronous], Asynchronous):
         visit = self.visit
         identifier = next((str(given[name]) for name in operation.path_parameters), None)
         context = visit.make_context(operation, identifier)
-        context.audit_facts.is_repeated = visit.is_repeated
+        context.audit_facts.known = visit.known
         answer = await visit.calls[operation.name].carry_out(
             context, _reading(operation, given, key), visit.departure
         )

@@ -100,7 +100,7 @@ def ago(moment: datetime | None, now: datetime) -> str:
 
 
 def short_id(identifier: str) -> str:
-    """An id with its middle left out; the whole one belongs into the title."""
+    """An id with its middle left out; the whole one belongs in the title."""
     return identifier if len(identifier) <= 16 else f"{identifier[:9]}…{identifier[-4:]}"
 
 

@@ -124,6 +124,8 @@ class RequestThreads:
     uploads: FairThreads = field(default_factory=lambda: FairThreads("upload", threads=8, each=2))
     # For parsing large bodies and counting the tokens of long prompts.
     texts: FairThreads = field(default_factory=lambda: FairThreads("text", threads=4, each=1))
+    # For making pages of the console.
+    pages: FairThreads = field(default_factory=lambda: FairThreads("page", threads=4, each=2))
     # For health checks, which must not wait for requests: a supervisor would end a service that answers late.
     health: FairThreads = field(default_factory=lambda: FairThreads("health", threads=2, each=2))
 
@@ -137,6 +139,7 @@ class RequestThreads:
             self.validations,
             self.uploads,
             self.texts,
+            self.pages,
             self.health,
         )
 

@@ -47,6 +47,8 @@ class RequestSlots:
     merges: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
     # Each may need as much memory as two copies of its base model.
     exports: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=1, together=2))
+    # Streams of open pages of the console: people who look must not take those of programs.
+    pages: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=32, together=128))
     streams: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=16, together=256))
 
     def of(self, bound: BoundOperation) -> InFlightLimits | None:

@@ -12,11 +12,20 @@ from tuneship.service.access.hipaa import Caller
 from tuneship.service.context.context import Context
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.forwarding import is_address_known, is_scheme_known, plain_address
+from tuneship.store.records.audit import NOBODY, AuditRecord
 
 
 def address_of(request: Request) -> str:
     """The address that the request came from; empty when a proxy names something that is no address."""
     return plain_address(request.client.host if request.client else "")
+
+
+def record_failure(boundary: Boundary, request: Request) -> None:
+    """Record a refused key, but nothing of the key: a guess may be somebody's key."""
+    parts, request_id = boundary.parts, request.state.request_id
+    refused = (NOBODY, "", "authenticate", None, 401, address_of(request), request_id)
+    with parts.database.write_beside() as connection:
+        parts.audit.add(connection, AuditRecord(parts.clock(), *refused))
 
 
 def is_local(boundary: Boundary, request: Request) -> bool:

@@ -18,7 +18,7 @@ from tuneship.contract.errors import (
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_facts import OPAQUE_ID
 from tuneship.service.http.boundary import Boundary
-from tuneship.service.http.contexts import address_of
+from tuneship.service.http.contexts import record_failure
 from tuneship.service.http.dialect import Dialect
 from tuneship.service.http.forwarding import source_of
 from tuneship.service.http.rate_limits import RateWindow
@@ -28,7 +28,6 @@ from tuneship.service.http.sockets.body_timeout import BodyTimeout
 from tuneship.service.http.sockets.connections import CONNECTION, Connection
 from tuneship.service.telemetry.request_counts import NO_CLIENT, NO_OPERATION
 from tuneship.store.database.identifiers import new_id
-from tuneship.store.records.audit import NOBODY, AuditRecord
 
 logger = logging.getLogger(__name__)
 # Logs the requests without a key, which anybody can make: the server lets through a few lines a
@@ -97,15 +96,15 @@ class EntryMiddleware:
         """
         if self._boundary.parts.drain.has_begun:
             raise InternalError("the service is shutting down", status=503, retry_after=1)
+        connection: Connection | None = request.scope["state"].get(CONNECTION)
         if dialect.authenticate is not None:
             request.state.principal = await dialect.authenticate(self._boundary, request)
-            if (connection := request.scope["state"].get(CONNECTION)) is not None:
+            if connection is not None:
                 connection.show_key(is_valid=True)
             return
         limits = self._boundary.limits
         source = source_of(request.client.host if request.client else "")
         failures = limits.failures(source)
-        connection: Connection | None = request.scope["state"].get(CONNECTION)
         given = dialect.credentials(request)
         try:
             principal = await self._principal_of(*given, is_limited=failures.exceeded)
@@ -118,7 +117,7 @@ class EntryMiddleware:
                 raise RateLimitExceeded(text, retry_after=failures.retry_after) from None
             # A request without any key is no attempt at one.
             if given[0] and limits.count_audited_failure():
-                await asyncio.to_thread(self._audit_failure, request)
+                await asyncio.to_thread(record_failure, self._boundary, request)
             raise
         if connection is not None:
             connection.show_key(is_valid=True)
@@ -145,13 +144,6 @@ class EntryMiddleware:
                 raise AuthenticationError("the API key or the client id is not valid")
         return await asyncio.to_thread(keys.authenticate, given, clients)
 
-    def _audit_failure(self, request: Request) -> None:
-        """Record a refused key, but nothing of the key: a guess may be somebody's key."""
-        parts, request_id = self._boundary.parts, request.state.request_id
-        refused = (NOBODY, "", "authenticate", None, 401, address_of(request), request_id)
-        with parts.database.write_beside() as connection:
-            parts.audit.add(connection, AuditRecord(parts.clock(), *refused))
-
     def _count(self, scope: Scope, status: int, started: float) -> None:
         """Count the request for the metrics, and send its span if there is a collector."""
         parts, state = self._boundary.parts, scope["state"]
@@ -167,9 +159,9 @@ class EntryMiddleware:
     def _log_access(self, log: logging.Logger, scope: Scope, status: int, started: float) -> None:
         """Log one line for each request: the path as it was encoded, never the query, a header or a body."""
         path = (scope.get("raw_path") or b"").partition(b"?")[0][:128].decode("ascii", "replace")
-        if not 0 < status < 400:
-            # The path of a refused request may hold anything, also a name: only words of the API and
-            # opaque ids are logged.
+        if not 0 < status < 400 or "principal" not in scope["state"]:
+            # The path of a refused request, or of one that leads to a sign-in, may hold anything, also a name: only
+            # words of the API and opaque ids are logged.
             path = "/".join(
                 part if part in self._api_words or OPAQUE_ID.fullmatch(part) else "*"
                 for part in path.split("/")

@@ -21,6 +21,10 @@ REFUSALS_PER_MINUTE = 60
 # Failed authentications, of all addresses together, that become rows of the audit chain, which is
 # never shortened.
 AUDITED_FAILURES_PER_MINUTE = 200
+# Pages of one console session; each process counts its own.
+PAGES_PER_MINUTE = 300
+# Sign-ins to the console from one address, good ones included: each is a row of the audit chain.
+SIGN_INS_PER_MINUTE = 30
 # Callers that are remembered before those of past windows are forgotten.
 MOST_KEPT = 10_000
 
@@ -98,6 +102,14 @@ class RateLimits:
     def count_audited_failure(self) -> bool:
         """Count a failure for the audit chain and return whether it may still be recorded in this minute."""
         return not self._hit("failed, all", "", AUDITED_FAILURES_PER_MINUTE).exceeded
+
+    def count_page(self, session: str) -> RateWindow:
+        """Count a page of a console session."""
+        return self._hit("pages", session, PAGES_PER_MINUTE)
+
+    def count_sign_in(self, source: str) -> RateWindow:
+        """Count an attempt to sign in to the console."""
+        return self._hit("sign-ins", source, SIGN_INS_PER_MINUTE)
 
     def count_refusal(self, client_id: str) -> bool:
         """Count a refusal with a time to wait and return whether the client had too many in this minute."""

@@ -46,11 +46,13 @@ NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")
 # lead the services to the agents of the installation that was backed up.
 OF_THE_MOMENT = {
     tables.agents,
+    tables.console_sessions,
     tables.failed_starts,
     tables.leader_leases,
     tables.member_ages,
     tables.member_demands,
     tables.rate_windows,
+    tables.sign_in_links,
 }
 
 

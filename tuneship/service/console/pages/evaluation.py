@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tuneship.contract.common import EvaluationId
-from tuneship.contract.evaluations import OPEN, Evaluation, SliceReport
+from tuneship.contract.evaluations import OPEN, Evaluation, GraderReport, SliceReport
 from tuneship.service.console.page import page
 from tuneship.service.console.page_client import PageClient
 
@@ -21,11 +21,16 @@ class EvaluationView:
     lost_lines: list[int]
 
     @property
+    def _scores(self) -> list[GraderReport]:
+        # A loss is in nats, and has no place among points.
+        return [one for one in self.evaluation.graders if one.measure == "score"]
+
+    @property
     def reach(self) -> float:
         """The largest difference, for the axis of the picture: whole intervals fit between -reach and +reach."""
         ends = [
             abs(end)
-            for one in (*self.evaluation.graders, *self.tested)
+            for one in (*self._scores, *self.tested)
             for end in (one.low, one.high)
             if end is not None
         ]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from tuneship.contract.common import JobId
@@ -13,6 +14,7 @@ from tuneship.service.console.page import page
 from tuneship.service.console.page_client import PageClient
 
 LOG_LINES = 200
+LOG_PAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,17 @@ class JobView:
     best: tuple[int, float] | None
     # The share of the first validation loss that is gone.
     fallen: float | None
-    chart: Mapping[str, Any] | None
+    steps: JobMetrics | None
+    # Each step at which the model was measured, with its validation loss.
+    losses: list[tuple[int, float]]
     log: list[JobLogEntry]
+
+    @cached_property
+    def chart(self) -> dict[str, Any] | None:
+        """The data of the loss curve, made where the page is: thousands of steps take milliseconds."""
+        if self.steps is None or not self.steps.steps:
+            return None
+        return _chart(self.job, self.steps, dict(self.losses))
 
     def took(self, now: datetime) -> timedelta | None:
         """How long it has trained."""
@@ -43,12 +54,6 @@ class JobView:
         end = self.job.estimated_completion_at
         return None if end is None else max(end - now, timedelta())
 
-    def measured(self) -> list[tuple[int, float]]:
-        """Each step at which the model was measured, newest first, with its validation loss."""
-        columns = (self.chart or {"columns": [[], [], [], []]})["columns"]
-        rows = zip(columns[0], columns[3], strict=True)
-        return [(step, loss) for step, loss in rows if loss is not None][::-1]
-
 
 @page("/console/jobs/{job_id}")
 async def job(client: PageClient, job_id: JobId) -> JobView:
@@ -58,7 +63,6 @@ async def job(client: PageClient, job_id: JobId) -> JobView:
     if client.may(get_job_metrics):
         steps = await client.jobs.metrics(job_id)
         measured = await client.jobs.metrics(job_id, evaluated_only=True)
-    log = await client.jobs.logs(job_id, limit=1000) if client.may(get_job_logs) else None
     losses = [] if measured is None else _known(measured.steps, measured.validation_loss)
     best = min(losses, key=lambda one: one[1], default=None)
     first = losses[0][1] if losses else 0.0
@@ -66,12 +70,25 @@ async def job(client: PageClient, job_id: JobId) -> JobView:
         job=found,
         has_ended=found.status in ENDED,
         shows_metrics=steps is not None,
-        shows_log=log is not None,
+        shows_log=client.may(get_job_logs),
         best=best,
         fallen=None if best is None or first <= 0 else 1 - best[1] / first,
-        chart=None if steps is None or not steps.steps else _chart(found, steps, dict(losses)),
-        log=[] if log is None else log.logs[-LOG_LINES:],
+        steps=steps,
+        losses=losses,
+        log=await _newest_lines(client, job_id) if client.may(get_job_logs) else [],
     )
+
+
+async def _newest_lines(client: PageClient, job_id: str) -> list[JobLogEntry]:
+    # The operation answers the oldest first.
+    lines: list[JobLogEntry] = []
+    after: str | None = None
+    while True:
+        found = await client.jobs.logs(job_id, limit=LOG_PAGE, after=after)
+        lines = [*lines, *found.logs][-LOG_LINES:]
+        if len(found.logs) < LOG_PAGE:
+            return lines
+        after = found.pagination.after
 
 
 def _known(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[int, float]]:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from tuneship.contract.deployments import DeploymentListItem, list_deployments
 from tuneship.contract.endpoints import CanaryEndpoint, Endpoint, list_canary_endpoints
 from tuneship.contract.jobs import ENDED, JobStatus, JobSummary, list_jobs
 from tuneship.service.console.page import page
@@ -17,7 +16,6 @@ class OverviewView:
 
     canaries: list[CanaryEndpoint] | None
     endpoints: list[Endpoint] | None
-    deployments: list[DeploymentListItem] | None
     working: list[JobSummary] | None
     queued: int
     recent: list[JobSummary] | None
@@ -31,17 +29,15 @@ class OverviewView:
 @page("/console", at=("", 1), name="Overview")
 async def overview(client: PageClient) -> OverviewView:
     """The newest of each."""
-    canaries = endpoints = deployments = working = recent = None
+    canaries = endpoints = working = recent = None
     queued = 0
     if client.may(list_canary_endpoints):
         canaries = (await client.canary_endpoints.list(limit=SHOWN)).canary_endpoints
         endpoints = (await client.endpoints.list(limit=SHOWN)).endpoints
-    if client.may(list_deployments):
-        deployments = (await client.deployments.list(limit=SHOWN)).deployments
     if client.may(list_jobs):
         running = await client.jobs.list(limit=SHOWN, status=JobStatus.RUNNING)
         queued = (await client.jobs.list(limit=1, status=JobStatus.QUEUED)).pagination.total
         working = running.jobs
         newest = await client.jobs.list(limit=SHOWN)
         recent = [one for one in newest.jobs if one.status in ENDED]
-    return OverviewView(canaries, endpoints, deployments, working, queued, recent)
+    return OverviewView(canaries, endpoints, working, queued, recent)

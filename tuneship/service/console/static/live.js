@@ -3,7 +3,8 @@ const body = document.body, main = document.getElementById("main");
 const policy = window.trustedTypes
   ? trustedTypes.createPolicy("tuneship", { createHTML: text => text })
   : { createHTML: text => text };
-let source = null;
+const FIRST_AGAIN_MS = 2_000;
+let source = null, again = FIRST_AGAIN_MS;
 
 const keep = {
   callbacks: {
@@ -23,6 +24,11 @@ function put(text) {
 }
 
 function say(state) {
+  if (state === "stale" && body.dataset.state !== "stale") {
+    const mark = document.getElementById("not-live");
+    if (mark) mark.textContent = `not live since ${new Date().toISOString().slice(11, 16)} UTC`;
+  }
+  if (state === "live") again = FIRST_AGAIN_MS;
   body.dataset.state = state;
 }
 
@@ -34,8 +40,11 @@ function open() {
   source.addEventListener("gone", () => { close(); say("stale"); });
   source.onerror = () => {
     say("stale");
-    // A browser gives up for good at any status but 200: the session has ended.
-    if (source && source.readyState === EventSource.CLOSED) leave();
+    // At any status but 200 a browser gives up for good: the service is busy, or ends.
+    if (source?.readyState !== EventSource.CLOSED) return;
+    close();
+    setTimeout(open, again);
+    again = Math.min(2 * again, 60_000);
   };
 }
 

@@ -4,5 +4,6 @@ const code = location.hash.slice(1);
 if (code) {
   history.replaceState(null, "", location.pathname + location.search);
   form.elements.code.value = code;
-  form.submit();
+  // Somebody who is signed in decides: a link of another person would lead to that person's tenant.
+  if (!("asks" in form.dataset)) form.submit();
 }

@@ -25,6 +25,8 @@ from tuneship.service.http.routes import route
 AGAIN = (
     '<!doctype html><html lang="en"><title>tuneship</title><meta http-equiv="refresh" content="0">'
 )
+# The stream of an open page whose session has ended. A browser gives up for good at any status but 200.
+SIGNED_OUT = "event: end\ndata: signed out\n\n"
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -57,15 +59,18 @@ def _safe(answer: Answer) -> Answer:
 
 
 def _error_answer(request: Request, error: ApiError, request_id: str) -> Response:
-    path = request.scope["path"]
-    if error.status != 401 or path == LIVE:
+    path, query = request.scope["path"], request.scope["query_string"].decode("ascii", "replace")
+    if error.status != 401:
         session = getattr(request.state, "session", None)
         frame = PageFrame(assets().folder, datetime.now(UTC), session)
         return html(request, error_page(error, request_id, frame), error.status)
-    if request.headers.get("sec-fetch-site") == "cross-site" and not request.cookies:
+    if path == LIVE:
+        return Response(SIGNED_OUT, media_type="text/event-stream")
+    is_ours = any("tuneship-" in name for name in request.cookies)
+    if request.headers.get("sec-fetch-site") == "cross-site" and not is_ours:
         return HTMLResponse(AGAIN, headers={"Cache-Control": "no-store"})
-    then = "" if request.method != "GET" or path == PREFIX else f"?next={quote(path)}"
-    return RedirectResponse(SIGN_IN + then, 303)
+    then = "" if request.method != "GET" else path + (f"?{query}" if query else "")
+    return RedirectResponse(SIGN_IN + (f"?next={quote(then)}" if then else ""), 303)
 
 
 CONSOLE = Dialect(

@@ -62,7 +62,13 @@ async def authenticate(boundary: Boundary, request: Request) -> Principal:
     check_way(boundary, request)
     if request.method != "GET":
         check_origin(request)
-    session = await session_of(boundary, request, is_use=request.scope["path"] != LIVE)
+    is_live = request.scope["path"] == LIVE
+    session = await session_of(boundary, request, is_use=not is_live)
+    boundary.limits.count_page(session.form_token).check()
+    if request.method != "GET":
+        window = await boundary.limits.counted(session.principal.client_id, "control")
+        if window is not None:
+            window.check()
     request.state.session = session
     return session.principal
 
@@ -78,8 +84,8 @@ async def session_of(boundary: Boundary, request: Request, *, is_use: bool) -> S
 
 def check_way(boundary: Boundary, request: Request) -> None:
     """Refuse a foreign `Host`, by which a page elsewhere could reach this one, and plain HTTP from other machines."""
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    if host not in {urlsplit(boundary.parts.public_url).hostname, "localhost"} and not _is_ip(host):
+    host = _host_of(f"//{request.headers.get('host', '')}")
+    if host not in {_host_of(boundary.parts.public_url), "localhost"} and not _is_ip(host):
         raise InvalidRequestError(
             "the service is not known by this host name (TUNESHIP_PUBLIC_URL)"
         )
@@ -87,6 +93,13 @@ def check_way(boundary: Boundary, request: Request) -> None:
         raise PermissionDenied(
             "the console is answered over TLS, or on the service's own machine (docs/operations.md)"
         )
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _is_ip(host: str) -> bool:
@@ -101,7 +114,8 @@ def check_origin(request: Request) -> None:
     """Refuse a form of another page. Raises `PermissionDenied`."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     own = f"{request.scope['scheme']}://{request.headers.get('host', '')}"
-    if site != "same-origin" if site is not None else origin != own:
+    is_own = origin == own if site is None else site == "same-origin"
+    if not is_own:
         raise PermissionDenied("the form was sent from another page")
 
 

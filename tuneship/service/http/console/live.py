@@ -7,12 +7,19 @@ what differs.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tuneship.contract.errors import ApiError, AuthenticationError
+from tuneship.contract.errors import (
+    ApiError,
+    AuthenticationError,
+    ModelNotFound,
+    PermissionDenied,
+    ResourceNotFound,
+)
 from tuneship.service.answers.streaming import Frame as StreamFrame
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.console.page import page_at
@@ -46,7 +53,7 @@ class Live:
             await keys.wait_until_ended(principal.key_id)
             return AuthenticationError("the key of the session has ended")
 
-        slot = self._boundary.slots.streams.slot(principal.client_id)
+        slot = self._boundary.slots.pages.slot(principal.client_id)
         stream = Stream(self._frames(request, address), is_events_only=True)
         return StreamResponse(context, stream, slot, key_end)
 
@@ -55,6 +62,7 @@ class Live:
     ) -> AsyncGenerator[Sequence[StreamFrame]]:
         parts, loop, changed = self._boundary.parts, asyncio.get_running_loop(), asyncio.Event()
         sent: str | None = None
+        known: set[Any] = set()
 
         def wake() -> None:
             loop.call_soon_threadsafe(changed.set)
@@ -63,15 +71,18 @@ class Live:
             while True:
                 changed.clear()
                 try:
-                    found = await self._content(request, address, is_first=sent is None)
+                    found = await self._content(request, address, known)
                 except AuthenticationError:
                     yield [StreamFrame("end", "signed out")]
                     return
-                except ApiError as error:
+                except (PermissionDenied, ResourceNotFound, ModelNotFound) as error:
                     # What the page was about is gone, or this person may not see it any more.
                     yield [StreamFrame("gone", error.code)]
                     return
-                if found != sent:
+                except ApiError:
+                    # The database is away for a moment, or too much is asked: the next look may succeed.
+                    found = sent
+                if found is not None and found != sent:
                     yield [StreamFrame("main", found)]
                     sent = found
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -81,12 +92,12 @@ class Live:
                 except TimeoutError:
                     pass
 
-    async def _content(self, request: Request, address: str, *, is_first: bool) -> str:
+    async def _content(self, request: Request, address: str, known: set[Any]) -> str:
         request.state.session = await session_of(self._boundary, request, is_use=False)
         parts, split = self._boundary.parts, urlsplit(address)
         page, named = page_at(split.path)
-        client = self._visits.client(request, is_repeated=not is_first)
+        client = self._visits.client(request, known)
         view = await page.view(client, named, query_of(parse_qsl(split.query)))
         frame = self._visits.frame(request, page, address)
         client_id = request.state.principal.client_id
-        return await parts.threads.texts.run(client_id, live_part, page, view, frame)
+        return await parts.threads.pages.run(client_id, live_part, page, view, frame)

@@ -6,8 +6,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from tuneship.contract.errors import ApiError, AuthenticationError, RateLimitExceeded
-from tuneship.service.access.console_sessions import SignInOrigin
+from tuneship.contract.errors import ApiError, AuthenticationError
+from tuneship.service.access.console_sessions import Session, SignInOrigin
 from tuneship.service.console.rendering import PageFrame, own_page
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import assets
@@ -20,9 +20,10 @@ from tuneship.service.http.console.entry import (
     form_of,
     html,
     own_path,
+    session_of,
     set_cookie,
 )
-from tuneship.service.http.contexts import address_of, is_local
+from tuneship.service.http.contexts import address_of, is_local, record_failure
 from tuneship.service.http.forwarding import source_of
 
 SIGN_IN, SIGN_OUT = f"{PREFIX}/sign-in", f"{PREFIX}/sign-out"
@@ -38,10 +39,21 @@ class SignIn:
     async def show(self, request: Request) -> Response:
         """The page; a link's code is in its fragment, which the browser keeps for itself."""
         check_way(self._boundary, request)
-        return self._page(request, own_path(request.query_params.get("next", "")))
+        try:
+            session = await session_of(self._boundary, request, is_use=False)
+        except AuthenticationError:
+            session = None
+        then = own_path(request.query_params.get("next", ""))
+        return self._page(request, then, session=session)
 
-    def _page(self, request: Request, then: str, problem: ApiError | None = None) -> Response:
-        frame = PageFrame(assets().folder, self._boundary.parts.clock())
+    def _page(
+        self,
+        request: Request,
+        then: str,
+        problem: ApiError | None = None,
+        session: Session | None = None,
+    ) -> Response:
+        frame = PageFrame(assets().folder, self._boundary.parts.clock(), session)
         text = own_page("sign-in.html", frame, then=then, problem=problem)
         return html(request, text, 200 if problem is None else problem.status)
 
@@ -64,16 +76,18 @@ class SignIn:
             begin = partial(sessions.sign_in_by_key, key, client_id, person, origin)
         limits = self._boundary.limits
         source = source_of(request.client.host if request.client else "")
-        if (failures := limits.failures(source)).exceeded:
-            problem = RateLimitExceeded(
-                "too many failed sign-ins from this address", retry_after=failures.retry_after
-            )
-            return self._page(request, then, problem)
+        limits.count_sign_in(source).check()
         try:
             cookie = await asyncio.to_thread(begin)
         except AuthenticationError as error:
+            # Only failures are limited: behind an address may be a whole hospital, with one stale program.
             limits.count_failure(source)
+            if limits.count_audited_failure():
+                await asyncio.to_thread(record_failure, self._boundary, request)
             return self._page(request, then, error)
+        before = request.cookies.get(cookie_name(sessions, request))
+        if before is not None:
+            await asyncio.to_thread(sessions.end, before)
         response = RedirectResponse(then, 303)
         set_cookie(sessions, request, response, cookie)
         return response

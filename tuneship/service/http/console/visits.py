@@ -1,6 +1,7 @@
 """Answers pages and their forms: makes the client of a visit, and HTML of what a page shows."""
 
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from tuneship.contract.declaring.operation import Operation
-from tuneship.contract.errors import InvalidRequestError, ResourceNotFound
-from tuneship.service.answers.field_errors import error_from_pydantic
+from tuneship.contract.errors import InvalidRequestError, PermissionDenied, ResourceNotFound
+from tuneship.service.answers.field_errors import error_from_pydantic, field_error
 from tuneship.service.console.actions import ACTIONS, Action
 from tuneship.service.console.page import ConsolePage, page_at
 from tuneship.service.console.page_client import PageClient, Visit
@@ -26,6 +27,9 @@ from tuneship.service.http.contexts import context_of
 from tuneship.service.http.disconnect import wait_for_disconnect
 from tuneship.store.records.idempotency import Key
 
+# As `ask` makes them.
+SHAPE_OF_KEYS = re.compile(r"[0-9a-f]{32}")
+
 
 class Visits:
     """The pages of the signed-in."""
@@ -37,7 +41,7 @@ class Visits:
             for name, bound in SERVED.items()
         }
 
-    def client(self, request: Request, *, is_repeated: bool = False) -> PageClient:
+    def client(self, request: Request, known: set[Any] | None = None) -> PageClient:
         """The client of whoever makes the request."""
         return PageClient(
             Visit(
@@ -47,7 +51,7 @@ class Visits:
                     self._boundary, operation, request, identifier
                 ),
                 departure=partial(wait_for_disconnect, request.receive),
-                is_repeated=is_repeated,
+                known=known,
             )
         )
 
@@ -72,7 +76,7 @@ class Visits:
         )
         query = request.scope["query_string"].decode("ascii", "replace")
         frame = self.frame(request, page, path + (f"?{query}" if query else ""))
-        threads = self._boundary.parts.threads.texts
+        threads = self._boundary.parts.threads.pages
         client_id = request.state.principal.client_id
         return html(request, await threads.run(client_id, whole_page, page, view, frame))
 
@@ -81,6 +85,10 @@ class Visits:
         action, operation = _action(request)
         fields = query_of(request.query_params.multi_items())
         then = own_path(fields.pop("then", ""))
+        if operation.scope not in request.state.principal.scopes:
+            raise PermissionDenied(f"this key lacks the scope {operation.scope}")
+        if unknown := {*fields} - {*operation.path_parameters}:
+            raise InvalidRequestError(f"the question has {len(unknown)} fields too many")
         text = own_page(
             "ask.html",
             self.frame(request),
@@ -99,11 +107,11 @@ class Visits:
         check_token(request.state.session, fields)
         then, name = own_path(fields.pop("then", "")), fields.pop("idempotency_key", "")
         key = None
-        if operation.takes_idempotency_key:
+        if operation.takes_idempotency_key and SHAPE_OF_KEYS.fullmatch(name):
             # A double click is one request.
             text = f"{operation.name}\n{sorted(fields.items())}"
             digest = hashlib.sha256(text.encode()).hexdigest()
-            key = Key(request.state.principal.client_id, f"console:{name[:64]}", digest, None)
+            key = Key(request.state.principal.client_id, f"console:{name}", digest, None)
         await self.client(request).carry_out(operation, _arguments(operation, fields), key)
         return RedirectResponse(then, 303)
 
@@ -126,6 +134,9 @@ def _action(request: Request) -> tuple[Action, Operation[..., Any]]:
 def _arguments(operation: Operation[..., Any], fields: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of an operation from the texts of a form. Raises `ApiError`, with the place."""
     values: dict[str, Any] = dict(fields)
+    for name in operation.path_parameters:
+        if name not in values:
+            raise field_error(name, "is missing", "missing_field")
     if operation.body_parameter is not None:
         name, model = operation.body_parameter
         known = {*operation.path_parameters, *operation.query_model.model_fields}
