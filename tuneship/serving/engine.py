@@ -225,7 +225,7 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counts for operators and for the autoscaler."""
         return {
-            "running": len(self._scheduler.joined),
+            "running": len(self._scheduler.running),
             "waiting": self._scheduler.waiting,
             "rows": self._limits.slots,
             "adapters": len(self._lora),
@@ -238,13 +238,12 @@ class Engine:
 
     def _schedule(self) -> list[int]:
         """Choose the sequences of this step, give new ones slots, and return the chunks to prefill (tokens)."""
+        before = len(self._scheduler.running)
         chunks = self._scheduler.schedule()
-        running, joined = self._scheduler.running, self._scheduler.joined
-        longest = max(sequence.length for sequence in joined)
-        self._resize(*self._cache.size_for(len(joined), longest))
-        for sequence in running:
-            if sequence.slot >= 0:
-                continue
+        running = self._scheduler.running
+        longest = max(sequence.length for sequence in running)
+        self._resize(*self._cache.size_for(len(running), longest))
+        for sequence in running[before:]:
             if sequence.request.adapter is not None:
                 self._lora.acquire(sequence.request.adapter)
             prefix = self._slots.assign(sequence)

@@ -4,8 +4,7 @@ Waiting sequences take turns by owner, and those of an owner by queue: a hundred
 the request of another, whether they are for one deployment or for fifty. When one owner has all slots, an owner that
 has none gets a guest slot: otherwise it would wait until a generation ends, which may take minutes. Decoding sequences
 come before those whose prompts are still being prefilled. Sequences in the background join only while no other one
-waits, never take all slots, and pause while others run. Knows nothing of tensors and of the KV cache; `engine` acts on
-its decisions.
+waits, and never take all slots. Knows nothing of tensors and of the KV cache; `engine` acts on its decisions.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -30,11 +29,6 @@ OWNER_SHARE = 0.25
 # Share of the slots that sequences in the background may have while nothing else runs, so that what comes next finds a
 # slot at once. While others are there, all of them together have the share of one owner.
 BACKGROUND_SHARE = 0.5
-
-# The background pauses for so many steps in which others run; from then on one step in `BESIDE_EVERY` is its own, too,
-# so that it ends even where others never stop.
-PAUSED_STEPS = 64
-BESIDE_EVERY = 8
 
 # An owner counts as present for this long after its last request has ended.
 OWNER_MEMORY_STEPS = 1000
@@ -90,12 +84,7 @@ class Scheduler:
         self.prompt_tokens = prompt_tokens
         self.cache_tokens = cache_tokens
         self.scored_tokens = scored_tokens
-        # The sequences of this step.
         self.running: list[Sequence] = []
-        # Sequences in the background that keep their slots, and are in no step.
-        self.paused: list[Sequence] = []
-        # Steps in a row in which others ran.
-        self._others_steps = 0
         self._waiting: _Waiting = OrderedDict()
         # Those that wait in the background.
         self._background: _Waiting = OrderedDict()
@@ -106,12 +95,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no sequence runs or waits."""
-        return not (self._waiting or self._background or self.running or self.paused)
-
-    @property
-    def joined(self) -> list[Sequence]:
-        """The sequences that have slots, or get them in this step."""
-        return [*self.running, *self.paused]
+        return not (self._waiting or self._background or self.running)
 
     @property
     def waiting(self) -> int:
@@ -147,8 +131,8 @@ class Scheduler:
         self._update_turns(sequence, took_turn=False)
 
     def release(self, sequence: Sequence) -> None:
-        """Remove a sequence that has a slot."""
-        (self.paused if sequence in self.paused else self.running).remove(sequence)
+        """Remove a running sequence."""
+        self.running.remove(sequence)
 
     def schedule(self) -> list[int]:
         """Admit waiting sequences; return how many prompt tokens to prefill for each sequence at the end of `running`.
@@ -167,7 +151,6 @@ class Scheduler:
         for owner in away:
             del self._last_seen[owner]
         self._last_seen |= dict.fromkeys(present, self._steps)
-        self._pause_or_resume()
 
         prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
         decoding = len(self.running) - len(prefilling)
@@ -184,29 +167,9 @@ class Scheduler:
         self.running.extend(joining)
         return [chunks[sequence] for sequence in self.running[decoding:]]
 
-    def _pause_or_resume(self) -> None:
-        """Decide whether the background is in this step."""
-        has_others = any(not one.request.is_background for one in self.running)
-        self._others_steps = self._others_steps + 1 if has_others else 0
-        if self._is_kept_back:
-            self.paused += [one for one in self.running if one.request.is_background]
-            self.running = [one for one in self.running if not one.request.is_background]
-            return
-        # Only one prompt at a time is prefilled in parts.
-        is_busy = any(one.is_prefilling for one in self.running)
-        again = [one for one in self.paused if not (is_busy and one.is_prefilling)]
-        self.paused = [one for one in self.paused if one not in again]
-        self.running = sorted([*self.running, *again], key=lambda one: one.is_prefilling)
-
-    @property
-    def _is_kept_back(self) -> bool:
-        """Whether the background stays out of this step."""
-        steps = self._others_steps
-        return steps > 0 and (steps < PAUSED_STEPS or steps % BESIDE_EVERY != 0)
-
     def _next(self, joining: list[Sequence]) -> Sequence | None:
         """Take the first sequence of the owner and queue whose turn it is, if a slot and memory are free."""
-        together = [*self.joined, *joining]
+        together = [*self.running, *joining]
         if len(together) >= self.total_slots:
             return None
         if self._waiting:
@@ -222,9 +185,7 @@ class Scheduler:
             share = OWNER_SHARE if self._last_seen else BACKGROUND_SHARE
             running = sum(sequence.request.is_background for sequence in together)
             is_full = running >= max(1, int(share * self.slots)) or len(together) >= self.slots
-            # Nor does it make a step longer that is another's first.
-            is_late = self._is_kept_back or not all(one.request.is_background for one in joining)
-            owner = None if is_full or is_late else next(iter(owners), None)
+            owner = None if is_full else next(iter(owners), None)
         if owner is None:
             return None
 

@@ -111,37 +111,6 @@ def test_a_mixed_batch_with_joiners_answers_each_request_as_if_it_were_alone(
     assert answers == [expected(references[request.adapter], request) for request in requests]
 
 
-def test_requests_of_the_background_that_pause_answer_as_if_they_were_alone(
-    base: Path, adapters: Mapping[str, Path], references: Mapping[str | None, Any]
-) -> None:
-    engine = build(base, adapters, rows=8, prompt_tokens=16)
-    draws = random.Random(5)  # noqa: S311 (test data)
-    requests = [
-        GenerateRequest(
-            tuple(draws.randrange(5, 261) for _ in range(draws.randrange(1, 60))),
-            max_tokens=draws.randrange(1, 25),
-            adapter=draws.choice([None, "wide", "narrow"]),
-            is_background=number % 3 != 2,
-        )
-        for number in range(24)
-    ]
-    arriving = list(enumerate(requests))
-    answers: list[list[int]] = [[] for _ in requests]
-    paused, steps = 0, 0
-    while arriving or not engine.idle:
-        # Others come and go while those of the background are at every stage.
-        if arriving and steps % 7 == 0:
-            number, request = arriving.pop(0)
-            engine.submit(str(number), request)
-        if not engine.idle:
-            for identifier, token in engine.step().tokens:
-                answers[int(identifier)].append(token)
-        paused += bool(engine._scheduler.paused)
-        steps += 1
-    assert paused > 20
-    assert answers == [expected(references[one.adapter], one) for one in requests]
-
-
 def test_prompts_that_enter_in_parts_give_the_same_answers(
     base: Path, adapters: Mapping[str, Path], references: Mapping[str | None, Any]
 ) -> None:

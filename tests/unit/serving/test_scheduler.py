@@ -3,12 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.serving.scheduler import (
-    BESIDE_EVERY,
-    OWNER_MEMORY_STEPS,
-    PAUSED_STEPS,
-    Scheduler,
-)
+from tuneship.serving.scheduler import OWNER_MEMORY_STEPS, Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
 
@@ -259,80 +254,22 @@ def test_a_stop_token_ends_a_sequence_and_is_not_part_of_it() -> None:
     assert sequence.generated == [7]
 
 
-def background(name: str, owner: str = "", tokens: int = 1) -> Sequence:
-    request = GenerateRequest((1,) * tokens, max_tokens=9, owner=owner, is_background=True)
+def background(name: str, owner: str = "") -> Sequence:
+    request = GenerateRequest((1,), max_tokens=9, owner=owner, is_background=True)
     return Sequence(name, request, token_limit=9)
 
 
-def test_the_background_joins_only_while_nobody_else_waits_or_runs() -> None:
+def test_the_background_joins_only_while_nobody_else_waits() -> None:
     scheduler = Scheduler(slots=8, prompt_tokens=1)
     for name in "xy":
         scheduler.add(background(name))
     for name in "ab":
         scheduler.add(waiting(name, prompt=1))
     # The first step has room for two prompt tokens.
-    for expected in ("ab", "ab"):
+    for expected in ("ab", "abxy"):
         step(scheduler)
         assert names(scheduler) == expected
-    for one in [*scheduler.running]:
-        scheduler.release(one)
-    step(scheduler)
-    assert names(scheduler) == "xy"
     assert scheduler.waiting == 0
-
-
-def test_the_background_pauses_while_others_run_and_keeps_its_slots() -> None:
-    scheduler = Scheduler(slots=8, prompt_tokens=100)
-    for name in "xy":
-        scheduler.add(background(name))
-    step(scheduler)
-    scheduler.add(waiting("a", prompt=3))
-    step(scheduler)
-    assert names(scheduler) == "xya", "it joins as soon as it comes"
-    for _ in range(PAUSED_STEPS - 1):
-        step(scheduler)
-        assert names(scheduler) == "a"
-        assert [one.id for one in scheduler.joined] == ["a", "x", "y"]
-    # From then on it has one step in eight.
-    among = [names(scheduler) for _ in range(2 * BESIDE_EVERY) if step(scheduler) is not None]
-    assert among.count("axy") == 2
-    assert among.count("a") == 2 * BESIDE_EVERY - 2
-    (only,) = [one for one in scheduler.running if one.id == "a"]
-    scheduler.release(only)
-    step(scheduler)
-    assert names(scheduler) == "xy"
-
-
-def test_a_paused_sequence_can_be_cancelled() -> None:
-    scheduler = Scheduler(slots=8, prompt_tokens=100)
-    first = background("x")
-    scheduler.add(first)
-    step(scheduler)
-    scheduler.add(waiting("a", prompt=3))
-    for _ in range(2):
-        step(scheduler)
-    assert scheduler.paused == [first]
-    scheduler.release(first)
-    scheduler.release(scheduler.running[0])
-    assert scheduler.idle
-
-
-def test_a_prompt_of_the_background_goes_on_only_after_one_of_others() -> None:
-    """At most one prompt at a time has been prefilled in part among those of a step."""
-    scheduler = Scheduler(slots=8, prompt_tokens=10)
-    slow = background("x", tokens=1000)
-    scheduler.add(slow)
-    scheduler.add(waiting("a", prompt=1))
-    step(scheduler)
-    scheduler.release(scheduler.running[0])
-    step(scheduler)
-    assert names(scheduler) == "x"
-    scheduler.add(waiting("b", prompt=4000))
-    for _ in range(300):
-        step(scheduler)
-        parts = [one for one in scheduler.running if one.is_prefilling and one.cached]
-        assert len(parts) <= 1
-    assert not slow.is_prefilling
 
 
 def test_the_background_leaves_half_of_the_slots_free() -> None:
@@ -354,9 +291,8 @@ def test_beside_others_the_background_has_the_share_of_one_owner() -> None:
     scheduler.add(of_owner("alice", "a", 0))
     for number in range(20):
         scheduler.add(background(str(number), owner="bob"))
-    for _ in range(PAUSED_STEPS + BESIDE_EVERY):
-        step(scheduler)
-    assert sum(one.request.is_background for one in scheduler.joined) == 2
+    step(scheduler)
+    assert sum(one.request.is_background for one in scheduler.running) == 2
 
 
 def test_a_background_sequence_that_waits_can_be_cancelled() -> None:
