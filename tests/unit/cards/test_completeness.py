@@ -66,7 +66,7 @@ def test_exact_matches_are_a_validity_without_graders() -> None:
 
 
 @pytest.mark.parametrize("change", ["loss", "no candidate", "nothing scored", "no rows"])
-def test_what_measured_no_answer_is_no_validity_and_is_not_published(change: str) -> None:
+def test_a_loss_or_a_score_of_nothing_is_no_validity_and_is_not_published(change: str) -> None:
     found = evaluation()
     if change == "loss":
         found.graders[0].measure = "loss"

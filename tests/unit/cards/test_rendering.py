@@ -58,7 +58,7 @@ def test_no_text_is_obeyed_in_markdown_nor_in_the_metadata(text: str) -> None:
 
 
 def test_every_character_of_a_text_is_the_same_in_the_metadata() -> None:
-    # Each on its own line end, between letters; halves of a character are no text.
+    # Halves of a character are no text: no card has them.
     signs = [
         *range(0x180),
         *range(0x2000, 0x2070),
