@@ -6,8 +6,10 @@ from typing import Any
 from tuneship.cards.mapping import ATTRIBUTES, FIELDS
 from tuneship.contract.model_card import (
     CardEvaluation,
+    CardGrader,
     CardModel,
     Completeness,
+    ExactMatches,
     MissingAttribute,
     ModelCard,
     Statements,
@@ -16,11 +18,21 @@ from tuneship.contract.model_card import (
 STATED_BY_PEOPLE = tuple(Statements.model_fields)
 
 
+def validity_of(evaluation: CardEvaluation) -> tuple[list[CardGrader], ExactMatches | None]:
+    """The graders that scored answers of the new model, and its exact matches; nothing where no example was scored."""
+    if evaluation.examples is not None and not evaluation.examples.scored:
+        return [], None
+    # A loss is no share of right answers.
+    graders = [one for one in evaluation.graders if one.candidate and one.measure == "score"]
+    matches = evaluation.exact_matches
+    return graders, matches if matches and matches.rows else None
+
+
 def completeness_of(statements: Statements, evaluation: CardEvaluation | None) -> Completeness:
     """Count the attributes of which every field is stated."""
     measured = evaluation or CardEvaluation()
     found = {
-        "evaluation": bool(measured.graders or measured.exact_matches),
+        "evaluation": any(validity_of(measured)),
         # A slice that was too small says nothing about fairness.
         "evaluation.slices": any(one.verdict != "not_tested" for one in measured.slices),
     } | {name: getattr(statements, name) is not None for name in STATED_BY_PEOPLE}

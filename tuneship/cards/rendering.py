@@ -4,10 +4,12 @@ Every text of a person or of a model is escaped into one line.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tuneship.cards.canonical import canonical, card_sha256
+from tuneship.cards.making import validity_of
 from tuneship.cards.mapping import FIELDS
 from tuneship.cards.markdown import code, number, plain, sentence, table
 from tuneship.contract.common import render_time
@@ -15,6 +17,8 @@ from tuneship.contract.evaluations import GraderReport, PairedReport, Score
 from tuneship.contract.model_card import ModelCard, Statements
 
 NOT_STATED = "not stated"
+# JSON has these as they are; YAML refuses them, or takes them for the end of a line.
+NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 # What an export adds to the metadata.
 Metadata = dict[str, Any]
 
@@ -24,8 +28,7 @@ def as_markdown(card: ModelCard, more: Metadata | None = None, beside: Sequence[
     # As its JSON has it, with sorted names: whoever has the JSON can make the same text again.
     card = ModelCard.model_validate_json(canonical(card))
     lines = ["---"]
-    # JSON is YAML, and leaves nothing to quote.
-    lines += [f"{name}: {json.dumps(value)}" for name, value in _metadata(card, more or {}).items()]
+    lines += [f"{name}: {_yaml(value)}" for name, value in _metadata(card, more or {}).items()]
     lines += ["---", "", f"# {sentence(card.model.name)}", "", *_completeness(card)]
     for section in dict.fromkeys(one.section for one in FIELDS):
         named = [one.name for one in FIELDS if one.section == section and one.is_statement]
@@ -34,6 +37,12 @@ def as_markdown(card: ModelCard, more: Metadata | None = None, beside: Sequence[
             lines += [*(_statement(card.statements, name) for name in named), ""]
     lines += [*beside, f"SHA-256 of this card as JSON: {code(card_sha256(card))}", ""]
     return "\n".join(lines)
+
+
+def _yaml(value: Any) -> str:
+    """A value in one line of YAML, as JSON, which is YAML but for the two halves of an escaped character."""
+    text = json.dumps(value, ensure_ascii=False)
+    return NO_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _metadata(card: ModelCard, more: Metadata) -> Metadata:
@@ -56,12 +65,13 @@ def _results(card: ModelCard) -> Metadata | None:
     found = card.evaluation
     if found is None:
         return None
+    graders, matches = validity_of(found)
     metrics: list[Metadata] = [
         {"type": one.type or one.measure, "name": one.name, "value": one.candidate.score}
-        for one in found.graders
+        for one in graders
         if one.candidate
     ]
-    if matches := found.exact_matches:
+    if matches:
         metrics.append(
             {"type": "exact_match", "name": "exact match", "value": matches.after / matches.rows}
         )

@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 from tuneship.cards.rendering import as_markdown
 from tuneship.contract.audit import AuditHead, signed_text
 from tuneship.contract.evaluations import GraderReport, SliceReport
-from tuneship.contract.model_card import ModelCard
+from tuneship.contract.model_card import CardGate, ModelCard
 from tuneship.dossier.archive import MAX_BYTES, NoDossier, pack, unpack
 from tuneship.dossier.contents import (
     CARD,
@@ -251,11 +251,29 @@ def _card(members: Mapping[str, bytes], found: Findings) -> None:
     if [pick(one, "sha256") for one in kept[-1:]] != [digest]:
         found.problems.append(f"{CARD}: its SHA-256 is not the one in {RELEASE}")
     card = ModelCard.model_validate_json(members[CARD])
+    _decided_as_result(card, mapping_of(members[RESULT]), found)
     # Another version of tuneship may word the same card otherwise.
     if mapping_of(members[MANIFEST])["made_by"] != made_here():
         found.undecided.append(CARD_TEXT)
     elif members.get(CARD_TEXT) != as_markdown(card).encode():
         found.problems.append(f"{CARD_TEXT}: it does not say what {CARD} has")
+
+
+def _decided_as_result(card: ModelCard, result: dict[str, Any], found: Findings) -> None:
+    names = ["run_key"]
+    # The result of a stopped release is made from its records after the clean-up, and knows neither model nor gates.
+    if result.get("report") or result.get("model") or result["training_gates"]:
+        names += ["outcome", "reason", "gate", "gates"]
+        found.compare(f"{CARD}.model.id", card.model.id, result.get("model"), RESULT)
+    # With the numbers as a card has them: what is not finite is null.
+    gates = [CardGate(**gate).model_dump(mode="json") for gate in result["training_gates"]]
+    theirs, ours = result | {"gates": gates}, card.model_dump(mode="json")
+    found.compare(
+        f"{CARD}.decisions",
+        {name: pick(ours, "decisions", name) for name in names},
+        {name: theirs.get(name) for name in names},
+        RESULT,
+    )
 
 
 def _head(members: Mapping[str, bytes], found: Findings) -> None:

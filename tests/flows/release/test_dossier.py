@@ -18,8 +18,11 @@ from flows.tune_and_deploy import tune_and_deploy
 from tests.support.service.evaluations import PLANTED, PlayedAnswers, right, rows
 from tests.support.service.in_process import jsonl
 from tests.system.faults.stage import Stage, Trainings
+from tuneship.cards.canonical import canonical, card_sha256
+from tuneship.cards.rendering import as_markdown
 from tuneship.cli.main import app
 from tuneship.contract.audit import AuditHead
+from tuneship.contract.model_card import ModelCard
 from tuneship.dossier.archive import pack, unpack
 from tuneship.dossier.contents import MANIFEST, MEMBERS, written_manifest
 from tuneship.gates.record import linked
@@ -277,6 +280,23 @@ def bad_request(lines: list[Any]) -> None:
     look["gates"][0]["candidate_bad"] += 1
 
 
+def card_change(change: Callable[[Any], None]) -> Callable[[Members], None]:
+    """A change of the card, with its text and its digest in the record made to fit."""
+
+    def changed(members: Members) -> None:
+        card = ModelCard.model_validate_json(members["model_card.json"]).model_dump(mode="json")
+        change(card)
+        again = ModelCard.model_validate(card)
+        members |= {
+            "model_card.json": canonical(again),
+            "model_card.md": as_markdown(again).encode(),
+        }
+        digest = put("model_card", "sha256", value=card_sha256(again))
+        lines_change("release.jsonl", digest)(members)
+
+    return changed
+
+
 def bad_head(members: Members) -> None:
     """A head of the same row under somebody's own key, which is sound in itself."""
     head = AuditHead.model_validate_json(members["audit-head.jsonl"])
@@ -370,6 +390,27 @@ CHANGES: dict[str, tuple[Callable[[Members], None], str]] = {
         json_change("model_card.json", put("model", "name", value="other")),
         "model_card.json: its SHA-256 is not the one in release.jsonl",
     ),
+    **{
+        f"{name} of the model card": (card_change(put(*path, value=value)), words)
+        for name, path, value, words in (
+            ("the model", ("model", "id"), "ft:other", ".model.id: ft:other, but"),
+            (
+                "the outcome",
+                ("decisions", "outcome"),
+                "rejected",
+                ".decisions.outcome: rejected, but",
+            ),
+            ("the reason", ("decisions", "reason"), "other", ".decisions.reason: other, but none"),
+            ("the run", ("decisions", "run_key"), "other", ".decisions.run_key: other, but"),
+            (
+                "a gate",
+                ("decisions", "gates", "T3 learned", "limit"),
+                0.9,
+                ".decisions.gates T3 learned.limit: 0.9, but 0.7252 by result.json",
+            ),
+            ("every decision", ("decisions",), None, ".decisions.run_key: null, but"),
+        )
+    },
     "the text of the model card": (
         lambda members: members.update({"model_card.md": members["model_card.md"] + b"safe"}),
         "model_card.md: it does not say what model_card.json has",

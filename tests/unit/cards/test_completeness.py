@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cards.cards import EVERY_STATEMENT, evaluation
+from tests.unit.cards.cards import EVERY_STATEMENT, card, evaluation
 from tuneship.cards.making import completeness_of
 from tuneship.cards.mapping import ATTRIBUTES, FIELDS
+from tuneship.cards.rendering import as_markdown
+from tuneship.contract.evaluations import ExampleCounts
 from tuneship.contract.model_card import CardEvaluation, Completeness, ExactMatches, Statements
 
 PAGE = Path(__file__).parents[3] / "docs" / "model-card.md"
@@ -61,6 +63,23 @@ def test_exact_matches_are_a_validity_without_graders() -> None:
     matches = ExactMatches(rows=200, before=1, after=80)
     found = completeness_of(Statements(), CardEvaluation(exact_matches=matches))
     assert {"7 i", "8 ii"}.isdisjoint(missing(found))
+
+
+@pytest.mark.parametrize("change", ["loss", "no candidate", "nothing scored", "no rows"])
+def test_a_loss_or_a_score_of_nothing_is_no_validity_and_is_not_published(change: str) -> None:
+    found = evaluation()
+    if change == "loss":
+        found.graders[0].measure = "loss"
+    elif change == "no candidate":
+        found.graders[0].candidate = None
+    elif change == "nothing scored":
+        found.examples = ExampleCounts(selected=5, failed=5)
+        found.exact_matches = ExactMatches(rows=5, before=0, after=0)
+    else:
+        found.graders, found.exact_matches = [], ExactMatches(rows=0, before=0, after=0)
+    made = card().model_copy(update={"evaluation": found})
+    assert "model-index" not in as_markdown(made)
+    assert {"7 i", "8 ii"} <= set(missing(completeness_of(made.statements, found)))
 
 
 def test_every_statement_stands_in_the_mapping_once() -> None:

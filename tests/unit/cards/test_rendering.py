@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 from huggingface_hub import ModelCard as HubCard
 from markdown_it import MarkdownIt
 
@@ -54,6 +55,24 @@ def test_no_text_is_obeyed_in_markdown_nor_in_the_metadata(text: str) -> None:
     data = HubCard(as_markdown(card(text))).data
     assert (data.base_model, data.license) == (text, text)
     assert set(data.to_dict()) == set(HubCard(as_markdown(card())).data.to_dict())
+
+
+def test_every_character_of_a_text_is_the_same_in_the_metadata() -> None:
+    # Halves of a character are no text: no card has them.
+    signs = [
+        *range(0x180),
+        *range(0x2000, 0x2070),
+        0xFEFF,
+        0xFFFD,
+        0xFFFE,
+        0xFFFF,
+        0x1F600,
+        0x10FFFF,
+    ]
+    text = "".join(f"a{chr(sign)}" for sign in signs)
+    metadata = as_markdown(card(text)).split("\n---\n")[0].removeprefix("---\n")
+    assert yaml.safe_load(metadata)["base_model"] == text
+    assert len(metadata.splitlines()) == len(yaml.safe_load(metadata))
 
 
 def test_the_metadata_have_the_scores_and_the_relation_to_the_base_model() -> None:

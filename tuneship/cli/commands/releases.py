@@ -12,7 +12,7 @@ import typer
 
 from tuneship.cli.common import fail
 from tuneship.cli.connection import connected, reported
-from tuneship.cli.output import readable, write
+from tuneship.cli.output import one_line, readable, write
 
 if TYPE_CHECKING:  # they start slowly
     from tuneship.contract.audit import AuditHead
@@ -105,8 +105,11 @@ def verify(
     if head is not None and online:
         found.problems += _differences(head)
     _fail_with(found.problems, dossier)
-    release = found.release
-    write(f"{dossier}: {release['run_key']}: {release['outcome']} ({release['reason']})")
+    # Whoever made the file chose these texts.
+    key, outcome, reason = (
+        one_line(found.release[one]) for one in ("run_key", "outcome", "reason")
+    )
+    write(f"{dossier}: {key}: {outcome} ({reason})")
     write(f"{_summary(found)}; SHA-256 {_sha256(content)}")
     if found.undecided:
         write(
@@ -114,7 +117,7 @@ def verify(
         )
     if head is None:
         fail("it has no audit head: nothing ties it to a moment of the service", NO_HEAD)
-    write(f"audit head: row {head.seq}, signed {head.at} with key {head.public_key}")
+    write(f"audit head: row {head.seq}, signed {one_line(head.at)} with key {head.public_key}")
 
 
 def _asked_head() -> "AuditHead":

@@ -1,0 +1,59 @@
+"""A card must agree with the result of its release, and no text of a dossier reaches the terminal as a command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.unit.cards.cards import card
+from tuneship.cards.canonical import canonical, card_sha256
+from tuneship.cards.rendering import as_markdown
+from tuneship.cli.main import app
+from tuneship.contract.model_card import ModelCard
+from tuneship.dossier.archive import pack
+from tuneship.dossier.checks import verify
+from tuneship.dossier.contents import MANIFEST, made_here, written_manifest
+
+
+def lines(*facts: dict[str, Any]) -> bytes:
+    return "".join(json.dumps(fact) + "\n" for fact in facts).encode()
+
+
+def dossier(shown: ModelCard, run_key: str = "run", reason: str = "cancelled") -> bytes:
+    """The dossier of a release that was stopped, after its clean-up; made here, as an attacker can make one."""
+    result = {"run_key": run_key, "outcome": "rolled_back", "reason": reason}
+    members = {
+        "result.json": lines(result | {"training_gates": [], "model_card": "model_card.json"}),
+        "release.jsonl": lines(
+            {"kind": "begun", "run_key": run_key},
+            {"kind": "model_card", "sha256": card_sha256(shown)},
+            {"kind": "ended", "outcome": "rolled_back", "reason": reason},
+        ),
+        "model_card.json": canonical(shown),
+        "model_card.md": as_markdown(shown).encode(),
+    }
+    return pack(members | {MANIFEST: written_manifest(members, made_here())})
+
+
+@pytest.mark.parametrize(
+    ("run_key", "problems"),
+    [
+        ("run", []),
+        ("other", ["model_card.json.decisions.run_key: run, but other by result.json"]),
+    ],
+)
+def test_the_card_of_a_stopped_release_is_of_its_run(run_key: str, problems: list[str]) -> None:
+    # It was written before the clean-up, and has a model, gates and an outcome that the result does not know.
+    assert verify(dossier(card("run"), run_key)).problems == problems
+
+
+def test_the_texts_of_a_dossier_are_shown_as_one_line(tmp_path: Path) -> None:
+    hostile = "\x1b[2J\nall good"
+    file = tmp_path / "dossier.zip"
+    file.write_bytes(dossier(card(hostile), hostile, hostile))
+    done = CliRunner().invoke(app, ["releases", "verify", str(file)])
+    assert done.exit_code == 5, done.output
+    assert "\x1b" not in done.output
+    assert f"{file}: \\u001b[2J\\nall good: rolled_back (\\u001b[2J\\nall good)\n" in done.output
