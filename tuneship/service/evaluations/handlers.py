@@ -41,7 +41,11 @@ from tuneship.service.evaluations.evaluation_run import (
     evaluation_row,
 )
 from tuneship.service.evaluations.held_out import HeldOutReader
-from tuneship.service.evaluations.new_evaluations import record_evaluation, serving_deployment
+from tuneship.service.evaluations.new_evaluations import (
+    answer_tokens,
+    record_evaluation,
+    serving_deployment,
+)
 from tuneship.store.database import rows, tables
 from tuneship.store.database.listings import EVALUATIONS
 from tuneship.store.database.rows import Page
@@ -60,20 +64,27 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
         {name: sent[name] for name in EvaluationSettings.model_fields}
     )
     try:
-        read_graders(settings.graders)
+        written = read_graders(settings.graders)
     except GraderRefused as error:
         raise field_error(error.place, error.message) from None
     dataset = own_dataset(context, evaluation.dataset_id, "dataset_id")
     if dataset["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param="dataset_id", status=409)
     candidate = serving_deployment(context, evaluation.candidate, "candidate")
-    baseline_model: str | None = None
+    asked, baseline_model = [candidate], None
     earlier: EvaluationRow | None = None
     if evaluation.baseline is not None and evaluation.baseline.startswith(EVALUATION):
         earlier = own_evaluation(context, evaluation.baseline, "baseline")
         baseline_model = earlier["candidate_model"]
     elif evaluation.baseline is not None:
-        baseline_model = serving_deployment(context, evaluation.baseline, "baseline")["model_name"]
+        asked.append(serving_deployment(context, evaluation.baseline, "baseline"))
+        baseline_model = asked[-1]["model_name"]
+    if written:
+        is_sent = "max_tokens" in evaluation.model_fields_set
+        tokens = answer_tokens(
+            asked, settings.max_tokens if is_sent else None, settings.max_tokens, "max_tokens"
+        )
+        settings = settings.model_copy(update={"max_tokens": tokens})
     if context.audit_facts.touches_hipaa:
         refuse_unsafe(dataset, "dataset_id")
     # Reads the file: a slice that no line has must not be found out after hours.
