@@ -556,11 +556,11 @@ def cancel_evaluation(evaluation_id: EvaluationId) -> Evaluation:
     "DELETE",
     "/v1/evaluations/{evaluation_id}",
     scope="evaluations:write",
-    errors=((InvalidRequestError, 409),),
+    errors=((InvalidRequestError, 409), (DatasetError, 409)),
     example=Example(reply={"id": EVALUATION, "deleted": True}),
 )
 def delete_evaluation(evaluation_id: EvaluationId) -> Deleted:
-    """Remove an ended evaluation with its scores (additive); 409 while it runs."""
+    """Remove an ended evaluation with its scores, and a run's rows (additive); 409 while it runs."""
     raise NotImplementedError
 
 

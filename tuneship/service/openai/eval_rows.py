@@ -22,6 +22,7 @@ from tuneship.service.answers.field_errors import MAX_DETAILS, error_from_pydant
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve, staging
 from tuneship.service.context.staged_bytes import SPACE_CHECK_BYTES
+from tuneship.service.datasets.lookup import refuse_unsafe
 from tuneship.service.datasets.new_datasets import counts, new_row, read_now, store
 from tuneship.service.evaluations.held_out import MAXIMUM_CHARACTERS
 from tuneship.service.openai.batch_files import find_batch_file, open_batch_file
@@ -106,6 +107,8 @@ def _file_of(context: Context, source: RunSource) -> BatchFileRow | None:
         # Datasets and files of batches have lines of other forms.
         text = f"{SOURCE}.id must name a file of the purpose evals"
         raise ResourceNotFound(text, param=f"{SOURCE}.id")
+    if context.audit_facts.touches_hipaa:
+        refuse_unsafe(file, f"{SOURCE}.id", "file")
     return file
 
 

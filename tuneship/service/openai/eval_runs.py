@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -27,7 +26,6 @@ from tuneship.contract.openai.ids import shown_id
 from tuneship.evaluation.scoring import Stored
 from tuneship.service.answers.field_errors import error_from_pydantic, with_names
 from tuneship.service.context.context import Context
-from tuneship.service.datasets.handlers import delete_dataset
 from tuneship.service.evaluations import handlers as evaluations
 from tuneship.service.evaluations.new_evaluations import (
     answer_tokens,
@@ -105,6 +103,8 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
         "data_source.sampling_params.max_completion_tokens",
     )
     stored = store_rows(context, asked, run)
+    # It may have been deleted while the rows were read; from here on the transaction keeps it.
+    asked = own_eval(context, eval_id)
     chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
     name = run.name or asked["name"]
     row = record_evaluation(
@@ -203,15 +203,9 @@ def openai_cancel_eval_run(context: Context, eval_id: str, run_id: str) -> EvalR
 @serves_openai(contract.openai_delete_eval_run)
 def openai_delete_eval_run(context: Context, eval_id: str, run_id: str) -> EvalRunDeleted:
     """Delete the evaluation and its dataset as the main API does."""
-    remove_run(context, _own_run(context, eval_id, run_id))
+    _own_run(context, eval_id, run_id)
+    evaluations.delete_evaluation(context, run_id)
     return EvalRunDeleted(run_id=run_id)
-
-
-def remove_run(context: Context, row: EvaluationRow) -> None:
-    """Delete an evaluation with its rows. Raises `InvalidRequestError` and `DatasetError` (409) while they are used."""
-    evaluations.delete_evaluation(context, row["id"])
-    with suppress(ResourceNotFound):  # it was deleted before
-        delete_dataset(context, row["dataset_id"])
 
 
 @serves_openai(contract.openai_list_output_items)
