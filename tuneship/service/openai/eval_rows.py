@@ -16,7 +16,7 @@ from tuneship.contract.openai.eval_runs import MAXIMUM_ROWS, EvalRunCreate, RunS
 from tuneship.contract.openai.eval_templates import line_of
 from tuneship.contract.openai.evals import EvalCriterion
 from tuneship.evaluation.items import numbered
-from tuneship.evaluation.json_values import TimedSchema
+from tuneship.evaluation.json_values import TimedSchema, check_row
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.answers.field_errors import MAX_DETAILS, error_from_pydantic
 from tuneship.service.context.context import Context
@@ -160,7 +160,7 @@ def _render(
             raise DatasetError(f"{SOURCE} has more than {MAXIMUM_ROWS} rows", param=SOURCE)
         numbers.append(number)
         try:
-            _check_form(schema, item)
+            check_row(schema, item)
             line = line_of(item, messages, criteria)
         except ExampleProblem as problem:
             problems.add(number, problem)
@@ -179,12 +179,3 @@ def _render(
         problems.refuse()
         raise DatasetError(f"{SOURCE} has no row", param=SOURCE)
     return numbers
-
-
-def _check_form(schema: TimedSchema, item: Mapping[str, Any]) -> None:
-    try:
-        fits = schema.fits(item)
-    except TimeoutError:
-        raise ExampleProblem("invalid_value", "item", "takes too long to check") from None
-    if not fits:
-        raise ExampleProblem("invalid_value", "item", "does not fit item_schema")
