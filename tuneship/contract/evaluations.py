@@ -125,7 +125,12 @@ class EvaluationSettings(StrictModel):
         bool, Field(description="End as soon as the candidate is surely worse than the margin.")
     ] = True
     max_tokens: Annotated[
-        int, Field(ge=1, le=4096, description="Longest answer; answers are greedy.")
+        int,
+        Field(
+            ge=1,
+            le=4096,
+            description="Longest answer; by default no more than the deployments allow. Answers are greedy.",
+        ),
     ] = 256
 
     @model_validator(mode="after")

@@ -80,6 +80,15 @@ def test_inspecting_asks_again_for_the_lost_lines_of_the_evaluated_file(
     other = terminal.run("inspect", found["id"], str(terminal.file))
     assert other.exit_code == 1
     assert "is not the file that was evaluated" in other.output
+    choices = {"metadata": {"choices": [right(0), right(1)]}}
+    lines = jsonl({"instruction": "case 0?", "response": right(0), **choices})
+    alone = played.create(
+        dataset_id=played.service.dataset(content=lines),
+        graders=[{"name": "c", "type": "choice"}],
+    )
+    likelihood = terminal.run("inspect", alone, str(terminal.file))
+    assert likelihood.exit_code == 1
+    assert "no answer was written" in likelihood.output
 
 
 EXPORTED = {
