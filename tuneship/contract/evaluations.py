@@ -125,7 +125,12 @@ class EvaluationSettings(StrictModel):
         bool, Field(description="End as soon as the candidate is surely worse than the margin.")
     ] = True
     max_tokens: Annotated[
-        int, Field(ge=1, le=4096, description="Longest answer; answers are greedy.")
+        int,
+        Field(
+            ge=1,
+            le=4096,
+            description="Longest answer; by default no more than the deployments allow. Answers are greedy.",
+        ),
     ] = 256
 
     @model_validator(mode="after")
@@ -556,11 +561,11 @@ def cancel_evaluation(evaluation_id: EvaluationId) -> Evaluation:
     "DELETE",
     "/v1/evaluations/{evaluation_id}",
     scope="evaluations:write",
-    errors=((InvalidRequestError, 409),),
+    errors=((InvalidRequestError, 409), (DatasetError, 409)),
     example=Example(reply={"id": EVALUATION, "deleted": True}),
 )
 def delete_evaluation(evaluation_id: EvaluationId) -> Deleted:
-    """Remove an ended evaluation with its scores (additive); 409 while it runs."""
+    """Remove an ended evaluation with its scores, and a run's rows (additive); 409 while it runs."""
     raise NotImplementedError
 
 

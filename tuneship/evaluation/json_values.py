@@ -15,6 +15,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from tuneship.contract.lines import strict_json
+from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.evaluation.patterns import (
     MAXIMUM_ELEMENTS,
     SECONDS,
@@ -147,6 +148,16 @@ class TimedSchema:
             return False
         finally:
             _deadline.reset(token)
+
+
+def check_row(schema: TimedSchema, item: Mapping[str, Any]) -> None:
+    """Check a row of one of OpenAI's evals by its `item_schema`. Raises `ExampleProblem`."""
+    try:
+        fits = schema.fits(item)
+    except TimeoutError:
+        raise ExampleProblem("invalid_value", "item", "takes too long to check") from None
+    if not fits:
+        raise ExampleProblem("invalid_value", "item", "does not fit item_schema")
 
 
 def _check_pattern(pattern: str) -> None:

@@ -86,6 +86,7 @@ def read(answer: httpx.Response) -> tuple[int, str, str | None]:
         ({"slice_margin": 0.01}, 422, "out_of_range", "slice_margin"),
         ({"max_examples": 0}, 422, "out_of_range", "max_examples"),
         ({"max_examples": 100_001}, 422, "out_of_range", "max_examples"),
+        ({"max_tokens": 257}, 422, "out_of_range", "max_tokens"),
         ({"slice_by": ["ward"]}, 422, "missing_field", "slice_by[0]"),
         ({"slice_by": ["patient"]}, 422, "too_many_slices", "slice_by[0]"),
         ({"cluster_by": "ward"}, 422, "missing_field", "cluster_by"),
@@ -104,6 +105,19 @@ def test_a_bad_order_is_refused_by_its_place(
 def test_one_deployment_is_not_compared_with_itself(untouched: PlayedAnswers) -> None:
     found = refusal(untouched, baseline=untouched.candidate)
     assert found == (422, "conflict", "baseline")
+
+
+def test_answers_have_the_length_that_each_deployment_allows(played: PlayedAnswers) -> None:
+    short = played.service.deployment("short", model_config={"max_output_tokens": 16})
+    body = played.body(baseline=short, max_tokens=17)
+    answer = played.service.call("POST", "/v1/evaluations", json=body)
+    assert read(answer) == (422, "out_of_range", "max_tokens")
+    assert "at most 16" in answer.json()["error"]["message"]
+    assert played.shown(played.create(baseline=short))["settings"]["max_tokens"] == 16
+    graders = [{"name": "c", "type": "choice"}, {"name": "l", "type": "loss"}]
+    answer = played.service.call("POST", "/v1/evaluations", json=body | {"graders": graders})
+    # No answer is written: these lines lack choices, and nothing else is wrong.
+    assert read(answer) == (422, "missing_field", "graders[0]")
 
 
 def test_a_label_of_another_form_is_refused_with_its_line(untouched: PlayedAnswers) -> None:

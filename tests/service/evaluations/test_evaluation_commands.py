@@ -80,6 +80,15 @@ def test_inspecting_asks_again_for_the_lost_lines_of_the_evaluated_file(
     other = terminal.run("inspect", found["id"], str(terminal.file))
     assert other.exit_code == 1
     assert "is not the file that was evaluated" in other.output
+    choices = {"metadata": {"choices": [right(0), right(1)]}}
+    lines = jsonl({"instruction": "case 0?", "response": right(0), **choices})
+    alone = played.create(
+        dataset_id=played.service.dataset(content=lines),
+        graders=[{"name": "c", "type": "choice"}],
+    )
+    likelihood = terminal.run("inspect", alone, str(terminal.file))
+    assert likelihood.exit_code == 1
+    assert "no answer was written" in likelihood.output
 
 
 EXPORTED = {
@@ -92,7 +101,10 @@ EXPORTED = {
         "schema": {
             "type": "object",
             "properties": {
-                "item": {"type": "object", "properties": {"question": {}, "chapter": {}}},
+                "item": {
+                    "type": "object",
+                    "properties": {"question": {"type": "string"}, "chapter": {}},
+                },
                 "sample": {"type": "object"},
             },
         },
@@ -141,9 +153,11 @@ def test_an_exported_eval_becomes_a_dataset_and_an_evaluation(
     played = terminal.played
     played.tuned_fails = {4, 7}
     both = ["--candidate", played.candidate, "--baseline", played.baseline]
-    done = terminal.run(*exported(tmp_path), *both, "--json")
+    run = sampled(max_completion_tokens=32, temperature=0, seed=None)
+    done = terminal.run(*exported(tmp_path, run=run), *both, "--json")
     assert done.exit_code == 0, done.output
     found = played.ended(json.loads(done.stdout)["id"])
+    assert found["settings"]["max_tokens"] == 32
     assert (found["name"], found["examples"]["scored"]) == ("Chapters _v2_", 30)
     (grader,) = found["graders"]
     assert (grader["wins"], grader["losses"]) == (0, 2)
@@ -164,6 +178,10 @@ def test_an_exported_eval_becomes_a_dataset_and_an_evaluation(
     assert played.ended(json.loads(own.stdout)["id"])["examples"]["scored"] == 1
 
 
+def sampled(**fields: Any) -> dict[str, Any]:
+    return {"data_source": RUN["data_source"] | {"sampling_params": fields}}  # type: ignore[operator]
+
+
 CRITERION = EXPORTED["testing_criteria"][0]  # type: ignore[index]
 LOGS = {"type": "logs", "schema": {}}
 
@@ -181,6 +199,9 @@ LOGS = {"type": "logs", "schema": {}}
         ),
         ({"rows": [{"item": {"chapter": PLANTED}}]}, "line 1: item lacks a field"),
         ({"rows": [{"question": PLANTED}]}, "line 1: item: must be an object"),
+        ({"rows": [{"item": {"question": 5, "chapter": PLANTED}}]}, "does not fit item_schema"),
+        ({"run": sampled(temperature=1.0)}, "sampling_params.temperature: must be 0"),
+        ({"run": sampled(max_completion_tokens=257)}, "max_tokens must be at most 256"),
         ({"run": {"data_source": {"type": "jsonl"}}}, "data_source.input_messages: is needed"),
     ],
 )
@@ -189,8 +210,12 @@ def test_an_eval_that_cannot_be_imported_is_refused_and_nothing_is_uploaded(
 ) -> None:
     service = terminal.played.service
     before = service.call("GET", "/v1/datasets").json()["pagination"]["total"]
-    done = terminal.run(*exported(tmp_path, **files))
+    words = [*exported(tmp_path, **files), "--candidate", terminal.played.candidate]
+    done = terminal.run(*words)
     assert done.exit_code == 1
     assert said in done.output
     assert PLANTED not in done.output
+    assert service.call("GET", "/v1/datasets").json()["pagination"]["total"] == before
+    missing = terminal.run(*exported(tmp_path), "--candidate", "dep_" + "0" * 24)
+    assert missing.exit_code == 1
     assert service.call("GET", "/v1/datasets").json()["pagination"]["total"] == before

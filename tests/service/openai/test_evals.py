@@ -41,7 +41,7 @@ NEAR: dict[str, Any] = {
     "input": "{{sample.output_text}}",
     "reference": "the {{item.chapter}}",
     "evaluation_metric": "fuzzy_match",
-    "pass_threshold": 0.5,
+    "pass_threshold": 0.85,
 }
 CONFIG: dict[str, Any] = {
     "type": "custom",
@@ -66,7 +66,7 @@ PROMPT: dict[str, Any] = {
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedAnswers]:
     with Service(tmp_path_factory.mktemp("evals"), maximum_active_evaluations=1000) as service:
         service.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=25)
-        made = PlayedAnswers(service)
+        made = PlayedAnswers(service).set_up()
         service.listen()
         yield made
 
@@ -184,6 +184,16 @@ def test_an_eval_from_its_definition_to_its_scores(
     path = f"/v1/evaluations/{run.id}/comparison/{other.id}"
     (grader, _) = played.service.call("GET", path).json()["graders"]
     assert (grader["wins"], grader["losses"], grader["ties"]) == (0, 2, 28)
+    # Not with one whose answers were sampled in another way.
+    greedy = client.evals.runs.create(
+        made.id,
+        data_source=source_of(
+            *(played.baseline, {"type": "file_id", "id": file.id}),
+            sampling_params={"max_completion_tokens": 32},
+        ),
+    )
+    path = f"/v1/evaluations/{run.id}/comparison/{greedy.id}"
+    assert "sampling" in played.service.call("GET", path).json()["error"]["message"]
 
 
 def test_evals_and_runs_are_listed_changed_cancelled_and_deleted(
@@ -230,6 +240,12 @@ def test_evals_and_runs_are_listed_changed_cancelled_and_deleted(
     gone = dataset_of(service, runs[1].id)
     assert datasets_of(service) - datasets == {gone, dataset_of(service, waiting.id)}
     assert service.call("DELETE", f"/v1/datasets/{gone}").status_code == 200
+    # The main API deletes the rows of a run, too.
+    again = client.evals.runs.create(made.id, data_source=source_of(played.baseline, items(3)))
+    assert ended(client, service, again).status == "completed"
+    rows = dataset_of(service, again.id)
+    assert service.call("DELETE", f"/v1/evaluations/{again.id}").status_code == 200
+    assert rows not in datasets_of(service)
     assert client.evals.delete(made.id).deleted
     assert datasets_of(service) == datasets
     for run in (runs[1], waiting):
@@ -315,7 +331,7 @@ def test_a_run_goes_on_after_a_restart(tmp_path: Path) -> None:
     body = {"data_source_config": CONFIG, "testing_criteria": [SAME]}
     with Service(tmp_path / "data") as first:
         first.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=2)
-        played = PlayedAnswers(first)
+        played = PlayedAnswers(first).set_up()
         first.spare = lambda _: len(played.asked) < 40
         made = first.call("POST", "/openai/v1/evals", json=body).json()["id"]
         source = source_of(played.baseline, items(60))
@@ -360,6 +376,12 @@ BAD_EVALS: list[tuple[dict[str, Any], str, str]] = [
     (with_criterion(input="{{sample.output_json}}"), "invalid_value", f"{CRITERION}.input"),
     (with_criterion(reference="{{item.secret"), "invalid_value", f"{CRITERION}.reference"),
     (with_criterion(reference="{{item.secret}}"), "invalid_value", f"{CRITERION}.reference"),
+    (
+        with_criterion(reference=f"{{{{item.{'a' * 40}.{'b' * 40}}}}}")
+        | {"data_source_config": CONFIG | {"item_schema": {}}},
+        "invalid_value",
+        f"{CRITERION}.reference",
+    ),
     (with_criterion(name=f"{SECRET}\n"), "invalid_value", f"{CRITERION}.name"),
     (with_config(item_schema={"type": SECRET}), "invalid_value", "data_source_config.item_schema"),
     (with_config(metadata={}), "unknown_parameter", "data_source_config.metadata"),
@@ -518,23 +540,25 @@ def test_a_run_that_asks_a_model_in_hipaa_mode_is_shown_as_the_mode_allows(
     made = service.call("POST", "/openai/v1/evals", json=body).json()["id"]
     path = f"/openai/v1/evals/{made}/runs"
 
-    def run_on(file_id: str) -> dict[str, Any]:
+    def run_on(file_id: str) -> Any:
         source = source_of(deployment, {"type": "file_id", "id": file_id})
-        run = service.call("POST", path, json={"data_source": source}).json()["id"]
-        shown = f"{path}/{run}"
-        service.until(lambda: service.call("GET", shown).json()["status"] in ENDS)
-        return service.call("GET", shown).json()
+        return service.call("POST", path, json={"data_source": source})
 
     def uploaded() -> str:
         form, files = {"purpose": "evals"}, {"file": ("rows.jsonl", jsonl(*items(2)))}
         answer = service.call("POST", "/openai/v1/files", data=form, files=files)
         return answer.json()["id"]
 
-    safe = run_on(uploaded())
+    shown = f"{path}/{run_on(uploaded()).json()['id']}"
+    service.until(lambda: service.call("GET", shown).json()["status"] in ENDS)
+    safe = service.call("GET", shown).json()
     assert safe["result_counts"] == {"total": 2, "passed": 0, "failed": 2, "errored": 0}
     service.url = "http://service.test"
     unsafe_file = uploaded()
-    for shown in (path, f"{path}/{safe['id']}", f"{path}/{safe['id']}/output_items"):
-        assert service.call("GET", shown).status_code == 400
+    for looked_at in (path, shown, f"{shown}/output_items"):
+        assert service.call("GET", looked_at).status_code == 400
     service.come_over_tls()
-    assert run_on(unsafe_file)["result_counts"]["errored"] == 2
+    before = datasets_of(service)
+    refused = run_on(unsafe_file)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (409, f"{SOURCE}.id")
+    assert datasets_of(service) == before

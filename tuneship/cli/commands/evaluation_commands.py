@@ -144,6 +144,8 @@ def inspect(
     """
     with reported(), connected() as client:
         found = client.evaluations.get(evaluation_id)
+        if all(one.type in ("choice", "loss") for one in found.settings.graders):
+            fail(f"{evaluation_id}: no answer was written, as its graders score given ones")
         lines = _lines_of(file, found)
         chosen: list[ExampleScores] = []
         for one in client.evaluations.iterate_results(

@@ -1,7 +1,8 @@
 """`tuneship evaluations import`: an eval of OpenAI's, with its rows, as a dataset and an evaluation of this service."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, cast
@@ -16,12 +17,16 @@ from tuneship.cli.operations import show_reply
 from tuneship.cli.output import note, show_json
 from tuneship.cli.parameters import AsJson
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.errors import ApiError
 from tuneship.contract.evaluations import EvaluationCreate
 from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, decode_line, parse_example
 from tuneship.contract.lines.example_problem import ExampleProblem
-from tuneship.contract.openai.eval_runs import InputMessages
+from tuneship.contract.openai.eval_runs import InputMessages, SamplingParams
 from tuneship.contract.openai.eval_templates import line_of
 from tuneship.contract.openai.evals import EvalCreate, graders_of
+
+# Stands in the checked evaluation for the dataset that is not uploaded yet.
+NOT_YET = "ds_" + "0" * 24
 
 app = typer.Typer(no_args_is_help=True)
 Row = tuple[str, Mapping[str, Any]]
@@ -59,30 +64,45 @@ def import_(  # noqa: PLR0913 - each is an option
     service does not offer is refused by its name, and then nothing is uploaded.
     """
     wanted, ran = _eval_in(file), None if run is None else _json_in(run)
-    messages = _messages(prompt, run, ran)
+    messages, sampling = _messages(prompt, run, ran), _sampling(run, ran)
+    fits = _form_of_rows(file, wanted)
     given = _rows_in(rows) if rows is not None else _rows_of_run(run, ran)
     with TemporaryFile() as made:
-        count = _write_lines(made, given, messages, wanted)
+        count = _write_lines(made, given, messages, wanted, fits)
         made.seek(0)
         name = _name_of(wanted, file)
+        graders = graders_of(wanted.testing_criteria)
+        body: dict[str, Any] = {
+            "name": name,
+            "graders": graders,
+            "gating": [one["name"] for one in graders][:4],
+            "max_examples": count,
+            **sampling,
+        }
         with reported(), connected() as client:
+            # What the service would refuse behind the upload is found out before it.
+            if candidate is not None:
+                asked = {"candidate": candidate, "baseline": baseline, "dataset_id": NOT_YET}
+                evaluation = _checked("the evaluation", EvaluationCreate, body | asked)
+                client.deployments.get(candidate)
+                if baseline is not None and baseline.startswith("dep_"):
+                    client.deployments.get(baseline)
+                elif baseline is not None:
+                    client.evaluations.get(baseline)
             form = DatasetUpload(name=name, format="conversation")
             dataset = client.datasets.upload(form, cast("Any", made))
             note(f"{count} rows are in {dataset.id}")
-            graders = graders_of(wanted.testing_criteria)
-            body = {
-                "name": name,
-                "dataset_id": dataset.id,
-                "graders": graders,
-                "gating": [one["name"] for one in graders][:4],
-                "max_examples": count,
-            }
             if candidate is None:
-                show_json(body)
+                show_json(body | {"dataset_id": dataset.id})
                 return
-            asked = body | {"candidate": candidate, "baseline": baseline}
-            evaluation = EvaluationCreate.model_validate(asked)
-            reply = client.evaluations.create(evaluation)
+            try:
+                reply = client.evaluations.create(
+                    evaluation.model_copy(update={"dataset_id": dataset.id})
+                )
+            except ApiError:
+                # Such as a deployment whose answers may not be as long.
+                client.datasets.delete(dataset.id)
+                raise
             show_reply(verbs_of("evaluations")["create"], reply, as_json)
 
 
@@ -148,6 +168,43 @@ def _messages(
     return _checked(f"{path}: data_source.input_messages", InputMessages, messages).turns
 
 
+def _sampling(path: Path | None, run: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The settings of an evaluation that do as a run's `sampling_params`, whose answers must be greedy."""
+    source: Any = (run or {}).get("data_source")
+    given: Any = source.get("sampling_params") if isinstance(source, dict) else None
+    if given is None:
+        return {}
+    place = f"{path}: data_source.sampling_params"
+    if not isinstance(given, dict):
+        fail(f"{place}: must be an object")
+    known = cast("dict[str, Any]", given)
+    sent = {name: value for name, value in known.items() if value is not None}
+    sampling: SamplingParams = _checked(place, SamplingParams, sent)
+    if sampling.temperature:
+        fail(f"{place}.temperature: must be 0, as the answers of an evaluation are greedy")
+    most = sampling.max_completion_tokens
+    return {} if most is None else {"max_tokens": most}
+
+
+def _form_of_rows(path: Path, wanted: EvalCreate) -> Callable[[Mapping[str, Any]], None]:
+    """The check of a row by the eval's schema, which raises `ExampleProblem`."""
+    try:
+        from tuneship.evaluation.json_values import (  # noqa: PLC0415 - starts slowly
+            SchemaUnusable,
+            TimedSchema,
+            check_row,
+        )
+    except ModuleNotFoundError:
+        # `tuneship-client` holds no graders.
+        note("rows are not compared with item_schema: that needs the package tuneship")
+        return lambda _: None
+    try:
+        schema = TimedSchema(wanted.data_source_config.item_schema)
+    except SchemaUnusable as error:
+        fail(f"{path}: data_source_config.item_schema: {error}")
+    return partial(check_row, schema)
+
+
 def _rows_in(path: Path) -> Iterator[Row]:
     """The place and the item of each line; output items of a run have theirs as `datasource_item`."""
     try:
@@ -187,6 +244,7 @@ def _write_lines(
     rows: Iterator[Row],
     messages: Sequence[Mapping[str, str]] | str,
     wanted: EvalCreate,
+    fits: Callable[[Mapping[str, Any]], None],
 ) -> int:
     """Write the lines of the dataset and return their number; the first bad row ends the command."""
     criteria = [one.templates for one in wanted.testing_criteria]
@@ -194,6 +252,7 @@ def _write_lines(
     for place, item in rows:
         count += 1
         try:
+            fits(item)
             line = line_of(item, messages, criteria)
             parse_example(line, "conversation")
         except ExampleProblem as problem:

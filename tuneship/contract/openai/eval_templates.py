@@ -18,6 +18,8 @@ _ITEM = re.compile(r"item\.([A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,7})\Z
 _SAMPLE = "sample.output_text"
 # The last turn of a line whose criterion names no text of its row: no grader reads it, and a line needs one.
 NO_REFERENCE = "-"
+# The longest name in a line's metadata that a grader's template may have.
+MAXIMUM_NAME = 64
 
 
 def parts_of(template: str) -> Iterator[tuple[str, str | None]]:
@@ -36,9 +38,13 @@ def parts_of(template: str) -> Iterator[tuple[str, str | None]]:
 
 
 def fields_of(template: str) -> list[str]:
-    """The fields of a row that a template names, e.g. `question` or `patient.age`."""
-    found = (_ITEM.match(name) for _, name in parts_of(template) if name)
-    return [name[1] for name in found if name]
+    """The fields of a row that a criterion's template names, e.g. `question` or `patient.age`. Raises ValueError."""
+    matches = (_ITEM.match(name) for _, name in parts_of(template) if name)
+    found = [one[1] for one in matches if one]
+    # Each becomes a name in the metadata of a line.
+    if any(len(field) > MAXIMUM_NAME for field in found):
+        raise ValueError(f"names a field of more than {MAXIMUM_NAME} characters")
+    return found
 
 
 def _of_rows_and_answers(template: str) -> str:

@@ -19,14 +19,14 @@ from tuneship.contract.datasets import (
     FormatDetails,
     TokenDistribution,
 )
-from tuneship.contract.errors import DatasetError, ModelNotFound
+from tuneship.contract.errors import ModelNotFound
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.datasets.advice import suggestions
-from tuneship.service.datasets.lookup import object_of, own_dataset
+from tuneship.service.datasets.lookup import own_dataset
 from tuneship.service.datasets.new_datasets import (
     UNCOUNTED,
     counts,
@@ -37,11 +37,11 @@ from tuneship.service.datasets.new_datasets import (
     refuse_errors,
     store,
 )
+from tuneship.service.datasets.removal import remove_dataset
 from tuneship.service.models.lookup import base_of
 from tuneship.store.database import rows, tables
 from tuneship.store.database.listings import DATASETS
 from tuneship.store.files.blobs import StagedFile
-from tuneship.store.records import evaluation_records, job_records
 
 
 @serves(contract.validate_dataset, own_threads="validations")
@@ -135,17 +135,6 @@ def list_datasets(
 
 @serves(contract.delete_dataset)
 def delete_dataset(context: Context, dataset_id: str) -> Deleted:
-    """Remove row and key in the transaction, and the file after it.
-
-    A file that a kill leaves behind is set aside later.
-    """
-    connection = context.transaction
-    row = own_dataset(context, dataset_id)
-    if job_records.is_dataset_needed(connection, dataset_id):
-        raise DatasetError("a job that has not ended uses the dataset", status=409)
-    if evaluation_records.is_dataset_needed(connection, dataset_id):
-        raise DatasetError("an evaluation that has not ended uses the dataset", status=409)
-    rows.remove(connection, tables.datasets, dataset_id)
-    context.parts.keyring.destroy(connection, object_of(row))
-    context.after_commit.append(lambda: context.parts.blobs.delete(object_of(row)))
+    """Remove the dataset unless it is used."""
+    remove_dataset(context, dataset_id)
     return Deleted(id=dataset_id)

@@ -5,7 +5,7 @@ from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY
 from tuneship.service.context.context import Context
 from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row
-from tuneship.store.database.tables import DatasetRow
+from tuneship.store.database.tables import BatchFileRow, DatasetRow
 
 
 def object_of(row: Row) -> str:
@@ -22,8 +22,8 @@ def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> 
     return row
 
 
-def refuse_unsafe(dataset: DatasetRow, param: str) -> None:
+def refuse_unsafe(found: DatasetRow | BatchFileRow, param: str, what: str = "dataset") -> None:
     """Raises `DatasetError` (409) for one that was not uploaded by the rules of hipaa mode."""
-    if not dataset["came_safely"]:
-        text = f"the dataset did not come by {GOOD_WAY}, and with {GOOD_KEY}: upload it again"
+    if not found["came_safely"]:
+        text = f"the {what} did not come by {GOOD_WAY}, and with {GOOD_KEY}: upload it again"
         raise DatasetError(text, param=param, status=409)

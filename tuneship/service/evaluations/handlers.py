@@ -1,6 +1,7 @@
 """Handlers of evaluations: they change records and states; `evaluation_run.py` asks the deployments."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -35,13 +36,18 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.datasets.lookup import own_dataset, refuse_unsafe
+from tuneship.service.datasets.removal import remove_dataset
 from tuneship.service.evaluations.evaluation_run import (
     EVALUATION,
     announce_end,
     evaluation_row,
 )
 from tuneship.service.evaluations.held_out import HeldOutReader
-from tuneship.service.evaluations.new_evaluations import record_evaluation, serving_deployment
+from tuneship.service.evaluations.new_evaluations import (
+    answer_tokens,
+    record_evaluation,
+    serving_deployment,
+)
 from tuneship.store.database import rows, tables
 from tuneship.store.database.listings import EVALUATIONS
 from tuneship.store.database.rows import Page
@@ -60,20 +66,27 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
         {name: sent[name] for name in EvaluationSettings.model_fields}
     )
     try:
-        read_graders(settings.graders)
+        written = read_graders(settings.graders)
     except GraderRefused as error:
         raise field_error(error.place, error.message) from None
     dataset = own_dataset(context, evaluation.dataset_id, "dataset_id")
     if dataset["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param="dataset_id", status=409)
     candidate = serving_deployment(context, evaluation.candidate, "candidate")
-    baseline_model: str | None = None
+    asked, baseline_model = [candidate], None
     earlier: EvaluationRow | None = None
     if evaluation.baseline is not None and evaluation.baseline.startswith(EVALUATION):
         earlier = own_evaluation(context, evaluation.baseline, "baseline")
         baseline_model = earlier["candidate_model"]
     elif evaluation.baseline is not None:
-        baseline_model = serving_deployment(context, evaluation.baseline, "baseline")["model_name"]
+        asked.append(serving_deployment(context, evaluation.baseline, "baseline"))
+        baseline_model = asked[-1]["model_name"]
+    if written:
+        is_sent = "max_tokens" in evaluation.model_fields_set
+        tokens = answer_tokens(
+            asked, settings.max_tokens if is_sent else None, settings.max_tokens, "max_tokens"
+        )
+        settings = settings.model_copy(update={"max_tokens": tokens})
     if context.audit_facts.touches_hipaa:
         refuse_unsafe(dataset, "dataset_id")
     # Reads the file: a slice that no line has must not be found out after hours.
@@ -81,7 +94,7 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
     reader = HeldOutReader(parts.database, parts.blobs, parts.keyring, parts.halted)
     _, sha256 = reader.read(dataset, settings)
     if earlier is not None:
-        _check_comparable(earlier, settings, sha256)
+        _check_comparable(earlier, settings, sha256, {})
 
     row = record_evaluation(
         context,
@@ -101,19 +114,30 @@ def create_evaluation(context: Context, evaluation: EvaluationCreate) -> Evaluat
 
 
 def _check_comparable(
-    earlier: EvaluationRow, settings: EvaluationSettings, dataset_sha256: str
+    earlier: EvaluationRow,
+    settings: EvaluationSettings,
+    dataset_sha256: str,
+    sampling: Mapping[str, Any],
 ) -> None:
-    """Refuse an evaluation of other data, graders or limits."""
+    """Refuse an evaluation of other data, graders, limits or sampling, which is empty where answers are greedy."""
     other = EvaluationSettings.model_validate(earlier["settings"])
     different = [name for name in SAME if getattr(other, name) != getattr(settings, name)]
     if earlier["dataset_sha256"] != dataset_sha256:
         different.insert(0, "dataset_id")
+    if _sampling_of(earlier) != sampling:
+        different.append("sampling")
     if different:
         text = f"names an evaluation with another {different[0]}"
         raise field_error("baseline", text, "not_comparable")
     if earlier["status"] != EvaluationStatus.COMPLETED or earlier["stopped_early"]:
         text = "names an evaluation that has not scored all its examples"
         raise field_error("baseline", text, "not_comparable")
+
+
+def _sampling_of(row: EvaluationRow) -> Mapping[str, Any]:
+    """How the answers were sampled; empty where they are greedy, as then nothing else matters."""
+    sampling: Mapping[str, Any] = (row["eval_run"] or {}).get("sampling", {})
+    return sampling if sampling.get("temperature") else {}
 
 
 def own_evaluation(context: Context, evaluation_id: str, param: str | None = None) -> EvaluationRow:
@@ -187,7 +211,7 @@ def compare_evaluations(
         own_evaluation(context, baseline_id),
     )
     settings = EvaluationSettings.model_validate(row["settings"])
-    _check_comparable(other, settings, row["dataset_sha256"])
+    _check_comparable(other, settings, row["dataset_sha256"], _sampling_of(row))
     if row["status"] != EvaluationStatus.COMPLETED or row["stopped_early"]:
         raise InvalidRequestError("the evaluation has not scored all its examples", status=409)
     known = {one["line"]: one for one in _results(context, other)}
@@ -234,13 +258,16 @@ def cancel_evaluation(context: Context, evaluation_id: str) -> Evaluation:
 
 @serves(contract.delete_evaluation)
 def delete_evaluation(context: Context, evaluation_id: str) -> Deleted:
-    """Remove the row and its scores."""
+    """Remove the row and its scores, and the rows of an eval's run, which no other evaluation has."""
     connection = context.transaction
     row = own_evaluation(context, evaluation_id)
     if row["status"] in OPEN:
         raise InvalidRequestError("the evaluation runs: cancel it first", status=409)
     evaluation_records.remove_results(connection, row["id"])
     rows.remove(connection, tables.evaluations, row["id"])
+    if row["eval_id"] is not None:
+        with suppress(ResourceNotFound):  # it was deleted before
+            remove_dataset(context, row["dataset_id"])
     return Deleted(id=row["id"])
 
 

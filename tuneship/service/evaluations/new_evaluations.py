@@ -1,9 +1,12 @@
 """Checks what a new evaluation asks, and records it; the keeper of background requests then works on it."""
 
+from collections.abc import Sequence
+
 from tuneship.contract.deployments import GONE
 from tuneship.contract.errors import DeploymentError, ResourceNotFound
 from tuneship.contract.evaluations import OPEN, EvaluationSettings, EvaluationStatus
 from tuneship.service.access.hipaa import HIPAA
+from tuneship.service.answers.field_errors import field_error
 from tuneship.service.background_requests.answering import kept_caller
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
@@ -24,6 +27,16 @@ def serving_deployment(context: Context, deployment_id: str, param: str) -> Depl
     if row["status"] in GONE or row["status"] == "failed":
         raise DeploymentError(f"{param} names a deployment that does not serve", param=param)
     return row
+
+
+def answer_tokens(
+    asked: Sequence[DeploymentRow], wanted: int | None, default: int, param: str
+) -> int:
+    """The longest answer in tokens that each deployment allows. Raises `ValidationFailed` where more is wanted."""
+    most: int = min(one["generation"]["max_output_tokens"] for one in asked)
+    if wanted is not None and wanted > most:
+        raise field_error(param, f"must be at most {most}, the deployment's limit", "out_of_range")
+    return wanted or min(most, default)
 
 
 def record_evaluation(

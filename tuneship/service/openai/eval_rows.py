@@ -16,12 +16,13 @@ from tuneship.contract.openai.eval_runs import MAXIMUM_ROWS, EvalRunCreate, RunS
 from tuneship.contract.openai.eval_templates import line_of
 from tuneship.contract.openai.evals import EvalCriterion
 from tuneship.evaluation.items import numbered
-from tuneship.evaluation.json_values import TimedSchema
+from tuneship.evaluation.json_values import TimedSchema, check_row
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.answers.field_errors import MAX_DETAILS, error_from_pydantic
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_disk, own_room, reserve, staging
 from tuneship.service.context.staged_bytes import SPACE_CHECK_BYTES
+from tuneship.service.datasets.lookup import refuse_unsafe
 from tuneship.service.datasets.new_datasets import counts, new_row, read_now, store
 from tuneship.service.evaluations.held_out import MAXIMUM_CHARACTERS
 from tuneship.service.openai.batch_files import find_batch_file, open_batch_file
@@ -106,6 +107,8 @@ def _file_of(context: Context, source: RunSource) -> BatchFileRow | None:
         # Datasets and files of batches have lines of other forms.
         text = f"{SOURCE}.id must name a file of the purpose evals"
         raise ResourceNotFound(text, param=f"{SOURCE}.id")
+    if context.audit_facts.touches_hipaa:
+        refuse_unsafe(file, f"{SOURCE}.id", "file")
     return file
 
 
@@ -157,7 +160,7 @@ def _render(
             raise DatasetError(f"{SOURCE} has more than {MAXIMUM_ROWS} rows", param=SOURCE)
         numbers.append(number)
         try:
-            _check_form(schema, item)
+            check_row(schema, item)
             line = line_of(item, messages, criteria)
         except ExampleProblem as problem:
             problems.add(number, problem)
@@ -176,12 +179,3 @@ def _render(
         problems.refuse()
         raise DatasetError(f"{SOURCE} has no row", param=SOURCE)
     return numbers
-
-
-def _check_form(schema: TimedSchema, item: Mapping[str, Any]) -> None:
-    try:
-        fits = schema.fits(item)
-    except TimeoutError:
-        raise ExampleProblem("invalid_value", "item", "takes too long to check") from None
-    if not fits:
-        raise ExampleProblem("invalid_value", "item", "does not fit item_schema")

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -25,11 +24,14 @@ from tuneship.contract.openai.eval_runs import (
 from tuneship.contract.openai.evals import EvalCriterion, Order, graders_of
 from tuneship.contract.openai.ids import shown_id
 from tuneship.evaluation.scoring import Stored
-from tuneship.service.answers.field_errors import error_from_pydantic, field_error, with_names
+from tuneship.service.answers.field_errors import error_from_pydantic, with_names
 from tuneship.service.context.context import Context
-from tuneship.service.datasets.handlers import delete_dataset
 from tuneship.service.evaluations import handlers as evaluations
-from tuneship.service.evaluations.new_evaluations import record_evaluation, serving_deployment
+from tuneship.service.evaluations.new_evaluations import (
+    answer_tokens,
+    record_evaluation,
+    serving_deployment,
+)
 from tuneship.service.openai.bindings import serves_openai
 from tuneship.service.openai.eval_rows import store_rows
 from tuneship.service.openai.files import NOT_IN_A_NAME
@@ -37,7 +39,7 @@ from tuneship.service.openai.lists import page_behind
 from tuneship.service.openai.model_lookup import lasting_deployment
 from tuneship.store.database import rows, tables
 from tuneship.store.database.listings import EVALUATIONS
-from tuneship.store.database.tables import DeploymentRow, EvalRow, EvaluationRow
+from tuneship.store.database.tables import EvalRow, EvaluationRow
 from tuneship.store.records import evaluation_records
 
 STATES: dict[EvaluationStatus, RunStatus] = {
@@ -93,9 +95,16 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
     with with_names({"model": "data_source.model"}):
         deployment_id = lasting_deployment(context, source.model)
         deployment = serving_deployment(context, deployment_id, "model")
-    max_tokens = _answer_tokens(source, deployment)
-    stored = store_rows(context, asked, run)
     sampling = source.sampling_params
+    max_tokens = answer_tokens(
+        [deployment],
+        sampling.max_completion_tokens,
+        MAXIMUM_ANSWER_TOKENS,
+        "data_source.sampling_params.max_completion_tokens",
+    )
+    stored = store_rows(context, asked, run)
+    # It may have been deleted while the rows were read; from here on the transaction keeps it.
+    asked = own_eval(context, eval_id)
     chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
     name = run.name or asked["name"]
     row = record_evaluation(
@@ -122,16 +131,6 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
 
 def _criteria(asked: EvalRow) -> list[EvalCriterion]:
     return [EvalCriterion.model_validate(one) for one in asked["testing_criteria"]]
-
-
-def _answer_tokens(source: RunDataSource, deployment: DeploymentRow) -> int:
-    """The longest answer in tokens, by default what the deployment allows. Raises `ValidationFailed`."""
-    most: int = deployment["generation"]["max_output_tokens"]
-    wanted = source.sampling_params.max_completion_tokens
-    if wanted is not None and wanted > most:
-        place = "data_source.sampling_params.max_completion_tokens"
-        raise field_error(place, f"must be at most {most}, the deployment's limit", "out_of_range")
-    return wanted or min(most, MAXIMUM_ANSWER_TOKENS)
 
 
 def _without_texts(source: RunDataSource) -> dict[str, Any]:
@@ -204,15 +203,9 @@ def openai_cancel_eval_run(context: Context, eval_id: str, run_id: str) -> EvalR
 @serves_openai(contract.openai_delete_eval_run)
 def openai_delete_eval_run(context: Context, eval_id: str, run_id: str) -> EvalRunDeleted:
     """Delete the evaluation and its dataset as the main API does."""
-    remove_run(context, _own_run(context, eval_id, run_id))
+    _own_run(context, eval_id, run_id)
+    evaluations.delete_evaluation(context, run_id)
     return EvalRunDeleted(run_id=run_id)
-
-
-def remove_run(context: Context, row: EvaluationRow) -> None:
-    """Delete an evaluation with its rows. Raises `InvalidRequestError` and `DatasetError` (409) while they are used."""
-    evaluations.delete_evaluation(context, row["id"])
-    with suppress(ResourceNotFound):  # it was deleted before
-        delete_dataset(context, row["dataset_id"])
 
 
 @serves_openai(contract.openai_list_output_items)

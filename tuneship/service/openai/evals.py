@@ -15,8 +15,9 @@ from tuneship.evaluation.json_values import SchemaUnusable, TimedSchema
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
+from tuneship.service.evaluations.handlers import delete_evaluation
 from tuneship.service.openai.bindings import serves_openai
-from tuneship.service.openai.eval_runs import own_eval, remove_run, settings_of
+from tuneship.service.openai.eval_runs import own_eval, settings_of
 from tuneship.service.openai.lists import page_behind
 from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
@@ -98,7 +99,7 @@ def openai_delete_eval(context: Context, eval_id: str) -> EvalDeleted:
     own_eval(context, eval_id)
     is_own = table.c.client_id == context.client_id
     for run in rows.matching(connection, table, is_own, table.c.eval_id == eval_id):
-        remove_run(context, run)
+        delete_evaluation(context, run["id"])
     rows.remove(connection, tables.evals, eval_id)
     return EvalDeleted(eval_id=eval_id)
 
