@@ -183,6 +183,8 @@ def test_a_prefect_server_that_is_away_stops_no_training(monkeypatch: pytest.Mon
 
     for name in ("create_progress_artifact", "update_progress_artifact"):
         monkeypatch.setattr(f"tuneship.prefect.waits.{name}", prefect)
+    # There is a run to write on.
+    monkeypatch.setattr("tuneship.prefect.waits.TaskRunContext.get", object)
     show = waits._progress_artifact(["ft_1"])
     for percent in (10.0, 20.0, 30.0):
         show(percent)

@@ -122,7 +122,7 @@ def test_every_declared_operation_is_called(place: Place, operation: Any) -> Non
         words.append("--force")
     reply = place.json(*words)
     if operation.is_download:
-        assert set(reply["files"]) == {"README.md", "weights"}
+        assert set(reply["files"]) == {"README.md", "model_card.json", "weights"}
         return
     operation.reply_type.validate_python(reply)
 

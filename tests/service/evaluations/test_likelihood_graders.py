@@ -1,7 +1,7 @@
 """The graders `choice` and `loss` at the service: scored prompts, nothing written, and no share made of a loss."""
 
 import re
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -24,6 +24,11 @@ class PlayedLikelihoods(PlayedAnswers):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         service.engines.prompt_logprob_of = self._logprob
+
+    def set_up(self, **deployed: Any) -> Self:
+        """Train and deploy the other model by a job whose template is that of the base."""
+        super().set_up(**deployed)
+        service = self.service
         job = service.job()
         trainer = service.trainer_of(job)
         trainer.template = LEARNT
@@ -34,6 +39,7 @@ class PlayedLikelihoods(PlayedAnswers):
         self.candidate = service.deployment("learnt", model_name=model)
         lines = [one | {"metadata": {"choices": CHOICES, **one["metadata"]}} for one in rows(120)]
         self.dataset = service.dataset(content=jsonl(*lines))
+        return self
 
     def _logprob(self, frame: dict[str, Any]) -> float:
         number, answer = re.findall(r"case (\d+)\?(chapter \d)", TOKENIZER.decode(frame["tokens"]))[
@@ -48,7 +54,7 @@ class PlayedLikelihoods(PlayedAnswers):
 @pytest.fixture
 def played(service: Service) -> PlayedLikelihoods:
     service.supervisor.leader_work.evaluations.timing = BackgroundTiming(soon_s=0, enough=25)
-    return PlayedLikelihoods(service)
+    return PlayedLikelihoods(service).set_up()
 
 
 def test_choices_decide_and_losses_are_reported_without_a_written_token(

@@ -47,8 +47,9 @@ THIRD = Dialect(
     routes=lambda _boundary: (route("GET", "/third/page", show_page),),
     open_paths=frozenset({"/third/page"}),
     answer_headers=lambda _state, _began: {"X-Third": "1"},
-    error_body=lambda error, _request_id: f"refused: {error.message}",
-    error_media="text/plain",
+    error_answer=lambda _request, error, _request_id: PlainTextResponse(
+        f"refused: {error.message}", error.status
+    ),
     unknown_route=lambda: ResourceNotFound("no such page"),
 )
 

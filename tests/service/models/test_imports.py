@@ -154,4 +154,4 @@ def test_the_client_sends_a_folder_and_downloads_into_one(service: Service, tmp_
             return await client.models.download(tmp_path / "out", made.id, format="merged")
 
     target = service.run(in_and_out())
-    assert {file.name for file in target.iterdir()} == {"README.md", "weights"}
+    assert {file.name for file in target.iterdir()} == {"README.md", "model_card.json", "weights"}

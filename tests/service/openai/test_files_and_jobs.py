@@ -229,7 +229,7 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"training_file": "file-" + "0" * 24}, 404, "not_found", "training_file"),
     ({"training_file": SECRET}, 422, "invalid_value", "training_file"),
     ({"method": {"type": "dpo"}}, 422, "invalid_value", "method.type"),
-    ({"method": {"type": "supervised", "dpo": {}}}, 422, "unsupported_parameter", "dpo"),
+    ({"method": {"type": "supervised", "dpo": {}}}, 422, "unsupported_parameter", "method.dpo"),
     ({"integrations": [{"type": "wandb"}]}, 422, "unsupported_value", "integrations"),
     ({"hyperparameters": {"n_epochs": 0}}, 422, "invalid_value", "hyperparameters.n_epochs"),
     ({"hyperparameters": {"lora_rank": 9999}}, 422, "invalid_value", "hyperparameters.lora_rank"),

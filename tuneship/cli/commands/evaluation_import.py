@@ -80,6 +80,7 @@ def import_(  # noqa: PLR0913 - each is an option
             **sampling,
         }
         with reported(), connected() as client:
+            evaluation: EvaluationCreate | None = None
             # What the service would refuse behind the upload is found out before it.
             if candidate is not None:
                 asked = {"candidate": candidate, "baseline": baseline, "dataset_id": NOT_YET}
@@ -92,7 +93,7 @@ def import_(  # noqa: PLR0913 - each is an option
             form = DatasetUpload(name=name, format="conversation")
             dataset = client.datasets.upload(form, cast("Any", made))
             note(f"{count} rows are in {dataset.id}")
-            if candidate is None:
+            if evaluation is None:
                 show_json(body | {"dataset_id": dataset.id})
                 return
             try:
