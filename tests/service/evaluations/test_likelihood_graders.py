@@ -42,13 +42,12 @@ class PlayedLikelihoods(PlayedAnswers):
         return self
 
     def _logprob(self, frame: dict[str, Any]) -> float:
-        number, answer = re.findall(r"case (\d+)\?(chapter \d)", TOKENIZER.decode(frame["tokens"]))[
-            0
-        ]
+        text = TOKENIZER.decode(frame["tokens"])
+        [(number, chapter)] = re.findall(r"case (\d+)\?.*chapter (\d)", text, re.DOTALL)
         is_tuned = frame.get("adapter") is not None
         fails = int(number) in (self.tuned_fails if is_tuned else self.base_fails)
         likely, unlikely = (-0.5, -1.0) if is_tuned else (-0.25, -2.0)
-        return likely if (answer == right(int(number))) is not fails else unlikely
+        return likely if (int(chapter) == int(number) % 4) is not fails else unlikely
 
 
 @pytest.fixture
