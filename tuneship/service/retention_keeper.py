@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LOGS_KEPT_FOR = timedelta(days=30)
 # Per deployment.
 MAX_LOG_LINES = 10_000
-# A console session that nobody has used for so long has ended, by any setting.
+# A console session that has not been used for this long has ended, by any setting.
 LONGEST_IDLE = timedelta(hours=1)
 FORGET_EVERY = timedelta(hours=1)
 FOLD_EVERY = timedelta(minutes=10)
