@@ -58,7 +58,12 @@ def difference(ours: Any, theirs: Any) -> str | None:
             if found is not None:
                 return f"{_entry(number, one, other)}{found}"
         return None
-    # As texts: NaN equals itself, 1 is not True.
+    # A count that a field keeps as a fraction is the same number; 1 is not True.
+    if isinstance(ours, float) and type(theirs) is int:
+        theirs = float(theirs)
+    elif type(ours) is int and isinstance(theirs, float):
+        ours = float(ours)
+    # As texts: NaN equals itself.
     left = cast("Any", ours)
     same = type(left) is type(theirs) and json.dumps(left) == json.dumps(theirs)
     return None if same else f": {_shown(ours)}, but {_shown(theirs)}"

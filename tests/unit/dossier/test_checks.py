@@ -15,6 +15,7 @@ from tuneship.contract.model_card import ModelCard
 from tuneship.dossier.archive import pack
 from tuneship.dossier.checks import verify
 from tuneship.dossier.contents import MANIFEST, made_here, written_manifest
+from tuneship.dossier.json_values import difference
 
 
 def lines(*facts: dict[str, Any]) -> bytes:
@@ -57,3 +58,19 @@ def test_the_texts_of_a_dossier_are_shown_as_one_line(tmp_path: Path) -> None:
     assert done.exit_code == 5, done.output
     assert "\x1b" not in done.output
     assert f"{file}: \\u001b[2J\\nall good: rolled_back (\\u001b[2J\\nall good)\n" in done.output
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_same"),
+    [
+        (764.0, 764, True),
+        ({"a": [1, 2.5]}, {"a": [1.0, 2.5]}, True),
+        (float("nan"), float("nan"), True),
+        (1, True, False),
+        (1.0, True, False),
+        (1.0, 2, False),
+        (1, "1", False),
+    ],
+)
+def test_numbers_are_the_same_by_their_value(ours: object, theirs: object, is_same: bool) -> None:
+    assert (difference(ours, theirs) is None) == is_same
