@@ -59,13 +59,10 @@ def difference(ours: Any, theirs: Any) -> str | None:
                 return f"{_entry(number, one, other)}{found}"
         return None
     # A count that a field keeps as a fraction is the same number; 1 is not True.
-    if isinstance(ours, float) and type(theirs) is int:
-        theirs = float(theirs)
-    elif type(ours) is int and isinstance(theirs, float):
-        ours = float(ours)
+    numbers = [type(one) in (int, float) for one in (ours, theirs)]
+    left, right = (float(ours), float(theirs)) if all(numbers) else (ours, theirs)
     # As texts: NaN equals itself.
-    left = cast("Any", ours)
-    same = type(left) is type(theirs) and json.dumps(left) == json.dumps(theirs)
+    same = type(left) is type(right) and json.dumps(left) == json.dumps(right)
     return None if same else f": {_shown(ours)}, but {_shown(theirs)}"
 
 

@@ -12,6 +12,7 @@ from tuneship.gates.gate_types import GateReading, ThresholdReading
 from tuneship.gates.metrics.series import ArmTraffic, Bucket, RolloutSeries
 from tuneship.gates.record import Begun, Ended, RolloutRecord
 from tuneship.gates.reports.curves import arm_curve, evaluations, smoothed
+from tuneship.gates.reports.rollout_facts import facts_of
 from tuneship.gates.reports.split_history import Change, history_of
 from tuneship.gates.reports.step_load import ArmLoad, explained, load_table, loads_by_step
 from tuneship.gates.reports.tables import (
@@ -136,6 +137,22 @@ def test_a_threshold_that_is_exceeded_is_stressed() -> None:
     table = threshold_table([below, above])
     assert table.rows == [["latency", "4 (5)", 9], ["error_rate", "6 (5)", 9]]
     assert table.stressed == {1}
+
+
+def test_the_facts_of_a_result_follow_from_the_record_alone() -> None:
+    rollout = Rollout(plan_with(), Steady()).begin()
+    rollout.run()
+    begun, *rest = rollout.record.facts
+    assert isinstance(begun, Begun)
+    record = RolloutRecord((replace(begun, plan=plan_with().model_dump(mode="json")), *rest))
+    found = facts_of(record)
+    assert [one["look"] for one in found["decisions"]] == [one.number for one in record.looks]
+    assert {gate["name"] for gate in found["gates"]} == {gate.name for gate in begun.gates}
+    active = {gate.name for gate in begun.gates if gate.state == "active"}
+    assert all(set(one["gates"]) <= active for one in found["decisions"])
+    assert all("why" in one for one in found["gates"] if one["state"] == "disabled")
+    assert found["in_words"]
+    assert (found["approval"], found["approval_asked_at"], found["driver"]) == (None, None, None)
 
 
 def test_the_latest_of_many_looks_are_shown() -> None:
