@@ -58,12 +58,14 @@ def difference(ours: Any, theirs: Any) -> str | None:
             if found is not None:
                 return f"{_entry(number, one, other)}{found}"
         return None
-    # A count that a field keeps as a fraction is the same number; 1 is not True.
-    numbers = [type(one) in (int, float) for one in (ours, theirs)]
-    left, right = (float(ours), float(theirs)) if all(numbers) else (ours, theirs)
-    # As texts: NaN equals itself.
-    same = type(left) is type(right) and json.dumps(left) == json.dumps(right)
+    same = _text(ours) == _text(theirs)
     return None if same else f": {_shown(ours)}, but {_shown(theirs)}"
+
+
+def _text(value: Any) -> str:
+    """A value as text, by which NaN equals itself and 1 equals 1.0, but not True; whole numbers keep all digits."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_whole else value)
 
 
 def _entry(number: int, *entries: Any) -> str:

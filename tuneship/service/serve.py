@@ -80,7 +80,7 @@ from tuneship.service.context.parts import Parts
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.events.audit import HEAD_EVERY_S, LINK_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
-from tuneship.service.http.console import CONSOLE
+from tuneship.service.http.console import console
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
@@ -398,7 +398,7 @@ async def _run(
     app = build_app(
         (*SERVED.values(), *(OPENAI_SERVED.values() if settings.openai else ())),
         Boundary(parts, keys, limits, is_fit=role.is_fit),
-        dialects=[*((CONSOLE,) if settings.console else ()), OPENAI],
+        dialects=[*([console()] if settings.console else ()), OPENAI],
         lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)

@@ -46,7 +46,7 @@ from tuneship.service.context.cursors import Cursors
 from tuneship.service.context.parts import Parts
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.service.http import Boundary, build_app
-from tuneship.service.http.console import CONSOLE
+from tuneship.service.http.console import console
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.sockets.connections import ConnectionTimeouts
@@ -230,7 +230,7 @@ class Service:
         self.app = build_app(
             (*SERVED.values(), *OPENAI_SERVED.values()),
             Boundary(self.parts, self.keys, rates or none, **places),
-            [CONSOLE, OPENAI],
+            [console(), OPENAI],
         )
 
     def _draw(self) -> int:

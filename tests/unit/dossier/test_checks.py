@@ -69,6 +69,7 @@ def test_the_texts_of_a_dossier_are_shown_as_one_line(tmp_path: Path) -> None:
         (1, True, False),
         (1.0, True, False),
         (1.0, 2, False),
+        (2**53, 2**53 + 1, False),
         (1, "1", False),
     ],
 )

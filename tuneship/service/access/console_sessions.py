@@ -35,10 +35,10 @@ class SessionRules:
     """How long sessions last, and where links may be used."""
 
     # Without a page or a form; an open page is no use.
-    idle: timedelta = timedelta(minutes=15)
-    whole: timedelta = timedelta(hours=12)
+    idle: timedelta
+    whole: timedelta
     # A link to a loopback address is for this machine. A member of a cluster cannot know where a request comes from.
-    is_alone: bool = True
+    is_alone: bool
 
 
 def session_rules(settings: ServiceSettings) -> SessionRules:
@@ -203,11 +203,16 @@ class ConsoleSessions:
 
     def store_uses(self) -> None:
         """Store when sessions were used; a page only notes it in memory, so that it waits for no writer."""
-        used, self._used = self._used, {}
-        if used:
-            with self._database.write_beside() as connection:
-                for digest, moment in used.items():
-                    session_records.note_use(connection, digest, moment)
+        used = dict(self._used)
+        if not used:
+            return
+        with self._database.write_beside() as connection:
+            for digest, moment in used.items():
+                session_records.note_use(connection, digest, moment)
+        # Only now, and only these: until it is stored a use is known here alone, and pages note more meanwhile.
+        for digest, moment in used.items():
+            if self._used.get(digest) == moment:
+                del self._used[digest]
 
     def end(self, cookie: str) -> None:
         """Sign a person out."""

@@ -48,8 +48,6 @@ STATES: dict[str, StateLook] = {
     "pass": _look(_GOOD, "pass"),
     "reject": _look(_BAD, "reject"),
     "hold": _look(_OVER, "hold"),
-    "win": _look(_GOOD, "win"),
-    "loss": _look(_BAD, "loss"),
 }
 
 
@@ -94,15 +92,10 @@ def duration(span: timedelta | float | None) -> str:
     return f"{days} d {rest // 3600} h" if rest >= 3600 else f"{days} d"
 
 
-def ago(moment: datetime | None, now: datetime) -> str:
-    """How long ago a moment was."""
-    return MISSING if moment is None else f"{duration(now - moment)} ago"
-
-
 def short_id(identifier: str) -> str:
     """An id with its middle left out; the whole one belongs in the title."""
     return identifier if len(identifier) <= 16 else f"{identifier[:9]}…{identifier[-4:]}"
 
 
 # What templates write as `{{ value | day }}`.
-FILTERS = (ago, clock, count, day, duration, number, percent, short_id)
+FILTERS = (clock, count, day, duration, number, percent, short_id)

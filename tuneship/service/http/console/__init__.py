@@ -1,5 +1,5 @@
 """The console on the network: sessions, pages, forms, live streams and the files of the pages."""
 
-from tuneship.service.http.console.dialect import CONSOLE
+from tuneship.service.http.console.dialect import console
 
-__all__ = ["CONSOLE"]
+__all__ = ["console"]

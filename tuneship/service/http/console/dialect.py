@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tuneship.contract.errors import ApiError, ResourceNotFound
+from tuneship.service.console.page import all_pages
 from tuneship.service.console.rendering import PageFrame, error_page
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import answer_asset, assets
@@ -73,12 +74,15 @@ def _error_answer(request: Request, error: ApiError, request_id: str) -> Respons
     return RedirectResponse(SIGN_IN + (f"?next={quote(then)}" if then else ""), 303)
 
 
-CONSOLE = Dialect(
-    prefix=PREFIX,
-    authenticate=authenticate,
-    routes=_routes,
-    open_paths=frozenset({SIGN_IN, *assets().by_path}),
-    answer_headers=answer_headers,
-    error_answer=_error_answer,
-    unknown_route=lambda: ResourceNotFound("there is no such page"),
-)
+def console() -> Dialect:
+    """The dialect, with its scripts and pages loaded: a page that is declared wrongly fails at the start."""
+    all_pages()
+    return Dialect(
+        prefix=PREFIX,
+        authenticate=authenticate,
+        routes=_routes,
+        open_paths=frozenset({SIGN_IN, *assets().by_path}),
+        answer_headers=answer_headers,
+        error_answer=_error_answer,
+        unknown_route=lambda: ResourceNotFound("there is no such page"),
+    )

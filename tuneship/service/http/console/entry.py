@@ -7,7 +7,6 @@ The cookie is `SameSite=Strict`, but another port of the same host is the same s
 import asyncio
 import hmac
 from collections.abc import Mapping
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,6 +19,7 @@ from tuneship.service.access.console_sessions import ConsoleSessions, Session
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.contexts import is_private
 from tuneship.service.http.forms import check_length, limited
+from tuneship.service.http.forwarding import plain_address
 
 PREFIX = "/console"
 LIVE = f"{PREFIX}/live"
@@ -85,13 +85,13 @@ async def session_of(boundary: Boundary, request: Request, *, is_use: bool) -> S
 def check_way(boundary: Boundary, request: Request) -> None:
     """Refuse a foreign `Host`, by which a page elsewhere could reach this one, and plain HTTP from other machines."""
     host = _host_of(f"//{request.headers.get('host', '')}")
-    if host not in {_host_of(boundary.parts.public_url), "localhost"} and not _is_ip(host):
+    if host not in {_host_of(boundary.parts.public_url), "localhost"} and not plain_address(host):
         raise InvalidRequestError(
             "the service is not known by this host name (TUNESHIP_PUBLIC_URL)"
         )
     if not (is_private(boundary, request) or boundary.parts.settings.console_plaintext):
         raise PermissionDenied(
-            "the console is answered over TLS, or on the service's own machine (docs/operations.md)"
+            "the console is answered over TLS, or on the service's own machine (docs/console.md)"
         )
 
 
@@ -100,14 +100,6 @@ def _host_of(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def check_origin(request: Request) -> None:
