@@ -7,8 +7,6 @@ A lock allows one service per data directory, and another one per database, unle
 import asyncio
 import faulthandler
 import fcntl
-import gc
-import json
 import logging
 import os
 import random
@@ -16,33 +14,24 @@ import signal
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
-
-import uvicorn
 
 from tuneship.agents.agent_replicas import AgentReplicas, ReplicaOrders
 from tuneship.agents.agent_starter import AgentStarter
-from tuneship.agents.training_agents import TrainingAgents
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import Deliverer
-from tuneship.host.durable import write_private
 from tuneship.host.gpus import GpuLeases
-from tuneship.host.guard import Guard
 from tuneship.host.interpreter import known_fault
 from tuneship.host.open_files import connection_limit, raise_file_limit
-from tuneship.host.process_start import process_start
 from tuneship.host.startup import StartupError
-from tuneship.host.systemd import notify
 from tuneship.host.thread_pools import Threads, use_large_stacks
 from tuneship.isolation.isolation import hide
 from tuneship.metrics.recorder import Recorder
@@ -56,7 +45,7 @@ from tuneship.replicas.replica_link import NotStartedYet
 from tuneship.replicas.vllm import vllm_starter
 from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
-from tuneship.service.access.api_keys import Keys, key_id
+from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.capabilities import capabilities_of
 from tuneship.service.access.console_sessions import ConsoleSessions, session_rules
 from tuneship.service.access.data_keys import keyring_of
@@ -67,7 +56,6 @@ from tuneship.service.all_handlers import OPENAI_SERVED, SERVED
 from tuneship.service.background.clock_watch import ClockWatch, utc_now
 from tuneship.service.background.periodic import Periodic
 from tuneship.service.background.shutdown import TASKS_END_S, end_tasks, leave
-from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.catalogues.origins import added_folder
@@ -84,21 +72,16 @@ from tuneship.service.http.console import console
 from tuneship.service.http.openai import OPENAI
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.shared_rate_limits import SharedRateLimits
-from tuneship.service.http.sockets.connections import MAX_HEAD_BYTES, Connection
-from tuneship.service.http.sockets.server import HttpServer
-from tuneship.service.jobs.work_folders import clear_work
-from tuneship.service.models.content import remove_unfinished
 from tuneship.service.monitoring.otlp_spans import tracing_of
 from tuneship.service.open_installation import Installation, open_for_member, open_for_service
 from tuneship.service.own_replicas import agent_starters, check_ray, replica_starter, vllm_server
 from tuneship.service.own_trainings import training_agents
+from tuneship.service.recovery import recover, recover_member
+from tuneship.service.service_server import ServiceServer, server_config
 from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
 from tuneship.store.database.database import IN_USE, Database, ports_of, url_of
-from tuneship.store.files.blobs import Blobs
-from tuneship.store.files.quarantine import PASSING, left_over, objects_of, set_aside
-from tuneship.store.installation.ownership import name_of, work_in
-from tuneship.store.records import endpoint_records, idempotency, job_leases
+from tuneship.store.installation.ownership import name_of
 from tuneship.store.records.audit import Chain
 from tuneship.store.records.audit_heads import Heads, heads_file
 from tuneship.traffic.split import DRAWS
@@ -114,7 +97,6 @@ SPARE_THREADS = 32
 SWITCH_INTERVAL_S = 0.0005
 FOLDERS = ("blobs", "scratch", "work", "logs", "base_models")
 FORGET_EVERY_S = 1.0
-GUARD_AFTER_S = 1.0
 STDERR = 2
 NOTE_TIME_EVERY_S = 60.0
 
@@ -308,64 +290,6 @@ def own_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def recover(parts: Parts, agents: TrainingAgents | None) -> None:
-    """Release locks of a killed service, and set aside files without a row. No other process uses this data.
-
-    `agents`: start the agents of trainings; None where trainings are processes of the service.
-    """
-    data_dir, now = parts.settings.data_dir, parts.clock()
-    remove_temporary(parts.blobs, data_dir)
-    parts.audit.link_all(parts.database)  # SQLite has such rows from a backup of Postgres
-    with parts.database.write() as connection:
-        if agents is None or agents.end_with_service:
-            # Agents on other machines may go on for a while: their jobs wait until their leases are over.
-            job_leases.release_all(connection, now)
-        idempotency.release_all(connection)
-        for client_id in set(endpoint_records.lapsed(connection, now).values()):
-            endpoint_records.revert_lapsed(connection, client_id, now)
-    files = parts.blobs.names() | work_in(data_dir)
-    with parts.database.read() as connection:
-        known = objects_of(connection)
-        unknown = left_over(connection, files, known)
-    if parts.blobs.is_remote:
-        # The supervisor's sweep sets objects aside a day later: the store may still complete a killed upload.
-        unknown = {name for name in unknown if name.startswith("work/")}
-    quarantine = set_aside(data_dir, unknown, now)
-    if quarantine is not None:
-        text = "%d folders of files without a row were moved to %s, and stay there until you remove them"
-        logger.warning(text, len(unknown), quarantine)
-    missing = [name for name in known - files if not name.startswith(PASSING)]
-    if missing:
-        text = "the files of %d datasets or models are missing: `tuneship check` names them"
-        logger.error(text, len(missing))
-    _clear_ended(data_dir, files - known - unknown)
-
-
-def recover_member(parts: Parts) -> None:
-    """Remove unneeded files of this machine; the leader looks after the rows and files of all members."""
-    data_dir = parts.settings.data_dir
-    remove_temporary(parts.blobs, data_dir)
-    files = work_in(data_dir)
-    with parts.database.read() as connection:
-        known = objects_of(connection)
-        unknown = left_over(connection, files, known)
-    _clear_ended(data_dir, files - known - unknown)
-
-
-def _clear_ended(data_dir: Path, names: Set[str]) -> None:
-    """Remove the folders of jobs that have ended."""
-    for name in names:
-        if name.startswith("work/"):
-            clear_work(data_dir / "work", name.removeprefix("work/"))
-
-
-def remove_temporary(blobs: Blobs, data_dir: Path) -> None:
-    """Remove half-written files of a killed service from this machine."""
-    blobs.sweep()
-    sweep(added_folder(data_dir))
-    remove_unfinished(data_dir / "scratch")
-
-
 async def _run(
     settings: ServiceSettings,
     opened: Installation,
@@ -405,7 +329,7 @@ async def _run(
     text = "tuneship %s at %s, data in %s, database: %s, files: %s"
     places = (settings.data_dir, database, parts.blobs.place)
     logger.info(text, version("tuneship"), parts.public_url, *places)
-    await _Server(server_config(app, settings), parts, connections).serve(sockets=[place[0]])
+    await ServiceServer(server_config(app, settings), parts, connections).serve(sockets=[place[0]])
     processes.close()
     parts.database.close()
     if parts.tracing is not None:
@@ -481,108 +405,6 @@ def _sharing_tasks(
         return ()
     keeping = Led(role.leadership, database, shared.keeper)
     return (shared.attached, shared.demand, keeping)
-
-
-def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
-    """The configuration of the HTTP server, without the features that the boundary has itself.
-
-    TLS is Python's default for servers: 1.2 and newer. Only a declared proxy's X-Forwarded-For is trusted.
-    """
-    return uvicorn.Config(
-        app,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=[str(network) for network in settings.trusted_proxies],
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        http=Connection,
-        ws="none",
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        timeout_graceful_shutdown=1,  # after the drain: requests that still run are cut off
-    )
-
-
-class _Server(HttpServer):
-    """Prints its URL when it accepts requests, and after a signal drains: answers 503 until the last one is done."""
-
-    def __init__(self, config: uvicorn.Config, parts: Parts, limit: int) -> None:
-        super().__init__(config, limit, parts.settings.trusted_proxies)
-        self._parts = parts
-        self._drains_at: float | None = None
-        self._drained_by: float | None = None
-        self._guard: Guard | None = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's own
-        """Begin the drain at the first signal, after its notice, and end it at the second.
-
-        A signal within the notice ends only that. Should the event loop itself be stuck, the stacks of all threads go
-        to the log and the process exits with 1.
-        """
-        timing, drain = self._parts.timing, self._parts.drain
-        notice_s = 0.0 if drain.is_announced else self._parts.settings.notice_s
-        drain_s = 0 if drain.has_begun else timing.drain_s
-        faulthandler.dump_traceback_later(notice_s + drain_s + timing.rest_s, exit=True)
-        notify("STOPPING=1")
-        if notice_s:
-            drain.is_announced = True
-            self._drains_at = time.monotonic() + notice_s
-        else:
-            self._drain(drain_s)
-
-    def _drain(self, drain_s: float) -> None:
-        self._drains_at = None
-        self._parts.drain.begin()
-        self._drained_by = time.monotonic() + drain_s
-
-    async def on_tick(self, counter: int) -> bool:
-        """Return whether to end. Called ten times a second."""
-        if counter % 10 == 0:
-            notify("WATCHDOG=1")
-            if self._guard is not None and not self._guard.beat():
-                logger.warning("the process that guards this one has ended")
-                self._guard = None
-        if self._drains_at is not None and time.monotonic() > self._drains_at:
-            self._drain(self._parts.timing.drain_s)
-        if self._drained_by is not None and (
-            not self.server_state.tasks or time.monotonic() > self._drained_by
-        ):
-            self.should_exit = True
-        return await super().on_tick(counter)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            # What is there by now stays: the garbage collector need not look at it again.
-            gc.freeze()
-            timing, notice_s = self._parts.timing, self._parts.settings.notice_s
-            # After the timer of `handle_exit`, which works while Python's lock is not held.
-            end_s = notice_s + timing.drain_s + timing.rest_s + GUARD_AFTER_S
-            self._guard = Guard(timing.stalled_s, end_s)
-            url = self._parts.public_url
-            record = {"url": url, "pid": os.getpid(), "started": process_start(os.getpid())}
-            file = self._parts.settings.data_dir / "service.json"
-            write_private(file, json.dumps(record) + "\n")
-            notify("READY=1")
-            sys.stdout.write(f"ready {url}\n")
-            # Never into a log, a journal or a pipe.
-            if sys.stdout.isatty() and self._parts.settings.console:
-                sys.stdout.write(_console_link(self._parts))
-            sys.stdout.flush()
-
-
-def _console_link(parts: Parts) -> str:
-    """A line with a link for whoever has started the service; none where the first key is elsewhere."""
-    try:
-        text = (parts.settings.data_dir / "credentials.json").read_text()
-        kept: dict[str, str] = json.loads(text)
-        client_id, key = kept["client_id"], kept["api_key"]
-    except (OSError, ValueError, KeyError):
-        return ""
-    with parts.database.write(client_id) as connection:
-        url, _ = parts.sessions.new_link(connection, client_id, key_id(key) or "", parts.public_url)
-    return f"sign in to the console (works once, for 10 minutes): {url}\n"
 
 
 def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:

@@ -17,7 +17,8 @@ from tests.support.databases.installations import Installed, Postgres, Sqlite
 from tests.support.objects.files import contents_below
 from tests.support.objects.small_disks import enlarge, fill, small_disk
 from tests.support.service.in_process import Service
-from tuneship.service.serve import locked, recover
+from tuneship.service.recovery import recover
+from tuneship.service.serve import locked
 from tuneship.store.database import tables
 from tuneship.store.database.database import Database
 from tuneship.store.installation import backup as backup_module

@@ -14,7 +14,7 @@ from tests.support.service.in_process import Service
 from tests.support.service.processes import Serve
 from tuneship.host.interpreter import known_fault
 from tuneship.host.startup import StartupError
-from tuneship.service.serve import recover as recover_files
+from tuneship.service.recovery import recover as recover_files
 from tuneship.store.database import tables
 from tuneship.store.database.database import HEAD, revision_of
 from tuneship.store.files.quarantine import SET_ASIDE

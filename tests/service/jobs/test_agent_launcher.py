@@ -19,7 +19,7 @@ from tuneship.agents.launchers import AgentSize
 from tuneship.agents.training_protocol import GONE_S
 from tuneship.service.jobs import agent_launcher
 from tuneship.service.jobs.agent_launcher import NodeTraining
-from tuneship.service.serve import recover
+from tuneship.service.recovery import recover
 from tuneship.store.database import tables
 from tuneship.training.checkpoint_folders import step_folder
 from tuneship.training.spec import CANCEL_FILE, FORMAT_FILE

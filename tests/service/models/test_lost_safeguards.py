@@ -29,7 +29,7 @@ from tuneship.client import ApiError
 from tuneship.contract.deployments import DeploymentUpdate
 from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import SHIPPED
-from tuneship.service.serve import recover
+from tuneship.service.recovery import recover
 
 ISOLATED = {"network_isolation": True}
 HIPAA = {"compliance_mode": "hipaa"}

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tests.support.objects.files import contents_below
 from tests.support.service.in_process import CATALOGUE, Service
-from tuneship.service.serve import recover
+from tuneship.service.recovery import recover
 from tuneship.store.database import rows, tables
 from tuneship.store.files.quarantine import SET_ASIDE
 

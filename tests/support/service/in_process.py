@@ -52,7 +52,8 @@ from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.sockets.connections import ConnectionTimeouts
 from tuneship.service.http.sockets.server import HttpServer, ServerTiming
 from tuneship.service.monitoring.otlp_spans import tracing_of
-from tuneship.service.serve import address_rules, listener_on, server_config
+from tuneship.service.serve import address_rules, listener_on
+from tuneship.service.service_server import server_config
 from tuneship.service.supervisor import Supervisor
 from tuneship.settings import ClientSettings, ServiceSettings
 from tuneship.store.database.database import SQLITE_FILE, Database, url_of
